@@ -1,0 +1,32 @@
+"""A rendered kernel: the source and what it takes to build and launch it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from .problem import Problem
+from .variant import Launch, Variant
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One variant's CUDA C++ for one problem.
+
+    ``entry`` is the ``extern "C"`` host launcher, ``symbol`` the ``extern "C"`` ``__global__`` function; both
+    take an ``AttentionArgs`` (see ``abi.py``). ``arch`` is the compute capability times ten (90 for sm_90).
+    """
+
+    problem: Problem
+    variant: Variant
+    arch: int
+    source: str
+    entry: str
+    symbol: str
+    launch: Launch
+
+    @cached_property
+    def digest(self) -> str:
+        """Sixteen hex digits of the source's SHA-256."""
+        return hashlib.sha256(self.source.encode()).hexdigest()[:16]

@@ -1,0 +1,136 @@
+"""What a card allows and how fast it is: read from the live device, or a named preset."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KIB = 1024
+MIB = 1024 * KIB
+WARP = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLimits:
+    """Limits and rates of one GPU. Sizes in bytes, clock in MHz, bandwidth in GB/s (read plus written).
+
+    ``arch`` is the compute capability times ten. ``smem_per_block`` is the opt-in maximum.
+    """
+
+    name: str
+    arch: int
+    num_sms: int
+    smem_per_block: int
+    smem_per_sm: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    l2_bytes: int
+    clock_mhz: int
+    dram_gbps: int
+    registers_per_sm: int = 65536
+    max_registers_per_thread: int = 255
+    max_threads_per_block: int = 1024
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder: ``nvidia_h200``."""
+        return re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.arch}"
+
+    @property
+    def has_async_copy(self) -> bool:
+        """cp.async, global to shared memory without registers: from Ampere on."""
+        return self.arch >= 80
+
+    @property
+    def smem_reserved_per_block(self) -> int:
+        """Shared memory the driver keeps in each block (CUDA C++ Programming Guide, compute capabilities)."""
+        return KIB if self.arch >= 80 else 0
+
+    @property
+    def fp32_lanes_per_sm(self) -> int:
+        """FFMAs per SM and clock (CUDA C++ Programming Guide, arithmetic instructions table)."""
+        return 64 if self.arch in (60, 70, 72, 75, 80) else 128
+
+    @property
+    def fp32_tflops(self) -> float:
+        """Peak of FFMA alone."""
+        return 2e-6 * self.num_sms * self.fp32_lanes_per_sm * self.clock_mhz
+
+    def blocks_per_sm(self, threads: int, registers: int, smem_bytes: int) -> int:
+        """Blocks resident on one SM given each one's threads, registers per thread and shared memory."""
+        warps = -(-threads // WARP)
+        # Registers are handed out by the warp, 256 at a time; a warp lives in one of four partitions.
+        registers_per_warp = -(-max(registers, 1) * WARP // 256) * 256
+        warps_by_registers = self.registers_per_sm // 4 // registers_per_warp * 4
+        smem_per_block = smem_bytes + self.smem_reserved_per_block
+        return min(
+            self.max_blocks_per_sm,
+            self.max_threads_per_sm // (warps * WARP),
+            warps_by_registers // warps,
+            self.smem_per_sm // smem_per_block if smem_per_block else self.max_blocks_per_sm,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _card(
+    name: str,
+    arch: int,
+    num_sms: int,
+    smem_kib: tuple[int, int],
+    residency: tuple[int, int],
+    l2_kib: int,
+    clock_mhz: int,
+    dram_gbps: int,
+) -> DeviceLimits:
+    """``smem_kib``: per block and per SM; ``residency``: threads and blocks per SM."""
+    return DeviceLimits(
+        name=name,
+        arch=arch,
+        num_sms=num_sms,
+        smem_per_block=smem_kib[0] * KIB,
+        smem_per_sm=smem_kib[1] * KIB,
+        max_threads_per_sm=residency[0],
+        max_blocks_per_sm=residency[1],
+        l2_bytes=l2_kib * KIB,
+        clock_mhz=clock_mhz,
+        dram_gbps=dram_gbps,
+    )
+
+
+#: Boost clocks and memory bandwidths as the vendor's data sheets give them.
+PRESETS: dict[str, DeviceLimits] = {
+    "p100": _card("Tesla P100", 60, 56, (48, 64), (2048, 32), 4096, 1480, 732),
+    "gtx-1060": _card("GTX 1060", 61, 10, (48, 96), (2048, 32), 1536, 1708, 192),
+    "gtx-1080": _card("GTX 1080", 61, 20, (48, 96), (2048, 32), 2048, 1733, 320),
+    "gtx-1080-ti": _card("GTX 1080 Ti", 61, 28, (48, 96), (2048, 32), 2816, 1582, 484),
+    "v100": _card("Tesla V100", 70, 80, (96, 96), (2048, 32), 6144, 1530, 900),
+    "t4": _card("Tesla T4", 75, 40, (64, 64), (1024, 16), 4096, 1590, 320),
+    "rtx-2080-ti": _card("RTX 2080 Ti", 75, 68, (64, 64), (1024, 16), 5632, 1545, 616),
+    "a100": _card("A100 SXM4 80GB", 80, 108, (163, 164), (2048, 32), 40960, 1410, 2039),
+    "a10": _card("A10", 86, 72, (99, 100), (1536, 16), 6144, 1695, 600),
+    "rtx-3090": _card("RTX 3090", 86, 82, (99, 100), (1536, 16), 6144, 1695, 936),
+    "l4": _card("L4", 89, 58, (99, 100), (1536, 24), 49152, 2040, 300),
+    "l40s": _card("L40S", 89, 142, (99, 100), (1536, 24), 98304, 2520, 864),
+    "rtx-4090": _card("RTX 4090", 89, 128, (99, 100), (1536, 24), 73728, 2520, 1008),
+    "h100": _card("H100 SXM5", 90, 132, (227, 228), (2048, 32), 51200, 1980, 3350),
+    "h200": _card("H200", 90, 132, (227, 228), (2048, 32), 61440, 1980, 4800),
+    "b200": _card("B200", 100, 148, (227, 228), (2048, 32), 129024, 1965, 8000),
+    "rtx-5090": _card("RTX 5090", 120, 170, (99, 100), (1536, 24), 98304, 2407, 1792),
+}
+
+
+def preset(name: str) -> DeviceLimits:
+    """The card called ``name``; raises ValueError with the nearest name and how to list them."""
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(PRESETS)}"
+        raise ValueError(f"unknown preset {name!r}; {hint}")
+    return PRESETS[name]

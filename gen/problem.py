@@ -1,0 +1,97 @@
+"""The attention problem a kernel is generated and tuned for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+MAX_HEAD_DIM = 256
+ITEM_BYTES = {"f32": 4}
+#: The largest grid a CUDA device accepts along x.
+MAX_GRID = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """softmax(scale · q kᵀ) v over tensors shaped ``(batch, heads, seqlen, head_dim)``.
+
+    ``num_q_heads`` is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned
+    bottom-right: query row i sees keys 0 .. i + seqlen_k - seqlen_q.
+
+    Raises:
+        ValueError: a field is out of range; the message names the value and the range.
+    """
+
+    dtype: str = "f32"
+    batch: int = 4
+    num_q_heads: int = 16
+    num_kv_heads: int = 16
+    seqlen_q: int = 4096
+    seqlen_k: int = 4096
+    head_dim: int = 64
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is not served; choose one of {', '.join(ITEM_BYTES)}")
+        for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 1 <= self.head_dim <= MAX_HEAD_DIM:
+            raise ValueError(f"head_dim is {self.head_dim}; it must lie in 1..{MAX_HEAD_DIM}")
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: 4·batch·heads·Nq·Nk·d, half of it under a causal mask."""
+        full = 4 * self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k * self.head_dim
+        return full // 2 if self.causal else full
+
+    @property
+    def min_bytes(self) -> int:
+        """Fewest bytes through device memory: q, k, v read once and o written once."""
+        rows = 2 * self.num_q_heads * self.seqlen_q + 2 * self.num_kv_heads * self.seqlen_k
+        return self.batch * rows * self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def num_attended(self) -> int:
+        """Unmasked (query, key) pairs over all batches and heads."""
+        if not self.causal:
+            pairs = self.seqlen_q * self.seqlen_k
+        else:
+            # Row i sees clamp(i + 1 + offset, 0, seqlen_k) keys: a run of zeros, then a ramp.
+            offset = self.seqlen_k - self.seqlen_q
+            first, last = max(0, 1 + offset), self.seqlen_k
+            rows = min(self.seqlen_q, last - first + 1)
+            pairs = (first + last) * rows // 2
+        return self.batch * self.num_q_heads * pairs
+
+    @property
+    def name(self) -> str:
+        """An identifier: dtype, head dim and mask, then whatever of the shape differs from the default."""
+        parts = [self.dtype, f"d{self.head_dim}"]
+        if self.causal:
+            parts.append("causal")
+        default = {f.name: f.default for f in fields(self)}
+        if self.batch != default["batch"]:
+            parts.append(f"b{self.batch}")
+        if (self.num_q_heads, self.num_kv_heads) != (default["num_q_heads"], default["num_kv_heads"]):
+            parts.append(f"h{self.num_q_heads}")
+            if self.num_kv_heads != self.num_q_heads:
+                parts.append(f"kv{self.num_kv_heads}")
+        if (self.seqlen_q, self.seqlen_k) != (default["seqlen_q"], default["seqlen_k"]):
+            parts.append(f"n{self.seqlen_q}")
+            if self.seqlen_k != self.seqlen_q:
+                parts.append(f"m{self.seqlen_k}")
+        return "_".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Problem:
+        """The problem ``to_dict`` wrote; unknown keys raise TypeError."""
+        return cls(**data)

@@ -1,0 +1,54 @@
+"""Problem and variant to CUDA C++ source, by one strict Jinja environment."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from .abi import ARGS_BYTES
+from .kernel import Kernel
+from .limits import DeviceLimits
+from .problem import Problem
+from .variant import Variant
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+
+
+@cache
+def environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
+    """The kernel of ``variant``, deterministic to the byte.
+
+    Raises `Illegal` when the variant cannot run that problem on that card.
+    """
+    variant.check(problem, limits)
+    launch = variant.launch(problem, limits)
+    entry = f"attention_{problem.dtype}_d{problem.head_dim}"
+    source = (
+        environment()
+        .get_template(variant.template)
+        .render(
+            variant=variant,
+            problem=problem,
+            limits=limits,
+            launch=launch,
+            entry=entry,
+            symbol=f"{entry}_kernel",
+            args_bytes=ARGS_BYTES,
+            **variant.to_dict(),
+            **variant.constants(problem, limits),
+        )
+    )
+    return Kernel(problem, variant, limits.arch, source, entry, f"{entry}_kernel", launch)

@@ -1,0 +1,63 @@
+"""Enumeration of a family's legal variants, pruned as early as a rule can speak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from .limits import DeviceLimits
+from .problem import Problem
+from .variant import Value, Variant
+
+
+@dataclass(frozen=True)
+class Space:
+    """The legal variants of one family for one problem and card, and what each rule removed."""
+
+    family: type[Variant]
+    problem: Problem
+    limits: DeviceLimits
+    total: int
+    legal: tuple[Variant, ...]
+    removed: Mapping[str, int]
+
+
+def enumerate_space(
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    fixed: Mapping[str, Value] | None = None,
+) -> Space:
+    """All legal variants, with ``fixed`` parameters held.
+
+    Walks the parameters as a tree. A rule is asked once its last parameter is set, and a broken one removes
+    the whole subtree; the counts are of variants all the same.
+    """
+    fixed = fixed or {}
+    parameters = family.parameters()
+    choices = [(fixed[p.name],) if p.name in fixed else p.choices for p in parameters]
+    below = [prod(len(c) for c in choices[depth + 1 :]) for depth in range(len(parameters))]
+    rules_at = [[r for r in family.rules() if r.after == p.name] for p in parameters]
+    legal: list[Variant] = []
+    removed: Counter[str] = Counter()
+    defaults = {p.name: p.default for p in parameters}
+
+    def walk(depth: int, values: dict[str, Value]) -> None:
+        for choice in choices[depth]:
+            values[parameters[depth].name] = choice
+            variant = family(**{**defaults, **values})
+            broken = next(
+                (r for r in rules_at[depth] if r.verdict(variant, problem, limits) is not None), None
+            )
+            if broken is not None:
+                removed[broken.name] += below[depth]
+            elif depth + 1 == len(parameters):
+                legal.append(variant)
+            else:
+                walk(depth + 1, values)
+        del values[parameters[depth].name]
+
+    walk(0, {})
+    return Space(family, problem, limits, prod(map(len, choices)), tuple(legal), dict(removed))

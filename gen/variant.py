@@ -1,0 +1,180 @@
+"""Variants: one point in a kernel family's space, and the rules that make it legal on a card.
+
+A family is one frozen dataclass whose fields are made by `param`. Everything else that needs to know the
+parameters (the search space, Optuna's distributions, names, JSON, ``--set``) reads the fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar
+
+from .limits import DeviceLimits
+from .problem import Problem
+
+Value = int | str | bool
+T = TypeVar("T")
+
+
+class Illegal(ValueError):
+    """A variant that cannot run; ``rule`` names which limit it breaks, the message both numbers."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(f"{rule}: {reason}")
+        self.rule = rule
+        self.reason = reason
+
+
+def param(default: T, *others: T, doc: str) -> T:
+    """A tunable field: its default, the other values it may take, and what it means."""
+    return field(default=default, metadata={"choices": (default, *others), "doc": doc})  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What `param` declared, by name."""
+
+    name: str
+    choices: tuple[Value, ...]
+    doc: str
+
+    @property
+    def default(self) -> Value:
+        return self.choices[0]
+
+    def parse(self, text: str) -> Value:
+        """The choice written as ``text``; raises ValueError naming the choices."""
+        for choice in self.choices:
+            if text == str(choice) or (isinstance(choice, bool) and text.lower() == str(choice).lower()):
+                return choice
+        raise ValueError(
+            f"{self.name}={text} is not a choice; choose from {', '.join(map(str, self.choices))}"
+        )
+
+
+Verdict = Callable[["Any", Problem, DeviceLimits], str | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A reason to prune. It reads no parameter declared later than ``after``, so that one broken rule prunes
+    every variant sharing the parameters up to there."""
+
+    name: str
+    after: str
+    verdict: Verdict
+
+
+def rule(name: str, *, after: str) -> Callable[[Verdict], Verdict]:
+    """Marks a method ``(self, problem, limits) -> reason or None`` as a rule of its family."""
+
+    def mark(method: Verdict) -> Verdict:
+        method.rule = (name, after)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: threads per block, dynamic shared memory, and query rows a block covers
+    (None: a block walks all rows of its head)."""
+
+    threads: int
+    smem_bytes: int
+    rows_per_block: int | None
+
+    def grid(self, problem: Problem) -> int:
+        """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
+        tiles = 1 if self.rows_per_block is None else -(-problem.seqlen_q // self.rows_per_block)
+        return problem.batch * problem.num_q_heads * tiles
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Base of all families. A subclass adds `param` fields, `rule` methods, a template and the four
+    properties of its resource use."""
+
+    family: ClassVar[str] = ""
+    template: ClassVar[str] = ""
+
+    def threads(self) -> int:
+        """Threads per block."""
+        raise NotImplementedError
+
+    def rows_per_block(self) -> int | None:
+        """Query rows one block covers, None for all rows of a head."""
+        raise NotImplementedError
+
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Exact bytes of shared memory per block; the emitted source static_asserts the same number."""
+        raise NotImplementedError
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Estimated 32-bit registers per thread."""
+        raise NotImplementedError
+
+    def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        """What the template needs beyond the parameters, the problem and the limits."""
+        return {}
+
+    def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
+        return Launch(self.threads(), self.smem_bytes(problem, limits), self.rows_per_block())
+
+    def check(self, problem: Problem, limits: DeviceLimits) -> None:
+        """Raises `Illegal` for the first rule this variant breaks on that problem and card."""
+        for each in self.rules():
+            reason = each.verdict(self, problem, limits)
+            if reason is not None:
+                raise Illegal(each.name, reason)
+
+    @classmethod
+    @cache
+    def parameters(cls) -> tuple[Parameter, ...]:
+        return tuple(
+            Parameter(f.name, f.metadata["choices"], f.metadata["doc"])
+            for f in fields(cls)
+            if f.default is not MISSING and "choices" in f.metadata
+        )
+
+    @classmethod
+    @cache
+    def rules(cls) -> tuple[Rule, ...]:
+        """The family's rules in the order of the parameters that they wait for."""
+        order = {p.name: i for i, p in enumerate(cls.parameters())}
+        found: dict[str, Rule] = {}
+        for klass in reversed(cls.__mro__):
+            for attribute, method in vars(klass).items():
+                if hasattr(method, "rule"):
+                    name, after = method.rule
+                    found[attribute] = Rule(name, after, method)
+        return tuple(sorted(found.values(), key=lambda r: order[r.after]))
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, str]) -> dict[str, Value]:
+        """Typed values of textual ``name=value`` settings; raises ValueError with the nearest name."""
+        known = {p.name: p for p in cls.parameters()}
+        parsed: dict[str, Value] = {}
+        for name, text in settings.items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
+                raise ValueError(f"family {cls.family!r} has no parameter {name!r}; {hint}")
+            parsed[name] = known[name].parse(text)
+        return parsed
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The variant ``to_dict`` wrote, with every name and value checked against the space."""
+        return cls(**cls.parse({k: str(v) for k, v in data.items()}))
+
+    def to_dict(self) -> dict[str, Value]:
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        """Family and every parameter: ``simt br=64 bc=64 ...``."""
+        return " ".join([self.family, *(f"{k}={v}" for k, v in self.to_dict().items())])
