@@ -93,7 +93,7 @@ class Simt(Variant):
     bc: int = param(64, 16, 32, 40, 48, 56, 80, 96, 104, 128, doc="keys per tile")
     vec: int = param(4, 2, 1, doc="floats per global access and per shared access along the head dim")
     q_in_registers: bool = param(False, True, doc="keep Q in registers for the whole block")
-    q_layout: str = param(PADDED, ROW, SWIZZLED, TRANSPOSED, doc="shared-memory layout of the Q tile")
+    q_layout: str = param(SWIZZLED, PADDED, ROW, TRANSPOSED, doc="shared-memory layout of the Q tile")
     k_layout: str = param(PADDED, ROW, SWIZZLED, TRANSPOSED, doc="shared-memory layout of the K tile")
     v_layout: str = param(ROW, PADDED, SWIZZLED, TRANSPOSED, doc="shared-memory layout of the V tile")
     p_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the P tile")
@@ -266,7 +266,7 @@ class Simt(Variant):
     @rule("layout", after="q_layout")
     def _q_layout_serves(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.q_in_registers:
-            return None if self.q_layout == PADDED else f"q_layout={self.q_layout} of a Q held in registers"
+            return None if self.q_layout == SWIZZLED else f"q_layout={self.q_layout} of a Q held in registers"
         return self._layout_serves("q", self.q_layout, self.br, problem.head_dim, self.vec)
 
     @rule("layout", after="k_layout")
