@@ -50,6 +50,56 @@ class Layout:
         return row * self.stride + (column ^ (row // divisor % period * self.chunk))
 
 
+@dataclass(frozen=True)
+class Copy:
+    """How a block moves one K or V tile, ``unit`` floats per access.
+
+    Row by row, ``across`` threads stand side by side along the head dim. Into a transposed tile each warp moves
+    a patch of ``tall`` rows by ``wide`` columns, ``across`` warps side by side and ``rows_wide`` rows of warps.
+    Threads from ``idle_from`` on have no share; a guard is needed where the last pass reaches past the tile.
+    """
+
+    unit: int
+    across: int
+    row_step: int
+    row_passes: int
+    x_step: int
+    x_passes: int
+    row_guard: bool
+    x_guard: bool
+    idle_from: int = 0
+    wide: int = 0
+    tall: int = 0
+    rows_wide: int = 0
+
+
+def plan_copy(tile: Layout, rows: int, columns: int, vec: int, threads: int) -> Copy:
+    """The copy that touches whole 32-byte sectors of global memory and spreads over the banks."""
+    if tile.transposed:
+        wide = min(8, columns & -columns)
+        unit, tall, workers, chunks = 1, WARP // wide, threads // WARP, columns // wide
+    else:
+        wide, unit, tall, workers, chunks = 0, vec, 1, threads, columns // vec
+    across = min(chunks, workers)
+    rows_wide = workers // across
+    row_step, x_step = rows_wide * tall, across * (wide or unit)
+    used = across * rows_wide
+    return Copy(
+        unit=unit,
+        across=across,
+        row_step=row_step,
+        row_passes=-(-rows // row_step),
+        x_step=x_step,
+        x_passes=-(-columns // x_step),
+        row_guard=rows % row_step != 0,
+        x_guard=columns % x_step != 0,
+        idle_from=used * (threads // workers) if used < workers else 0,
+        wide=wide,
+        tall=tall,
+        rows_wide=rows_wide,
+    )
+
+
 def _padded(extent: int, residue: int, modulus: int) -> int:
     """The least stride >= extent that is congruent to residue."""
     return extent + (residue - extent) % modulus
@@ -99,6 +149,7 @@ class Simt(Variant):
     p_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the P tile")
     stages: int = param(1, 2, doc="K/V tiles in flight: shared-memory buffers, or registers before sm_80")
     unroll: int = param(2, 1, 4, doc="unrolled steps of the two products")
+    sweep: str = param("rows", "columns", doc="which side of a micro-tile the innermost loop runs along")
     min_blocks: int = param(2, 1, 3, 4, doc="blocks per SM the compiler must leave registers for")
 
     # -- the micro-tile that the parameters imply --------------------------------------------------
@@ -189,13 +240,16 @@ class Simt(Variant):
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         d = problem.head_dim
+        wide = max(self.tn, self.td(d))
         accumulators = self.tm * (self.tn + self.td(d) + 2)
-        fragments = max(self.tm + self.tn, self.tm + self.td(d)) * min(self.vec, 2)
+        # A row-major tile delivers whole vectors along the head dim, a transposed one a column at a time.
+        columnwise = self.k_layout == TRANSPOSED and TRANSPOSED in (self.q_layout, self.p_layout)
+        fragments = self.tm + wide if columnwise else (wide + 1) * self.vec
         resident_q = self.tm * d if self.q_in_registers else 0
         staged = 0
         if self.stages == 2 and not limits.has_async_copy:
             staged = -(-self.bc * d // self.threads_per_block)
-        return accumulators + fragments + resident_q + staged + 32
+        return accumulators + fragments + resident_q + staged + 40
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d = problem.head_dim
@@ -212,6 +266,10 @@ class Simt(Variant):
             "lane_rows": self.lane_rows,
             "warps": self.warps,
             "tiles": self.layouts(d),
+            "copies": {
+                name: plan_copy(self.layouts(d)[name], self.bc, d, self.vec, self.threads_per_block)
+                for name in ("k", "v")
+            },
             "buffers": self.smem_buffers(limits),
             "async_copy": limits.has_async_copy,
             "register_stage": self.stages == 2 and not limits.has_async_copy,
