@@ -83,9 +83,7 @@ class Ladder(Variant):
     @rule("combination", after="q_in_registers")
     def _q_stays_in_registers(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.q_in_registers and not self.hoisted:
-            return (
-                "q_in_registers=true needs hoisted=true: a Q loaded again for each tile does not stay there"
-            )
+            return "q_in_registers=true needs hoisted=true: a Q loaded for every tile does not stay there"
         return None
 
     @rule("shared memory", after="q_in_registers")
@@ -162,7 +160,7 @@ def step_of(variant: Ladder, head_dim: int) -> Step | None:
 
 
 def _tile(head_dim: int, tallest: int) -> dict[str, int]:
-    """The tallest tile that leaves room for 16 keys (failing that 8, then 4), then the longest of at most 32."""
+    """The tallest tile with room for 16 keys (failing that 8, then 4), then the longest up to 32 keys."""
     shapes = sorted(_shapes(tallest), key=lambda s: (min(s[1], 16), s[0], s[1]), reverse=True)
     for br, bc in shapes:
         # Sized with everything in shared memory, so that one tile serves all steps up to 4.2.9.
