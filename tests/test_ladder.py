@@ -14,7 +14,6 @@ from flashgen.gen.variant import Illegal
 
 GTX_1080 = preset("gtx-1080")
 NAMES = list(STEPS)
-PAIRS = list(zip(NAMES, NAMES[1:], strict=False))
 
 
 def source(step, head_dim=64):

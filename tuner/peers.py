@@ -1,0 +1,125 @@
+"""PyTorch's own attention, timed as a yardstick: in a process of its own, which may fail or be absent.
+
+PyTorch lives in the device's primary context and may claim all of its memory; neither must touch our runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..gen.problem import Problem
+
+MIN_REPEATS, MAX_REPEATS = 5, 100
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class PeerTime:
+    """One backend's median on one problem; None where it did not run, and then ``reason`` says why."""
+
+    problem: int
+    """Index of the problem in the list asked for."""
+    backend: str
+    fused: bool
+    median_us: float | None
+    reason: str = ""
+
+
+def torch_installed() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def torch_times(problems: Sequence[Problem], device: int, *, budget_ms: float = 200.0) -> Iterator[PeerTime]:
+    """Times of every fp32 backend of scaled_dot_product_attention, as they come.
+
+    The problems have one key/value head per query head and, where causal, equal lengths.
+    A child process that dies ends the list early, with one last entry that carries its last words.
+    """
+    request = json.dumps(
+        {"problems": [p.to_dict() for p in problems], "device": device, "budget_ms": budget_ms}
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "flashgen.tuner.peers", request],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    last = -1
+    try:
+        for line in child.stdout:
+            entry = PeerTime(**json.loads(line))
+            last = entry.problem
+            yield entry
+        _, errors = child.communicate(timeout=TIMEOUT_S)
+        if child.returncode:
+            words = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+            yield PeerTime(min(last + 1, len(problems) - 1), "torch", True, None, words[0])
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _serve(request: dict[str, Any]) -> None:
+    """The child: times every backend on every problem and prints a JSON line for each."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    backends = [
+        ("memory-efficient", SDPBackend.EFFICIENT_ATTENTION, True),
+        ("cudnn", getattr(SDPBackend, "CUDNN_ATTENTION", None), True),
+        ("math", SDPBackend.MATH, False),
+    ]
+    with torch.cuda.device(request["device"]):
+        for index, problem in enumerate(request["problems"]):
+            for name, backend, fused in backends:
+                if backend is None:
+                    continue
+                try:
+                    median, reason = _time(Problem.from_dict(problem), backend, request["budget_ms"]), ""
+                except RuntimeError as error:  # unsupported there, or out of memory
+                    median, reason = None, str(error).strip().splitlines()[0]
+                    torch.cuda.empty_cache()
+                print(json.dumps(asdict(PeerTime(index, name, fused, median, reason))), flush=True)
+
+
+def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
+    """Median microseconds of one call, L2 flushed before each."""
+    import torch
+    from torch.nn.attention import sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def random(heads: int, length: int) -> Any:
+        return torch.randn(problem.batch, heads, length, problem.head_dim, device="cuda")
+
+    q = random(problem.num_q_heads, problem.seqlen_q)
+    k, v = (random(problem.num_kv_heads, problem.seqlen_k) for _ in range(2))
+    l2_bytes = getattr(torch.cuda.get_device_properties(q.device), "L2_cache_size", 64 * 2**20)
+    flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+
+    def call() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        start.record()
+        scaled_dot_product_attention(q, k, v, is_causal=problem.causal)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    with sdpa_kernel([backend]), torch.inference_mode():
+        call()
+        first_ms = call()
+        repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(budget_ms / max(first_ms, 1e-3))))
+        return 1000 * statistics.median(call() for _ in range(repeats))
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))
