@@ -1,0 +1,317 @@
+"""Compilers found, driven and survived."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from itertools import product
+from pathlib import Path
+
+import pytest
+from flashgen.gen.families.simt import Simt
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.variant import Illegal, Launch
+from flashgen.tuner import toolchain
+from flashgen.tuner.compile import (
+    CompilePool,
+    NvccToolchain,
+    NvrtcToolchain,
+    cuda_toolchain,
+    parse_resources,
+    run_compiler,
+    shorten,
+)
+from flashgen.tuner.device import BuildError, FlashgenError
+
+PLAIN = """\
+extern "C" __global__ void attention_f32_d64_kernel(float* x) {
+  constexpr float kInfinity = __builtin_huge_valf();
+  x[threadIdx.x] = exp2f(x[threadIdx.x] - kInfinity);
+}
+"""
+SPILLING = """\
+extern "C" __global__ void __launch_bounds__(1024, 2) attention_f32_d64_kernel(float* x) {
+  float sums[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) sums[i] = x[i * 1024 + threadIdx.x];
+  for (int step = 0; step < 100; ++step) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sums[i] = fmaf(sums[i], sums[(i + 7) % 64], x[step]);
+  }
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = sums[i];
+}
+"""
+
+NVCC_LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'other' for 'sm_90'
+ptxas info    : Function properties for other
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers
+ptxas info    : Compiling entry function 'mine' for 'sm_90'
+ptxas info    : Function properties for mine
+    96 bytes stack frame, 88 bytes spill stores, 120 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 96 bytes cumulative stack size
+ptxas info    : Compile time = 64.235 ms
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def kernel(source=PLAIN, arch=90):
+    """A kernel of that source; what the variant is does not matter here."""
+    launch = Launch(threads=128, smem_bytes=0, rows_per_block=64)
+    return Kernel(Problem(), Simt(), arch, source, "attention_f32_d64", "attention_f32_d64_kernel", launch)
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def fake_toolchain(tmp_path, text: str, timeout_s: float = 10.0) -> NvccToolchain:
+    nvcc = toolchain.Nvcc(script(tmp_path / "nvcc", text), "13.0.0", (90,))
+    return NvccToolchain(nvcc, toolchain.HostCompiler(Path("/bin/true"), "1"), timeout_s)
+
+
+# -- what ptxas says ----------------------------------------------------------------------------------
+
+
+def test_resources_are_those_of_the_symbol():
+    mine = parse_resources(NVCC_LOG, "mine")
+    assert (mine.registers, mine.spill_bytes, mine.stack_bytes) == (255, 208, 96)
+    assert parse_resources(NVCC_LOG, "other").registers == 12
+    with pytest.raises(BuildError, match="no resources for absent"):
+        parse_resources(NVCC_LOG, "absent")
+
+
+def test_errors_are_what_is_shown():
+    noise = "\n".join(f"warning {i}" for i in range(50))
+    assert shorten(f'{noise}\nk.cu(3): error: identifier "x" is undefined\n1 error detected').startswith(
+        "k.cu(3)"
+    )
+    assert len(shorten(noise).splitlines()) == 12
+    assert shorten("") == "(no output)"
+
+
+# -- compilers that misbehave -------------------------------------------------------------------------
+
+
+def test_refusal_is_the_compilers_own_words(tmp_path):
+    chain = fake_toolchain(tmp_path, "echo 'k.cu(7): error: expected a \";\"' >&2; exit 2")
+    with pytest.raises(BuildError, match=r"k\.cu\(7\): error: expected"):
+        chain.build(kernel())
+
+
+def test_crash_names_the_signal(tmp_path):
+    with pytest.raises(BuildError, match="nvcc was killed by SIGSEGV"):
+        fake_toolchain(tmp_path, "kill -SEGV $$").build(kernel())
+
+
+def test_hang_is_killed_with_its_children(tmp_path):
+    pid_file = tmp_path / "pid"
+    chain = fake_toolchain(tmp_path, f"sleep 600 & echo $! > {pid_file}; wait", timeout_s=0.5)
+    started = time.monotonic()
+    with pytest.raises(BuildError, match=r"nvcc did not finish within \d s"):
+        chain.build(kernel())
+    assert time.monotonic() - started < 5
+    child = int(pid_file.read_text())
+    deadline = time.monotonic() + 5
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_full_disk_is_not_the_kernels_fault(tmp_path):
+    chain = fake_toolchain(tmp_path, "echo 'fatal error: /tmp/x: No space left on device' >&2; exit 1")
+    with pytest.raises(FlashgenError, match="FLASHGEN_CACHE") as caught:
+        chain.build(kernel())
+    assert not isinstance(caught.value, BuildError)
+    with CompilePool(chain, 1) as pool, pytest.raises(FlashgenError, match="cannot be written"):
+        pool.submit(kernel()).result()
+
+
+def test_temporary_files_stay_in_the_scratch_folder(tmp_path):
+    assert run_compiler(["sh", "-c", "echo $TMPDIR"], tmp_path).strip() == str(tmp_path)
+
+
+# -- the pool -----------------------------------------------------------------------------------------
+
+
+def test_pool_returns_errors_as_values_and_goes_on(tmp_path):
+    text = 'for a; do last=$a; done; grep -q broken $last && { echo "error: bad" >&2; exit 1; }\n'
+    text += 'while [ "$1" != -o ]; do shift; done; echo cubin > $2\n'
+    symbol = kernel().symbol
+    text += f"echo \"Compiling entry function '{symbol}'\"\n"
+    text += 'echo "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"; echo "Used 40 registers"'
+    with CompilePool(fake_toolchain(tmp_path, text), 2) as pool:
+        bad, good = pool.submit(kernel("broken")), pool.submit(kernel())
+        assert isinstance(bad.result(), BuildError)
+        build = good.result()
+        assert not isinstance(build, BuildError)
+        assert build.registers == 40 and build.artifact.read_text() == "cubin\n" and not build.cached
+        again = pool.submit(kernel()).result()
+        assert not isinstance(again, BuildError) and again.cached
+
+
+def test_closing_the_pool_kills_what_runs_and_drops_what_waits(tmp_path):
+    pool = CompilePool(fake_toolchain(tmp_path, "sleep 600"), 1)
+    futures: list[Future] = [pool.submit(kernel()), pool.submit(kernel("another"))]
+    while not futures[0].running():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 5
+    assert isinstance(futures[0].result(), BuildError) and futures[1].cancelled()
+
+
+# -- finding them -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A machine with no compiler at all."""
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(toolchain, "_nvcc_paths", lambda: iter(()))
+    monkeypatch.setattr(toolchain, "_site_folders", list)
+
+
+def test_absent_compilers_say_how_to_get_one(bare):
+    with pytest.raises(
+        FlashgenError, match=r"nvcc.*not found.*pip install nvidia-cuda-nvcc nvidia-cuda-cccl"
+    ):
+        toolchain.find_nvcc()
+    with pytest.raises(FlashgenError, match=r"pip install nvidia-cuda-nvcc"):
+        cuda_toolchain(90)
+    with pytest.raises(FlashgenError, match=r"pip install nvidia-cuda-nvrtc-cu12"):
+        toolchain.find_nvrtc(61)
+    with pytest.raises(FlashgenError, match=r"no C\+\+ compiler.*apt install g\+\+"):
+        toolchain.find_host_compiler()
+
+
+def test_emptied_path_finds_no_compiler(monkeypatch, tmp_path):
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FlashgenError, match="apt install"):
+        toolchain.find_host_compiler()
+    assert shutil.which("nvcc") is None
+
+
+def test_nvcc_is_found_by_cuda_home_and_asked_what_it_serves(tmp_path, monkeypatch):
+    folder = tmp_path / "toolkit" / "bin"
+    folder.mkdir(parents=True)
+    answers = (
+        'case $1 in --version) echo "release 12.8, V12.8.93";; *) echo compute_50; echo compute_61;; esac'
+    )
+    script(folder / "nvcc", answers)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    found = toolchain.find_nvcc(61)
+    assert (found.path, found.version, found.archs) == (folder / "nvcc", "12.8.93", (50, 61))
+
+
+def test_card_too_old_or_too_new_for_nvcc(tmp_path, monkeypatch, bare):
+    answers = 'case $1 in --version) echo "V13.0.88";; *) echo compute_75; echo compute_121;; esac'
+    path = script(tmp_path / "nvcc", answers)
+    monkeypatch.setattr(toolchain, "_nvcc_paths", lambda: iter([path]))
+    with pytest.raises(
+        FlashgenError, match=r"sm_75 to sm_121, not for sm_61; `pip install nvidia-cuda-nvrtc-cu12`"
+    ):
+        toolchain.find_nvcc(61)
+    with pytest.raises(FlashgenError, match=r"not for sm_200; a newer one is needed"):
+        toolchain.find_nvcc(200)
+
+
+def _real_nvcc(arch=None):
+    try:
+        return NvccToolchain(toolchain.find_nvcc(arch), toolchain.find_host_compiler())
+    except FlashgenError as error:
+        pytest.skip(str(error))
+
+
+def _real_nvrtc(arch):
+    try:
+        return NvrtcToolchain(toolchain.find_nvrtc(arch))
+    except FlashgenError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.nvcc
+def test_nvcc_builds_a_cubin_once():
+    chain = _real_nvcc(90)
+    first, second = chain.build(kernel()), chain.build(kernel())
+    assert first.artifact.read_bytes()[:4] == b"\x7fELF"
+    assert 0 < first.registers <= 255 and first.spill_bytes == 0
+    assert not first.cached and second.cached and second.registers == first.registers
+
+
+@pytest.mark.nvcc
+def test_nvcc_reports_spills():
+    build = _real_nvcc(90).build(kernel(SPILLING))
+    assert build.spill_bytes > 0 and build.registers <= 32
+
+
+@pytest.mark.nvcc
+def test_nvcc_refusal_names_the_line():
+    with pytest.raises(BuildError, match=r"error.*undefined"):
+        _real_nvcc(90).build(kernel(PLAIN + "\nint x = undefined_name;\n"))
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", [61, 70])
+def test_nvrtc_builds_for_cards_before_turing(arch):
+    chain = _real_nvrtc(arch)
+    build = chain.build(kernel(arch=arch))
+    assert build.artifact.read_bytes()[:4] == b"\x7fELF" and build.registers > 0
+    with pytest.raises(BuildError, match=r"error.*undefined_name"):
+        chain.build(kernel("int x = undefined_name;", arch))
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("card", ["gtx-1080", "v100"])
+def test_nvrtc_builds_rendered_kernels_without_headers(card):
+    limits = preset(card)
+    for settings in product((16, 32, 64), (32, 64), (64, 128), (1, 2)):
+        variant = Simt(**dict(zip(("br", "bc", "threads_per_block", "min_blocks"), settings, strict=True)))
+        try:
+            each = render(variant, Problem(), limits)
+        except Illegal:
+            continue
+        assert _real_nvrtc(each.arch).build(each).registers > 16
+        return
+    pytest.fail(f"no legal variant among the small ones for {card}")
+
+
+def test_nvrtc_script_refuses_without_a_library(tmp_path):
+    source = tmp_path / "k.cu"
+    source.write_text("")
+    path = Path(toolchain.__file__).with_name("nvrtc.py")
+    done = subprocess.run(
+        [sys.executable, str(path), "/nonexistent.so", str(source), str(tmp_path / "k.cubin")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert done.returncode == 1 and "cannot open shared object" in done.stderr

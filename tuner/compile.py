@@ -1,0 +1,264 @@
+"""Kernels to cubins: nvcc or NVRTC behind the Toolchain protocol, and a pool that keeps every core compiling.
+
+Each compilation is a process of its own, so that a compiler that crashes or hangs costs one variant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..gen.kernel import Kernel
+from .cache import Entry, cache_folder, cache_unwritable, cached
+from .device import Build, BuildError, FlashgenError, Toolchain
+from .toolchain import (
+    HostCompiler,
+    Nvcc,
+    Nvrtc,
+    cuda_include_folders,
+    find_host_compiler,
+    find_nvcc,
+    find_nvrtc,
+)
+
+#: ftz makes exp2f one instruction; the emitted header tells its reader to build with the same flags.
+FLAGS = ("-std=c++17", "-O3", "-ftz=true")
+COMPILE_TIMEOUT_S = 120.0
+#: cuda_pipeline.h, which kernels for sm_80 and later include.
+ASYNC_COPY_ARCH = 80
+#: NVRTC has no built-in of this name; this is the infinity it accepts in a constant expression.
+NVRTC_INFINITY = "--define-macro=__builtin_huge_valf()=(1.0f/0.0f)"
+#: How much of a compiler's output is worth showing.
+MAX_ERROR_LINES = 12
+DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of one kernel: registers per thread, bytes spilled (stores plus loads) and stack."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+def parse_resources(output: str, symbol: str) -> Resources:
+    """The resources of entry function ``symbol`` in what ``ptxas -v`` printed.
+
+    Raises:
+        BuildError: the output does not speak of that kernel.
+    """
+    start = output.find(f"Compiling entry function '{symbol}'")
+    section = output[start:].split("Compiling entry function", 2)[1] if start >= 0 else ""
+    used = re.search(r"Used (\d+) registers", section)
+    memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", section)
+    if used is None or memory is None:
+        raise BuildError(f"ptxas reported no resources for {symbol}:\n{shorten(output)}")
+    stack, stores, loads = map(int, memory.groups())
+    return Resources(int(used[1]), stores + loads, stack)
+
+
+def shorten(output: str) -> str:
+    """The part of a compiler's output that says what is wrong: its errors, or else its last lines."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if re.search(r"\b(error|fatal)\b", line)), None)
+    if first is not None:
+        return "\n".join(lines[first : first + MAX_ERROR_LINES])
+    return "\n".join(lines[-MAX_ERROR_LINES:]) or "(no output)"
+
+
+def run_compiler(command: Sequence[str], scratch: Path, *, timeout_s: float = COMPILE_TIMEOUT_S) -> str:
+    """What the compiler printed. Its temporary files go to ``scratch``; it dies with all its children when it
+    runs past ``timeout_s`` or `stop_compilers` is called.
+
+    Raises:
+        BuildError: it refused, crashed or ran out of time.
+        FlashgenError: its disk is full.
+    """
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    # A session of its own: Ctrl-C in the terminal does not reach it, and the whole group can be killed.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
+    with _running_lock:
+        _running.add(process)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{Path(command[0]).name} did not finish within {timeout_s:.0f} s") from None
+    finally:
+        with _running_lock:
+            _running.discard(process)
+            _kill_group(process)
+    if DISK_FULL.search(output):
+        raise cache_unwritable(cache_folder(), "No space left on device")
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise BuildError(f"{Path(command[0]).name} was killed by {name}\n{shorten(output)}")
+    if process.returncode:
+        raise BuildError(shorten(output))
+    return output
+
+
+def stop_compilers() -> None:
+    """Kills every compiler that `run_compiler` has under way."""
+    with _running_lock:
+        for process in _running:
+            _kill_group(process)
+
+
+_running: set[subprocess.Popen[str]] = set()
+_running_lock = threading.Lock()
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Kills the compiler and its children, unless it has ended."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@dataclass(frozen=True)
+class NvccToolchain:
+    """nvcc and its host compiler."""
+
+    nvcc: Nvcc
+    host: HostCompiler
+    timeout_s: float = COMPILE_TIMEOUT_S
+
+    @property
+    def version(self) -> str:
+        return f"nvcc {self.nvcc.version}"
+
+    def build(self, kernel: Kernel) -> Build:
+        """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
+        flags = (*FLAGS, f"-arch=sm_{kernel.arch}")
+
+        def produce(cubin: Path) -> Mapping[str, Any]:
+            source = cubin.with_suffix(".cu")
+            source.write_text(kernel.source, encoding="utf-8")
+            command = [str(self.nvcc.path), *flags, "-ccbin", str(self.host.path)]
+            command += ["-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
+            return vars(
+                parse_resources(run_compiler(command, cubin.parent, timeout_s=self.timeout_s), kernel.symbol)
+            )
+
+        return _build(kernel, (self.version, self.host.version, *flags), produce)
+
+
+@dataclass(frozen=True)
+class NvrtcToolchain:
+    """NVRTC, in a process of its own per kernel: a crash in the library must not end the run."""
+
+    nvrtc: Nvrtc
+    includes: tuple[Path, ...] = ()
+    timeout_s: float = COMPILE_TIMEOUT_S
+
+    @property
+    def version(self) -> str:
+        return f"NVRTC {self.nvrtc.version}"
+
+    def build(self, kernel: Kernel) -> Build:
+        """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
+        # NVRTC optimizes by default and knows no -O3.
+        flags = ("-std=c++17", "-ftz=true", f"-arch=sm_{kernel.arch}", NVRTC_INFINITY)
+        search = tuple(f"--include-path={folder}" for folder in self.includes)
+
+        def produce(cubin: Path) -> Mapping[str, Any]:
+            source = cubin.with_suffix(".cu")
+            source.write_text(kernel.source, encoding="utf-8")
+            command = [sys.executable, str(Path(__file__).with_name("nvrtc.py")), str(self.nvrtc.path)]
+            command += [str(source), str(cubin), *flags, *search, "-Xptxas=-v"]
+            return vars(
+                parse_resources(run_compiler(command, cubin.parent, timeout_s=self.timeout_s), kernel.symbol)
+            )
+
+        return _build(kernel, (self.version, *flags), produce)
+
+
+def cuda_toolchain(arch: int) -> NvccToolchain | NvrtcToolchain:
+    """What compiles for sm_``arch`` here: nvcc where one does, else NVRTC.
+
+    Raises:
+        FlashgenError: neither; the message says how to get one.
+    """
+    try:
+        return NvccToolchain(find_nvcc(arch), find_host_compiler())
+    except FlashgenError as no_nvcc:
+        try:
+            nvrtc = find_nvrtc(arch)
+            return NvrtcToolchain(nvrtc, cuda_include_folders(arch) if arch >= ASYNC_COPY_ARCH else ())
+        except FlashgenError:
+            raise no_nvcc from None
+
+
+def _build(kernel: Kernel, how: Sequence[str], produce: Any) -> Build:
+    started = time.monotonic()
+    entry: Entry = cached([kernel.source, *how], ".cubin", produce)
+    return Build(
+        kernel,
+        entry.path,
+        registers=entry.metadata["registers"],
+        spill_bytes=entry.metadata["spill_bytes"],
+        seconds=time.monotonic() - started,
+        cached=entry.hit,
+    )
+
+
+class CompilePool:
+    """Builds kernels, ``size`` at a time (default: one per core).
+
+    Each waits in a thread for a compiler that is a process of its own. Close it, or leave the ``with`` block,
+    to drop what has not started and kill what has.
+    """
+
+    def __init__(self, toolchain: Toolchain, size: int | None = None) -> None:
+        self.toolchain = toolchain
+        self.size = size or _cores()
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="compile")
+
+    def submit(self, kernel: Kernel) -> Future[Build | BuildError]:
+        """The build, or as a value the `BuildError`. The future raises only what is no fault of the kernel:
+        FlashgenError for a disk that is full."""
+        return self._threads.submit(self._build, kernel)
+
+    def _build(self, kernel: Kernel) -> Build | BuildError:
+        try:
+            return self.toolchain.build(kernel)
+        except BuildError as error:
+            return error
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        stop_compilers()
+        self._threads.shutdown(wait=True)
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
