@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from math import prod
 
 from .limits import DeviceLimits
@@ -14,14 +16,32 @@ from .variant import Value, Variant
 
 @dataclass(frozen=True)
 class Space:
-    """The legal variants of one family for one problem and card, and what each rule removed."""
+    """The legal variants of one family for one problem and card, and what each rule removed.
+
+    A legal variant is one of ``prefixes`` (values of the leading parameters, which rules read) followed by
+    one value each of the ``free`` trailing parameters, which no rule reads.
+    """
 
     family: type[Variant]
     problem: Problem
     limits: DeviceLimits
     total: int
-    legal: tuple[Variant, ...]
+    prefixes: tuple[tuple[Value, ...], ...]
+    free: tuple[tuple[Value, ...], ...]
     removed: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.prefixes) * prod(map(len, self.free))
+
+    @cached_property
+    def legal(self) -> tuple[Variant, ...]:
+        names = [p.name for p in self.family.parameters()]
+        suffixes = list(product(*self.free))
+        return tuple(
+            self.family(**dict(zip(names, prefix + suffix, strict=True)))
+            for prefix in self.prefixes
+            for suffix in suffixes
+        )
 
 
 def enumerate_space(
@@ -40,7 +60,9 @@ def enumerate_space(
     choices = [(fixed[p.name],) if p.name in fixed else p.choices for p in parameters]
     below = [prod(len(c) for c in choices[depth + 1 :]) for depth in range(len(parameters))]
     rules_at = [[r for r in family.rules() if r.after == p.name] for p in parameters]
-    legal: list[Variant] = []
+    # Beyond the last parameter that a rule waits for, everything is legal.
+    num_ruled = max((depth + 1 for depth, rules in enumerate(rules_at) if rules), default=0)
+    prefixes: list[tuple[Value, ...]] = []
     removed: Counter[str] = Counter()
     defaults = {p.name: p.default for p in parameters}
 
@@ -53,11 +75,22 @@ def enumerate_space(
             )
             if broken is not None:
                 removed[broken.name] += below[depth]
-            elif depth + 1 == len(parameters):
-                legal.append(variant)
+            elif depth + 1 == num_ruled:
+                prefixes.append(tuple(values.values()))
             else:
                 walk(depth + 1, values)
         del values[parameters[depth].name]
 
-    walk(0, {})
-    return Space(family, problem, limits, prod(map(len, choices)), tuple(legal), dict(removed))
+    if num_ruled:
+        walk(0, {})
+    else:
+        prefixes.append(())
+    return Space(
+        family,
+        problem,
+        limits,
+        total=prod(map(len, choices)),
+        prefixes=tuple(prefixes),
+        free=tuple(choices[num_ruled:]),
+        removed=dict(removed),
+    )

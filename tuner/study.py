@@ -1,0 +1,208 @@
+"""Where trials are kept: one Optuna study per card, problem, family and version of what makes the kernels.
+
+Nothing else stores trials. A trial's parameters are the variant it tried; its user attribute ``outcome`` is
+the `Outcome` whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..gen.problem import Problem
+from ..gen.render import TEMPLATES
+from ..gen.variant import Variant
+from .device import FlashgenError
+from .outcome import Measurement, Outcome, Status
+
+OUTCOME = "outcome"
+OWNER = "owner"
+#: The file in the out folder that holds the studies by default.
+DEFAULT_FILE = "tuning.sqlite3"
+#: A RUNNING trial of another host is taken for abandoned after this long.
+STALE_SECONDS = 3600.0
+#: Compiler output kept with a failed trial; some databases bound a text's length.
+MAX_REASON = 1500
+#: How long a writer waits for another's lock.
+LOCK_SECONDS = 30
+
+
+@contextlib.contextmanager
+def storage_errors(where: str) -> Iterator[None]:
+    """Turns what a storage raises into one message with the way out."""
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, OSError) as error:
+        why = str(getattr(error, "orig", None) or error.__cause__ or error).splitlines()[0]
+        raise FlashgenError(
+            f"the trials cannot be kept in {where}: {why}; free some space or make it writable and "
+            "repeat the command (it resumes), or name another place with --storage"
+        ) from error
+    except (ImportError, ValueError, optuna.exceptions.OptunaError) as error:
+        raise FlashgenError(
+            f"cannot open the storage {where}: {error}; pass --storage a file name (trials.sqlite3, "
+            "trials.journal) or a database URL whose driver is installed"
+        ) from error
+
+
+def default_storage(out: Path) -> str:
+    return str(out / DEFAULT_FILE)
+
+
+def open_storage(where: str) -> BaseStorage:
+    """The storage ``where`` names: a database URL, a ``.journal`` or ``.log`` file, or an SQLite file.
+
+    Raises:
+        FlashgenError: it cannot be opened or written.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with storage_errors(where), warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if where.endswith((".journal", ".log")):
+            Path(where).parent.mkdir(parents=True, exist_ok=True)
+            return JournalStorage(JournalFileBackend(where))
+        if "://" in where and not where.startswith("sqlite"):
+            return RDBStorage(where)
+        path = Path(where.split(":///", 1)[-1])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} is not writable")
+        storage = RDBStorage(
+            where if "://" in where else f"sqlite:///{path}",
+            engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}},
+        )
+        _write_ahead(storage)
+        return storage
+
+
+def _write_ahead(storage: RDBStorage) -> None:
+    """A killed run loses nothing under a write-ahead log, and a trial's dozen commits wait for no fsync."""
+
+    @event.listens_for(storage.engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    storage.engine.dispose()
+
+
+def fingerprint(family: type[Variant], *versions: str) -> str:
+    """Eight hex digits of all that makes two runs' trials comparable: the parameters, the rules' and
+    templates' text, and ``versions`` (compiler, cost model)."""
+    digest = hashlib.sha256(repr([(p.name, p.choices) for p in family.parameters()]).encode())
+    for path in sorted(TEMPLATES.glob("*.cu.jinja")):
+        digest.update(path.name.encode() + path.read_bytes())
+    for version in versions:
+        digest.update(version.encode() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+def open_study(storage: BaseStorage, where: str, name: str, about: Mapping[str, Any]) -> Study:
+    """The study ``name``, created with ``about`` as its user attributes where it is new.
+
+    Trials that a killed run left RUNNING become FAIL, so that their variants are tried again.
+    """
+    with storage_errors(where):
+        study = optuna.create_study(
+            storage=storage, study_name=name, direction="minimize", load_if_exists=True
+        )
+        for key, value in about.items():
+            if study.user_attrs.get(key) != value:
+                study.set_user_attr(key, value)
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
+            if not _owned_by_living(trial):
+                with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
+                    study.tell(trial.number, state=TrialState.FAIL)
+    return study
+
+
+def distributions(family: type[Variant]) -> dict[str, CategoricalDistribution]:
+    """One categorical distribution per parameter, the same whatever is held by ``--set``."""
+    return {p.name: CategoricalDistribution(p.choices) for p in family.parameters()}
+
+
+def owner() -> str:
+    """Who runs a trial: host, process and when that process started (process numbers are reused)."""
+    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _started(pid: int) -> str:
+    try:
+        # Field 22 counted from the program's name, which is in parentheses and may hold spaces.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _owned_by_living(trial: FrozenTrial) -> bool:
+    host, _, process = str(trial.user_attrs.get(OWNER, "")).partition("/")
+    pid, _, started = process.partition("/")
+    if host == socket.gethostname() and pid.isdigit():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return _started(int(pid)) == started
+    if not host or trial.datetime_start is None:
+        return False
+    age = datetime.datetime.now() - trial.datetime_start
+    return age.total_seconds() < STALE_SECONDS
+
+
+def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "variant": outcome.variant.to_dict(),
+        "status": str(outcome.status),
+        "reason": outcome.reason[:MAX_REASON],
+        "measurement": outcome.measurement.to_dict() if outcome.measurement else None,
+        "seconds": outcome.seconds,
+    }
+
+
+def outcome_from_dict(family: type[Variant], data: Mapping[str, Any]) -> Outcome:
+    measurement = data["measurement"]
+    return Outcome(
+        variant=family.from_dict(data["variant"]),
+        status=Status(data["status"]),
+        reason=data["reason"],
+        measurement=Measurement.from_dict(measurement) if measurement else None,
+        seconds=dict(data["seconds"]),
+    )
+
+
+def outcomes(study: Study, family: type[Variant]) -> list[tuple[FrozenTrial, Outcome]]:
+    """Every finished trial of the study with its outcome, oldest first."""
+    states = (TrialState.COMPLETE, TrialState.PRUNED)
+    return [
+        (trial, outcome_from_dict(family, trial.user_attrs[OUTCOME]))
+        for trial in study.get_trials(deepcopy=False, states=states)
+        if OUTCOME in trial.user_attrs
+    ]
+
+
+def study_name(slug: str, problem: Problem, family: type[Variant], mark: str) -> str:
+    return f"{slug}/{problem.name}/{family.family}/{mark}"
+
+
+def dumps(data: Any) -> str:
+    return json.dumps(data, indent=2, sort_keys=False) + "\n"
