@@ -29,7 +29,8 @@ MAX_MICRO_TILE = 128
 class Layout:
     """A 2-D tile in shared memory. ``stride`` is in floats, between rows or, transposed, between columns.
 
-    ``swizzle`` is (period, divisor): 16-byte chunk c of row r is stored as c XOR (r / divisor % period).
+    ``swizzle`` is (period, divisor): chunk c of row r is stored as c XOR (r / divisor % period); transposed,
+    chunks are of rows and the columns choose.
     """
 
     kind: str
@@ -44,9 +45,9 @@ class Layout:
 
     def offset(self, row: int, column: int) -> int:
         """Float offset of one element."""
-        if self.transposed:
-            return column * self.stride + row
         period, divisor = self.swizzle
+        if self.transposed:
+            return column * self.stride + (row ^ (column // divisor % period * self.chunk))
         return row * self.stride + (column ^ (row // divisor % period * self.chunk))
 
 
@@ -125,6 +126,46 @@ def make_layout(kind: str, rows: int, columns: int, width: int, group: int) -> L
     return Layout(kind, columns, rows * columns, width)
 
 
+@lru_cache(maxsize=4096)
+def make_p_layout(kind: str, rows: int, keys: int, lanes: int, row_group: int, col_group: int) -> Layout:
+    """P's slab, which is written as well as read in every tile: the layout whose stores conflict least.
+
+    A warp stores ``row_group`` rows of one key (transposed) or ``col_group`` keys of one row per lane.
+    """
+    if kind == PADDED:
+        # Rows `lanes` banks apart keep apart the stores of single keys too.
+        stride = _padded(keys, max(lanes, KEY_STEP), WARP)
+        return Layout(PADDED, stride, rows * stride, KEY_STEP)
+    if kind != TRANSPOSED:
+        return make_layout(kind, rows, keys, KEY_STEP, row_group)
+    chunks = rows // row_group
+    candidates = [
+        Layout(kind, stride, keys * stride, row_group, (period, divisor))
+        for stride in (rows, _padded(rows, 4, 8))
+        for period in (1, 2, 4, 8)
+        if chunks % period == 0
+        # A step reads KEY_STEP keys at one chunk order.
+        for divisor in ((1,) if period == 1 else (KEY_STEP, 2 * KEY_STEP))
+    ]
+    spots = [_lane_spot(lane, lanes) for lane in range(WARP)]
+
+    def stores(tile: Layout) -> int:
+        return wavefronts([tile.offset(y * row_group, x * col_group) for x, y in spots], row_group)
+
+    return min(candidates, key=lambda tile: (stores(tile), tile.swizzle[0], tile.stride))
+
+
+def _lane_spot(lane: int, lanes: int) -> tuple[int, int]:
+    """A lane's place (x, y) in a warp that is ``lanes`` wide.
+
+    Sixteen lanes wide, eight lanes are followed by the eight that read the same columns for the other row, so
+    that both share a wavefront.
+    """
+    if lanes == 16:
+        return lane % 8 + lane // 16 * 8, lane // 8 % 2
+    return lane % lanes, lane // lanes
+
+
 def _group(extent: int) -> int:
     """Widest vector (4, 2 or 1) that divides a micro-tile's extent."""
     return min(4, extent & -extent)
@@ -149,8 +190,10 @@ class Simt(Variant):
     p_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the P tile")
     stages: int = param(1, 2, doc="K/V tiles in flight: shared-memory buffers, or registers before sm_80")
     unroll: int = param(2, 1, 4, doc="unrolled steps of the two products")
-    sweep: str = param("rows", "columns", doc="which side of a micro-tile the innermost loop runs along")
+    s_sweep: str = param("rows", "columns", doc="side of the S micro-tile that the innermost loop runs along")
+    o_sweep: str = param("rows", "columns", doc="side of the O micro-tile that the innermost loop runs along")
     min_blocks: int = param(2, 1, 3, 4, doc="blocks per SM the compiler must leave registers for")
+    block_order: str = param("by_head", "heaviest_first", doc="what neighbouring blocks share: a head, or a length")
 
     # -- the micro-tile that the parameters imply --------------------------------------------------
 
@@ -218,12 +261,10 @@ class Simt(Variant):
             "q": make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group),
             "k": make_layout(self.k_layout, self.bc, head_dim, self.vec, self.col_group),
             "v": make_layout(self.v_layout, self.bc, padded_dim, self.o_vec(head_dim), 1),
-            "p": make_layout(self.p_layout, self.rows_per_warp, self.bc, KEY_STEP, self.row_group),
+            "p": make_p_layout(
+                self.p_layout, self.rows_per_warp, self.bc, self.lanes, self.row_group, self.col_group
+            ),
         }
-        if self.p_layout == PADDED:
-            # A lane stores single keys: rows `lanes` banks apart keep the stores of a warp apart too.
-            stride = _padded(self.bc, max(self.lanes, KEY_STEP), WARP)
-            tiles["p"] = Layout(PADDED, stride, self.rows_per_warp * stride, KEY_STEP)
         if self.q_in_registers:
             del tiles["q"]
         return tiles
@@ -264,6 +305,7 @@ class Simt(Variant):
             "col_group": self.col_group,
             "rows_per_warp": self.rows_per_warp,
             "lane_rows": self.lane_rows,
+            "lane_bits": [bit for bit in (1, 2, 4, 16) if bit < self.lanes or bit == self.lanes == 16],
             "warps": self.warps,
             "tiles": self.layouts(d),
             "copies": {
@@ -392,6 +434,12 @@ class Simt(Variant):
             return f"{warps} warps per SM promised, its 4 schedulers need 4"
         return None
 
+    @rule("block order", after="block_order")
+    def _blocks_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.block_order == "heaviest_first" and not problem.causal:
+            return "block_order=heaviest_first: without a causal mask all blocks are equally long"
+        return None
+
     def _layout_serves(self, name: str, kind: str, rows: int, columns: int, width: int) -> str | None:
         if kind in (ROW, TRANSPOSED):
             return None
@@ -412,10 +460,10 @@ class Simt(Variant):
         }
 
     def _row(self, lane: int) -> int:
-        return lane // self.lanes * self.row_group
+        return _lane_spot(lane, self.lanes)[1] * self.row_group
 
     def _column(self, lane: int) -> int:
-        return lane % self.lanes * self.col_group
+        return _lane_spot(lane, self.lanes)[0] * self.col_group
 
 
 def _conflict(tile: Layout, row_of: Callable[[int], int], width: int, group: int, lanes: int) -> float:
