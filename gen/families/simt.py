@@ -75,9 +75,12 @@ class Copy:
 
 
 def plan_copy(tile: Layout, rows: int, columns: int, vec: int, threads: int) -> Copy:
-    """The copy that touches whole 32-byte sectors of global memory and spreads over the banks."""
+    """The copy that touches whole 32-byte sectors of global memory and spreads over the banks.
+
+    Into a transposed tile without padding, half sectors are the better trade.
+    """
     if tile.transposed:
-        wide = min(8, columns & -columns)
+        wide = min(8 if tile.stride % 8 else 4, columns & -columns)
         unit, tall, workers, chunks = 1, WARP // wide, threads // WARP, columns // wide
     else:
         wide, unit, tall, workers, chunks = 0, vec, 1, threads, columns // vec
@@ -127,10 +130,13 @@ def make_layout(kind: str, rows: int, columns: int, width: int, group: int) -> L
 
 
 @lru_cache(maxsize=4096)
-def make_p_layout(kind: str, rows: int, keys: int, lanes: int, row_group: int, col_group: int) -> Layout:
+def make_p_layout(
+    kind: str, rows: int, keys: int, lanes: int, row_group: int, col_group: int, roomy: bool
+) -> Layout:
     """P's slab, which is written as well as read in every tile: the layout whose stores conflict least.
 
-    A warp stores ``row_group`` rows of one key (transposed) or ``col_group`` keys of one row per lane.
+    A warp stores ``row_group`` rows of one key (transposed) or ``col_group`` keys of one row per lane. Only a
+    ``roomy`` slab may be padded when transposed.
     """
     if kind == PADDED:
         # Rows `lanes` banks apart keep apart the stores of single keys too.
@@ -141,7 +147,7 @@ def make_p_layout(kind: str, rows: int, keys: int, lanes: int, row_group: int, c
     chunks = rows // row_group
     candidates = [
         Layout(kind, stride, keys * stride, row_group, (period, divisor))
-        for stride in (rows, _padded(rows, 4, 8))
+        for stride in ((rows, _padded(rows, 4, 8)) if roomy else (_padded(rows, 0, 4),))
         for period in (1, 2, 4, 8)
         if chunks % period == 0
         # A step reads KEY_STEP keys at one chunk order.
@@ -179,7 +185,7 @@ class Simt(Variant):
     template: ClassVar[str] = "simt.cu.jinja"
 
     br: int = param(64, 16, 32, 48, 80, 96, 112, 128, 160, 192, 256, doc="query rows per block")
-    threads_per_block: int = param(128, 32, 64, 96, 160, 192, 256, doc="threads per block")
+    threads_per_block: int = param(128, 32, 64, 96, 160, 192, 224, 256, doc="threads per block")
     lanes: int = param(8, 4, 16, doc="lanes of a warp side by side along keys and head dim")
     bc: int = param(64, 16, 32, 40, 48, 56, 80, 96, 104, 128, doc="keys per tile")
     vec: int = param(4, 2, 1, doc="floats per global access and per shared access along the head dim")
@@ -188,6 +194,7 @@ class Simt(Variant):
     k_layout: str = param(PADDED, ROW, SWIZZLED, TRANSPOSED, doc="shared-memory layout of the K tile")
     v_layout: str = param(ROW, PADDED, SWIZZLED, TRANSPOSED, doc="shared-memory layout of the V tile")
     p_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the P tile")
+    p_passes: int = param(1, 2, doc="parts in which P passes through its slab, which shrinks as much")
     stages: int = param(1, 2, doc="K/V tiles in flight: shared-memory buffers, or registers before sm_80")
     unroll: int = param(2, 1, 4, doc="unrolled steps of the two products")
     s_sweep: str = param("rows", "columns", doc="side of the S micro-tile that the innermost loop runs along")
@@ -257,12 +264,22 @@ class Simt(Variant):
     def layouts(self, head_dim: int) -> dict[str, Layout]:
         """The shared tiles by name; Q is absent when it lives in registers."""
         padded_dim = self.padded_dim(head_dim)
+        q = make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group)
+        if q.transposed:
+            # Written once per block, so conflicts of its stores cost less than padding.
+            q = Layout(TRANSPOSED, _padded(self.br, 0, 4), head_dim * _padded(self.br, 0, 4))
         tiles = {
-            "q": make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group),
+            "q": q,
             "k": make_layout(self.k_layout, self.bc, head_dim, self.vec, self.col_group),
             "v": make_layout(self.v_layout, self.bc, padded_dim, self.o_vec(head_dim), 1),
             "p": make_p_layout(
-                self.p_layout, self.rows_per_warp, self.bc, self.lanes, self.row_group, self.col_group
+                self.p_layout,
+                self.rows_per_warp,
+                self.bc // self.p_passes,
+                self.lanes,
+                self.row_group,
+                self.col_group,
+                roomy=self.p_passes == 1,
             ),
         }
         if self.q_in_registers:
@@ -309,8 +326,9 @@ class Simt(Variant):
             "warps": self.warps,
             "tiles": self.layouts(d),
             "copies": {
-                name: plan_copy(self.layouts(d)[name], self.bc, d, self.vec, self.threads_per_block)
-                for name in ("k", "v")
+                name: plan_copy(tile, self.bc if name != "q" else self.br, d, self.vec, self.threads_per_block)
+                for name, tile in self.layouts(d).items()
+                if name != "p"
             },
             "buffers": self.smem_buffers(limits),
             "async_copy": limits.has_async_copy,
@@ -389,7 +407,13 @@ class Simt(Variant):
     def _p_layout_serves(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return self._layout_serves("p", self.p_layout, self.rows_per_warp, self.bc, KEY_STEP)
 
-    @rule("bank conflicts", after="p_layout")
+    @rule("divisibility", after="p_passes")
+    def _passes_split_the_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tn % (self.p_passes * self.col_group) or self.bc % (self.p_passes * KEY_STEP):
+            return f"{self.tn} keys per lane in groups of {self.col_group} do not split over {self.p_passes} passes"
+        return None
+
+    @rule("bank conflicts", after="p_passes")
     def _reads_are_conflict_free(self, problem: Problem, limits: DeviceLimits) -> str | None:
         for name, ways in self.read_conflicts(problem.head_dim).items():
             if ways > 1:
