@@ -1,0 +1,231 @@
+// A CUDA driver for machines without one: host memory plays the device's, and a launch runs plain attention on
+// it, so that what a caller packs (pointers, strides, sizes, mask) shows in the result. Every launch is logged.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201;
+
+struct Args {
+  const float *q, *k, *v;
+  float *o, *lse;
+  long long q_stride[3], k_stride[3], v_stride[3], o_stride[3];
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;
+};
+static_assert(sizeof(Args) == 160);
+
+struct Launch {
+  int64_t blocks, threads, smem, stream, context, causal;
+  Args args;
+};
+
+struct Allocation {
+  size_t size;
+  int64_t context;
+  int device;
+};
+
+std::mutex mutex;
+std::vector<Launch> launches;
+std::map<uintptr_t, Allocation> allocations;
+std::map<std::string, int64_t> calls;
+std::vector<int64_t> waited;
+thread_local std::vector<int64_t> contexts;
+std::string kernel_name;
+int head_dim = 0;  // 0: launches are only logged
+int arch_major = 9, arch_minor = 0, smem_per_block = 232448, next_load_status = 0, launch_status = 0;
+
+// A context of device n is 0xc000 + 16 n, plus 1 when it is the primary one.
+int device_of(int64_t context) { return int((context - 0xc000) / 16); }
+
+void count(const char* name) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  ++calls[name];
+}
+
+void attend(const Args& a, bool causal, int head_dim) {
+  std::vector<double> weights(a.seqlen_k);
+  for (int b = 0; b < a.batch; ++b) {
+    for (int h = 0; h < a.num_q_heads; ++h) {
+      const int g = h / (a.num_q_heads / a.num_kv_heads);
+      for (int i = 0; i < a.seqlen_q; ++i) {
+        const float* q = a.q + b * a.q_stride[0] + h * a.q_stride[1] + i * a.q_stride[2];
+        const int visible = causal ? std::min(a.seqlen_k, i + 1 + a.seqlen_k - a.seqlen_q) : a.seqlen_k;
+        double top = -INFINITY, sum = 0;
+        for (int j = 0; j < visible; ++j) {
+          const float* k = a.k + b * a.k_stride[0] + g * a.k_stride[1] + j * a.k_stride[2];
+          weights[j] = 0;
+          for (int x = 0; x < head_dim; ++x) weights[j] += double(q[x]) * k[x];
+          weights[j] *= a.scale;
+          top = std::max(top, weights[j]);
+        }
+        std::vector<double> o(head_dim);
+        for (int j = 0; j < visible; ++j) {
+          const float* v = a.v + b * a.v_stride[0] + g * a.v_stride[1] + j * a.v_stride[2];
+          const double weight = std::exp(weights[j] - top);
+          sum += weight;
+          for (int x = 0; x < head_dim; ++x) o[x] += weight * v[x];
+        }
+        float* out = a.o + b * a.o_stride[0] + h * a.o_stride[1] + i * a.o_stride[2];
+        for (int x = 0; x < head_dim; ++x) out[x] = sum > 0 ? float(o[x] / sum) : 0.0f;
+        if (a.lse) a.lse[(1LL * b * a.num_q_heads + h) * a.seqlen_q + i] = float(std::log(sum) + top);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- what the tests set and read ----
+
+void fake_reset(int dim, int major, int minor, int smem) {
+  launches.clear();
+  calls.clear();
+  waited.clear();
+  contexts.clear();
+  head_dim = dim;
+  arch_major = major;
+  arch_minor = minor;
+  smem_per_block = smem;
+  next_load_status = launch_status = 0;
+}
+void fake_allocation(uintptr_t address, size_t size, int device, int64_t context) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  allocations[address] = {size, context, device};
+}
+void fake_push(int64_t context) { contexts.push_back(context); }
+int fake_context_depth() { return int(contexts.size()); }
+int fake_num_launches() { return int(launches.size()); }
+void fake_launch(int index, Launch* launch) { *launch = launches[index]; }
+int64_t fake_calls(const char* name) { return calls[name]; }
+int fake_num_allocated() {
+  int n = 0;
+  for (const auto& entry : allocations) n += entry.second.context == -1;
+  return n;
+}
+int64_t fake_waited(int index) { return index < int(waited.size()) ? waited[index] : -1; }
+void fake_fail_load(int status) { next_load_status = status; }
+void fake_fail_launch(int status) { launch_status = status; }
+const char* fake_kernel_name() { return kernel_name.c_str(); }
+
+// ---- the driver ----
+
+int cuInit(unsigned) { return 0; }
+int cuGetErrorName(int status, const char** name) {
+  *name = status == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_OTHER";
+  return 0;
+}
+int cuGetErrorString(int status, const char** text) {
+  *text = status == kOutOfMemory ? "out of memory" : "something failed";
+  return 0;
+}
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+int cuDeviceGetName(char* name, int length, int) { return std::strncpy(name, "Fake", length), 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? arch_major : attribute == 76 ? arch_minor : attribute == 97 ? smem_per_block : -1;
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(int64_t* context, int device) {
+  count("cuDevicePrimaryCtxRetain");
+  return *context = 0xc001 + 16 * device, 0;
+}
+int cuCtxGetCurrent(int64_t* context) { return *context = contexts.empty() ? 0 : contexts.back(), 0; }
+int cuCtxGetDevice(int* device) {
+  if (contexts.empty()) return kInvalidContext;
+  return *device = device_of(contexts.back()), 0;
+}
+int cuCtxPushCurrent_v2(int64_t context) { return contexts.push_back(context), 0; }
+int cuCtxPopCurrent_v2(int64_t* context) {
+  if (contexts.empty()) return kInvalidContext;
+  *context = contexts.back();
+  contexts.pop_back();
+  return 0;
+}
+int cuPointerGetAttribute(void* value, int attribute, uintptr_t pointer) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = allocations.upper_bound(pointer);
+  if (found == allocations.begin()) return kInvalidValue;
+  --found;
+  if (pointer >= found->first + found->second.size) return kInvalidValue;
+  if (attribute == 9) {
+    *static_cast<int*>(value) = found->second.device;
+    return 0;
+  }
+  // cuMemAlloc's own have -1: the context they were made in is not told apart here.
+  if (attribute != 1 || found->second.context <= 0) return kInvalidValue;
+  *static_cast<int64_t*>(value) = found->second.context;
+  return 0;
+}
+int cuStreamSynchronize(int64_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  waited.push_back(stream);
+  return 0;
+}
+int cuMemAlloc_v2(uintptr_t* address, size_t size) {
+  if (contexts.empty()) return kInvalidContext;
+  if (size > (size_t{1} << 40)) return kOutOfMemory;
+  *address = reinterpret_cast<uintptr_t>(std::malloc(size));
+  const std::lock_guard<std::mutex> lock(mutex);
+  allocations[*address] = {size, -1, device_of(contexts.back())};
+  return 0;
+}
+int cuMemFree_v2(uintptr_t address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!allocations.erase(address)) return kInvalidValue;
+  std::free(reinterpret_cast<void*>(address));
+  return 0;
+}
+int cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, int64_t) { return std::memcpy(to, from, size), 0; }
+int cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, int64_t) { return std::memcpy(to, from, size), 0; }
+int cuEventCreate(int64_t* event, unsigned) { return *event = 7, 0; }
+int cuEventDestroy_v2(int64_t) { return 0; }
+int cuEventRecord(int64_t, int64_t) { return 0; }
+int cuEventSynchronize(int64_t) { return 0; }
+int cuEventElapsedTime(float* milliseconds, int64_t, int64_t) { return *milliseconds = 0.25f, 0; }
+
+// A "cubin" is the text "causal=0" or "causal=1"; a library and its kernel are 0x1000 plus the mask.
+int cuLibraryLoadData(int64_t* library, const char* image, void*, void*, unsigned, void*, void*, unsigned) {
+  count("cuLibraryLoadData");
+  if (next_load_status) {
+    const int status = next_load_status;
+    next_load_status = 0;
+    return status;
+  }
+  if (std::strncmp(image, "causal=", 7)) return kInvalidImage;
+  return *library = 0x1000 + (image[7] - '0'), 0;
+}
+int cuLibraryGetKernel(int64_t* kernel, int64_t library, const char* name) {
+  kernel_name = name;
+  return *kernel = library, 0;
+}
+int cuKernelSetAttribute(int attribute, int value, int64_t, int) {
+  return attribute == 8 && value <= smem_per_block ? 0 : kInvalidValue;
+}
+int cuLaunchKernel(int64_t kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned smem, int64_t stream, void** parameters, void** extra) {
+  if (launch_status) return launch_status;
+  if (contexts.empty()) return kInvalidContext;
+  if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return kInvalidValue;
+  Launch launch{gx, bx, smem, stream, contexts.back(), kernel - 0x1000, {}};
+  std::memcpy(&launch.args, parameters[0], sizeof(Args));
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    launches.push_back(launch);
+  }
+  if (head_dim) attend(launch.args, launch.causal, head_dim);
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,902 @@
+"""The emitted module without a GPU: every kind of array, stream and error.
+
+The CUDA driver, PyCUDA, torch and CuPy are stand-ins; `fake_driver.cpp` runs plain attention on host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flashgen.gen.emit import emit_module
+from flashgen.gen.families.ladder import Ladder, steps
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner import reference
+
+D = 32
+PRIMARY, OTHER_DEVICE = 0xC001, 0xC011
+FAKE = Path(__file__).with_name("fake_driver.cpp")
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+# ---- stand-ins ---------------------------------------------------------------------------------------------
+
+
+class Args(ctypes.Structure):
+    """AttentionArgs as C lays it out."""
+
+    _fields_ = (
+        *[(name, ctypes.c_uint64) for name in ("q", "k", "v", "o", "lse")],
+        *[(f"{name}_strides", ctypes.c_int64 * 3) for name in "qkvo"],
+        *[(n, ctypes.c_int32) for n in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")],
+        ("scale", ctypes.c_float),
+    )
+
+
+class Launch(ctypes.Structure):
+    _fields_ = (
+        *[(name, ctypes.c_int64) for name in ("blocks", "threads", "smem", "stream", "context", "causal")],
+        ("args", Args),
+    )
+
+
+@dataclass
+class Driver:
+    """The stand-in driver, and what PyCUDA's stand-in was asked to compile."""
+
+    library: ctypes.CDLL
+    compiled: list[dict[str, Any]] = field(default_factory=list)
+
+    def launches(self) -> list[Launch]:
+        found = []
+        for index in range(self.library.fake_num_launches()):
+            found.append(Launch())
+            self.library.fake_launch(index, ctypes.byref(found[-1]))
+        return found
+
+    def own(self, array: np.ndarray, device: int = 0, context: int = PRIMARY) -> np.ndarray:
+        """Makes host memory count as a device's."""
+        base = array
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        self.library.fake_allocation(base.ctypes.data, max(base.nbytes, 1), device, context)
+        return array
+
+
+class Array:
+    """An array of some library: strided float32 memory with the CUDA array interface."""
+
+    def __init__(self, host: np.ndarray, stream: int | None = None, read_only: bool = False) -> None:
+        self.host, self.stream, self.read_only = host, stream, read_only
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        host = self.host
+        return {
+            "shape": host.shape,
+            "strides": None if host.flags.c_contiguous else host.strides,
+            "typestr": host.dtype.str,
+            "data": (host.ctypes.data, self.read_only),
+            "stream": self.stream,
+            "version": 3,
+        }
+
+
+class Tensor:
+    """A torch tensor."""
+
+    def __init__(self, host: np.ndarray, device: int = 0, requires_grad: bool = False) -> None:
+        self.host, self.index, self.requires_grad = host, device, requires_grad
+        self.dtype = sys.intern(f"torch.{host.dtype}")  # dtypes are compared by identity
+        self.is_cuda = device >= 0
+
+    shape = property(lambda self: self.host.shape)
+    device = property(lambda self: f"cuda:{self.index}" if self.is_cuda else "cpu")
+
+    def data_ptr(self) -> int:
+        return self.host.ctypes.data
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(s // 4 for s in self.host.strides)
+
+    def get_device(self) -> int:
+        return self.index
+
+
+class Stack:
+    """Entered with `with`, as a stream or device is."""
+
+    def __init__(self, log: list[Any], entry: Any) -> None:
+        self.log, self.entry = log, entry
+
+    def __enter__(self) -> None:
+        self.log.append(self.entry)
+
+    def __exit__(self, *_: object) -> None:
+        self.log.pop()
+
+
+def dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """NaN everywhere, so that what nobody wrote shows."""
+    memory = np.full(math.prod(shape), np.nan, np.float32)
+    return np.lib.stride_tricks.as_strided(memory, shape, [4 * s for s in strides])
+
+
+def fake_torch(driver: Driver) -> ModuleType:
+    torch = ModuleType("torch")
+    torch.streams = []  # type: ignore[attr-defined]
+
+    def empty_strided(shape: Any, strides: Any, *, dtype: Any, device: str) -> Tensor:
+        torch.allocated_on = torch.streams[-1] if torch.streams else None  # type: ignore[attr-defined]
+        host = dense(tuple(shape), tuple(strides))
+        return Tensor(driver.own(host, int(device[-1]), PRIMARY), int(device[-1]))
+
+    torch.__dict__.update(
+        Tensor=Tensor,
+        float32=sys.intern("torch.float32"),
+        is_grad_enabled=lambda: torch.grad,
+        grad=True,
+        empty_strided=empty_strided,
+        cuda=SimpleNamespace(
+            current_stream=lambda device: SimpleNamespace(cuda_stream=torch.current),
+            ExternalStream=lambda handle, device: handle,
+            default_stream=lambda device: 0,
+            stream=lambda handle: Stack(torch.streams, handle),
+        ),
+        current=0,
+    )
+    return torch
+
+
+def fake_cupy(driver: Driver) -> ModuleType:
+    cupy = ModuleType("cupy")
+    log: list[Any] = []
+
+    class ndarray(Array):
+        device = property(lambda self: Stack([], 0))
+
+        def transpose(self, axes: list[int]) -> Any:
+            return ndarray(self.host.transpose(axes), self.stream)
+
+    ndarray.__module__ = "cupy._core"
+
+    def empty(shape: Any, dtype: Any) -> Any:
+        cupy.allocated_on = log[-1] if log else None  # type: ignore[attr-defined]
+        host = np.full(shape, np.nan, np.float32)
+        return ndarray(driver.own(host), cupy.current)
+
+    streams = SimpleNamespace(null=Stack(log, 0))
+    cupy.__dict__.update(
+        ndarray=ndarray,
+        empty=empty,
+        float32=np.float32,
+        current=1,
+        cuda=SimpleNamespace(Stream=streams, ExternalStream=lambda handle: Stack(log, handle)),
+    )
+    return cupy
+
+
+def fake_pycuda(driver: Driver) -> dict[str, ModuleType]:
+    names = ("pycuda", "pycuda.compiler", "pycuda.driver", "pycuda.gpuarray")
+    modules = {name: ModuleType(name) for name in names}
+
+    class CompileError(Exception):
+        pass
+
+    class GPUArray(Array):
+        def __init__(self, shape: Any, dtype: Any, allocator: Any = None, strides: Any = None) -> None:
+            assert dtype is np.float32
+            super().__init__(driver.own(dense(shape, tuple(s // 4 for s in strides))))
+            self.allocator = allocator
+
+    GPUArray.__module__ = "pycuda.gpuarray"
+
+    def compile(source: str, nvcc: str, options: list[str], **rest: Any) -> bytes:
+        driver.compiled.append({"source": source, "nvcc": nvcc, "options": options, **rest})
+        time.sleep(0.01)  # long enough for a second thread to arrive
+        failure = modules["pycuda.compiler"].failure  # type: ignore[attr-defined]
+        if failure is not None and rest["cache_dir"] is not False:
+            raise failure
+        causal = next(o[-1] for o in options if o.startswith("-DFLASHGEN_CAUSAL="))
+        return f"causal={causal}".encode()
+
+    modules["pycuda.compiler"].__dict__.update(compile=compile, failure=None)
+    modules["pycuda.driver"].__dict__.update(CompileError=CompileError)
+    modules["pycuda.gpuarray"].__dict__.update(GPUArray=GPUArray)
+    return modules
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", FAKE, "-o", path], check=True)
+    built = ctypes.CDLL(str(path))
+    built.fake_allocation.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64]
+    built.fake_push.argtypes = [ctypes.c_int64]
+    built.fake_calls.restype = built.fake_waited.restype = ctypes.c_int64
+    built.fake_kernel_name.restype = ctypes.c_char_p
+    return built
+
+
+@pytest.fixture
+def driver(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
+    """An H200 with everything installed."""
+    library.fake_reset(D, 9, 0, 232448)
+    fake = Driver(library)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    for name, module in fake_pycuda(fake).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch()
+    monkeypatch.setenv("CUDA_HOME", str(nvcc.parents[1]))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    return fake
+
+
+@pytest.fixture
+def torch(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = fake_torch(driver)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.fixture
+def cupy(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = fake_cupy(driver)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def load(tmp_path: Path, variant: Ladder | None = None, **problem: Any) -> Any:
+    kernel = render(variant or steps(D)["4.2.10"], Problem(head_dim=D, **problem), preset("h200"))
+    path = tmp_path / f"{kernel.problem.name}.py"
+    path.write_text(emit_module(kernel, device="H200"))
+    spec = importlib.util.spec_from_file_location("emitted", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def module(driver: Driver, tmp_path: Path) -> Any:
+    return load(tmp_path)
+
+
+def host(*shape: int, seed: int = 0) -> np.ndarray:
+    """Random values at an address that suits every vector width."""
+    size = math.prod(shape)
+    memory = np.empty(size + 4, np.float32)
+    start = -memory.ctypes.data // 4 % 4
+    memory[start : start + size] = np.random.default_rng(seed).standard_normal(size)
+    return memory[start : start + size].reshape(shape)
+
+
+def qkv(driver: Driver, q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> list[np.ndarray]:
+    return [driver.own(host(*s, seed=i)) for i, s in enumerate((q_shape, kv_shape, kv_shape))]
+
+
+def expected(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False, scale: float | None = None
+) -> reference.Reference:
+    return reference.attention(q, k, v, scale=1 / math.sqrt(D) if scale is None else scale, causal=causal)
+
+
+def close(actual: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+
+
+# ---- kinds of arrays ---------------------------------------------------------------------------------------
+
+
+def test_torch_tensors_run_where_they_lie_and_come_back_as_tensors(
+    module: Any, driver: Driver, torch: Any
+) -> None:
+    q, k, v = qkv(driver, (2, 4, 9, D), (2, 2, 7, D))
+    torch.current = 0x5000
+    o, lse = module.attention(Tensor(q), Tensor(k), Tensor(v), return_lse=True)
+    wanted = expected(q, k, v)
+    assert isinstance(o, Tensor) and isinstance(lse, Tensor)
+    close(o.host, wanted.o)
+    close(lse.host, wanted.lse)
+    (launch,) = driver.launches()
+    args = launch.args
+    assert (launch.stream, launch.context, launch.causal) == (0x5000, PRIMARY, 0)
+    assert (args.q, args.k, args.v) == (q.ctypes.data, k.ctypes.data, v.ctypes.data)
+    assert (args.o, args.lse) == (o.data_ptr(), lse.data_ptr())
+    assert list(args.q_strides) == [4 * 9 * D, 9 * D, D]
+    assert list(args.k_strides) == list(args.v_strides) == [2 * 7 * D, 7 * D, D]
+    sizes = (args.batch, args.num_q_heads, args.num_kv_heads, args.seqlen_q, args.seqlen_k)
+    assert sizes == (2, 4, 2, 9, 7)
+    assert args.scale == pytest.approx(1 / math.sqrt(D))
+    assert torch.allocated_on is None
+    assert driver.library.fake_kernel_name() == b"attention_f32_d32_kernel"
+    assert driver.library.fake_context_depth() == 0
+
+
+def test_cupy_arrays_use_their_current_stream(module: Any, driver: Driver, cupy: Any) -> None:
+    q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
+    cupy.current = 0x7000
+    o, lse = module.attention(*(cupy.ndarray(x, 0x7000) for x in (q, k, v)), return_lse=True)
+    assert isinstance(o, cupy.ndarray) and isinstance(lse, cupy.ndarray)
+    close(o.host, expected(q, k, v).o)
+    close(lse.host, expected(q, k, v).lse)
+    assert driver.launches()[0].stream == 0x7000
+    assert driver.library.fake_waited(0) == -1
+
+
+def test_pycuda_arrays_use_the_default_stream_and_their_allocator(module: Any, driver: Driver) -> None:
+    GPUArray = sys.modules["pycuda.gpuarray"].GPUArray  # type: ignore[attr-defined]
+    arrays = []
+    for x in qkv(driver, (2, 2, 6, D), (2, 1, 8, D)):
+        arrays.append(GPUArray(x.shape, np.float32, "pool", x.strides))
+        arrays[-1].host[...] = x
+    o = module.attention(*arrays)
+    assert isinstance(o, GPUArray) and o.allocator == "pool"
+    close(o.host, expected(*(a.host for a in arrays)).o)
+    assert driver.launches()[0].stream == 0
+
+
+def test_arrays_of_an_unknown_library_need_out(module: Any, driver: Driver) -> None:
+    q, k, v = (Array(x) for x in qkv(driver, (1, 2, 5, D), (1, 2, 5, D)))
+    with pytest.raises(TypeError, match="pass out="):
+        module.attention(q, k, v)
+    out = Array(driver.own(host(1, 2, 5, D)))
+    assert module.attention(q, k, v, out=out) is out
+    close(out.host, expected(q.host, k.host, v.host).o)
+
+
+def test_data_of_another_stream_is_waited_for(module: Any, driver: Driver) -> None:
+    q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
+    out = Array(driver.own(host(1, 2, 5, D)))
+    module.attention(Array(q, 1), Array(k, 0x900), Array(v, 1), out=out)
+    assert driver.library.fake_waited(0) == 0x900 and driver.library.fake_waited(1) == -1
+    module.attention(Array(q, 1), Array(k, 0x900), Array(v, 1), out=out, stream=0x800)
+    assert driver.library.fake_waited(1) == -1  # with a stream of the caller's, order is the caller's
+
+
+def test_numpy_goes_through_device_memory_and_leaves_none_behind(module: Any, driver: Driver) -> None:
+    q, k, v = host(2, 4, 9, D), host(2, 2, 7, D, seed=1), host(2, 2, 7, D, seed=2)
+    before = driver.library.fake_num_allocated()
+    o, lse = module.attention(q, k, v, causal=True, scale=-0.3, return_lse=True)
+    wanted = expected(q, k, v, causal=True, scale=-0.3)
+    close(o, wanted.o)
+    assert np.all(np.isneginf(lse[:, :, :2])) and np.all(o[:, :, :2] == 0)
+    close(lse[:, :, 2:], wanted.lse[:, :, 2:])
+    assert driver.library.fake_num_allocated() == before
+    assert driver.library.fake_context_depth() == 0
+    assert driver.launches()[0].context == PRIMARY
+
+
+def test_numpy_of_any_layout_and_into_out(module: Any, driver: Driver) -> None:
+    packed = host(2, 6, 3, 4, D)
+    q, k, v = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    o = module.attention(q, k, v)
+    assert o.strides == np.empty_like(q).strides
+    close(o, expected(q, k, v).o)
+    out = np.empty((2, 4, 6, 2 * D), np.float32)[..., ::2]
+    assert module.attention(q, k, v, out=out, stream=SimpleNamespace(handle=0x60)) is out
+    close(out, expected(q, k, v).o)
+    assert driver.launches()[1].stream == 0x60
+
+
+def test_numpy_memory_is_freed_when_the_gpu_is_full(module: Any, driver: Driver) -> None:
+    before = driver.library.fake_num_allocated()
+    q = host(1, 1, 4, D)
+    k = np.lib.stride_tricks.as_strided(q, (1, 1, 2**34, D), (0, 0, 0, 4))
+    module.np.ascontiguousarray = lambda array: array
+    try:
+        with pytest.raises(RuntimeError, match=r"allocating \d+ bytes.*OUT_OF_MEMORY"):
+            module.attention(q, k, k)
+    finally:
+        module.np.ascontiguousarray = np.ascontiguousarray
+    assert driver.library.fake_num_allocated() == before
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------
+
+
+def as_strides(array: np.ndarray) -> list[int]:
+    return [s // 4 for s in array.strides[:3]]
+
+
+@pytest.mark.parametrize("kind", ["torch", "cupy", "pycuda"])
+def test_output_takes_the_layout_of_q(module: Any, driver: Driver, torch: Any, cupy: Any, kind: str) -> None:
+    wrap: Any = {"torch": Tensor, "cupy": cupy.ndarray}.get(kind)
+    if kind == "pycuda":
+        GPUArray = sys.modules["pycuda.gpuarray"].GPUArray  # type: ignore[attr-defined]
+
+        def wrap(x: np.ndarray) -> Any:
+            array = GPUArray((1,), np.float32, None, (4,))
+            array.host = x
+            return array
+
+    packed = driver.own(host(2, 6, 3, 4, D))
+    rows_first = [packed[:, :, i] for i in range(3)]  # (batch, seqlen, heads, head_dim)
+    heads_first = [x.transpose(0, 2, 1, 3) for x in rows_first]
+    wanted = expected(*heads_first).o
+    o = module.attention(*(wrap(x) for x in heads_first))
+    assert as_strides(o.host) == [6 * 4 * D, D, 4 * D]
+    close(o.host, wanted)
+    o = module.attention(*(wrap(x) for x in rows_first), layout="bshd")
+    assert o.host.shape == (2, 6, 4, D) and as_strides(o.host) == [6 * 4 * D, 4 * D, D]
+    close(o.host.transpose(0, 2, 1, 3), wanted)
+    first, second = driver.launches()
+    for name in "qkvo":
+        assert list(getattr(first.args, f"{name}_strides")) == list(getattr(second.args, f"{name}_strides"))
+    assert list(first.args.q_strides) == [6 * 3 * 4 * D, D, 3 * 4 * D]
+    assert list(first.args.o_strides) == [6 * 4 * D, D, 4 * D]
+
+
+def test_out_is_honoured_whatever_its_strides(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(driver, (2, 4, 6, D), (2, 4, 6, D))
+    memory = driver.own(np.full((2, 6, 3, 4, D), 7, np.float32))
+    if memory.ctypes.data % 16:
+        pytest.skip("numpy returned memory aligned to less than 16 bytes")
+    out = Tensor(memory[:, :, 0].transpose(0, 2, 1, 3))
+    assert module.attention(Tensor(q), Tensor(k), Tensor(v), out=out) is out
+    close(out.host, expected(q, k, v).o)
+    assert np.all(memory[:, :, 1:] == 7)
+
+
+def test_a_broadcast_batch_is_read_in_place(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(driver, (1, 4, 6, D), (1, 2, 5, D))
+    many = [np.broadcast_to(x, (3, *x.shape[1:])) for x in (q, k, v)]
+    o = module.attention(*(Tensor(x) for x in many))
+    close(o.host, expected(*many).o)
+    args = driver.launches()[0].args
+    assert (args.q_strides[0], args.k_strides[0], args.o_strides[0]) == (0, 0, 4 * 6 * D)
+
+
+def test_a_stride_never_stepped_may_be_anything(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
+    odd = np.lib.stride_tricks.as_strided(q, q.shape, (4 * 777, *q.strides[1:]))
+    close(module.attention(Tensor(odd), Tensor(k), Tensor(v)).host, expected(q, k, v).o)
+    assert driver.launches()[0].args.q_strides[0] == 0
+
+
+def test_offsets_beyond_32_bits_are_packed_whole(module: Any, driver: Driver, torch: Any) -> None:
+    driver.library.fake_reset(0, 9, 0, 232448)  # logged, not run
+    q = driver.own(host(1, 1, 4, D))
+    far = np.lib.stride_tricks.as_strided(q, (2, 1, 4, D), (2**36, 4 * D, 4 * D, 4))
+    module.attention(Tensor(far), Tensor(far), Tensor(far))
+    assert driver.launches()[0].args.q_strides[0] == 2**34
+
+
+# ---- masks, scale, empty arrays ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_either_mask_whichever_was_tuned(tuned: bool, driver: Driver, tmp_path: Path, torch: Any) -> None:
+    module = load(tmp_path, causal=tuned)
+    q, k, v = qkv(driver, (1, 2, 9, D), (1, 2, 7, D))
+    tensors = [Tensor(x) for x in (q, k, v)]
+    for causal, mask in ((None, tuned), (False, False), (True, True)):
+        close(module.attention(*tensors, causal=causal).host, expected(q, k, v, causal=mask).o)
+    assert [launch.causal for launch in driver.launches()] == [tuned, False, True]
+    assert len(driver.compiled) == 2  # once per mask
+    flags = {tuple(each["options"]) for each in driver.compiled}
+    assert flags == {("-std=c++17", "-O3", "-ftz=true", f"-DFLASHGEN_CAUSAL={n}") for n in (0, 1)}
+    for each in driver.compiled:
+        assert (each["arch"], each["no_extern_c"], each["source"]) == ("sm_90", True, module.SOURCE)
+
+
+@pytest.mark.parametrize("scale", [0.0, -2.5, 0.125, 3])
+def test_any_finite_scale(module: Any, driver: Driver, torch: Any, scale: float) -> None:
+    q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
+    close(
+        module.attention(*(Tensor(x) for x in (q, k, v)), scale=scale).host, expected(q, k, v, scale=scale).o
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, D), (2, 0, 5, D), (2, 2, 0, D)])
+def test_without_rows_nothing_is_launched(module: Any, driver: Driver, torch: Any, shape: Any) -> None:
+    kv_shape = (shape[0], shape[1], 3, D)
+    q, k, v = (Tensor(np.empty(s, np.float32)) for s in (shape, kv_shape, kv_shape))
+    o, lse = module.attention(q, k, v, return_lse=True)
+    assert o.shape == shape and lse.shape == shape[:3] and not driver.launches()
+    assert module.attention(*(x.host for x in (q, k, v))).shape == shape
+
+
+def test_without_keys_the_output_is_zero(module: Any, driver: Driver, torch: Any) -> None:
+    q = driver.own(host(1, 2, 5, D))
+    none = np.empty((1, 2, 0, D), np.float32)
+    o, lse = module.attention(Tensor(q), Tensor(none), Tensor(none), return_lse=True)
+    assert np.all(o.host == 0) and np.all(np.isneginf(lse.host))
+    o, lse = module.attention(q, none, none, return_lse=True)
+    assert np.all(o == 0) and np.all(np.isneginf(lse))
+
+
+# ---- launches, streams, contexts, threads ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["4.2.3", "4.2.10"])
+def test_blocks_follow_the_family(step: str, driver: Driver, tmp_path: Path, torch: Any) -> None:
+    variant = steps(D)[step]
+    module = load(tmp_path, variant)
+    q, k, v = qkv(driver, (2, 3, 300, D), (2, 3, 40, D))
+    module.attention(Tensor(q), Tensor(k), Tensor(v))
+    launch = driver.launches()[0]
+    tiles = 1 if step == "4.2.3" else -(-300 // variant.br)
+    assert launch.blocks == 2 * 3 * tiles
+    assert launch.threads == variant.threads()
+    assert launch.smem == module.SMEM_BYTES == variant.smem_bytes(Problem(head_dim=D), preset("h200"))
+
+
+def test_streams_of_every_library(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
+    tensors = [Tensor(x) for x in (q, k, v)]
+    protocol = type("Stream", (), {"__cuda_stream__": lambda self: (0, 0x64)})()
+    streams = (
+        (0x61, 0x61),
+        (SimpleNamespace(cuda_stream=0x62), 0x62),
+        (SimpleNamespace(ptr=0x63), 0x63),
+        (SimpleNamespace(handle=0x65), 0x65),
+        (protocol, 0x64),
+        (1, 1),
+    )
+    for stream, handle in streams:
+        module.attention(*tensors, stream=stream)
+        assert driver.launches()[-1].stream == handle
+        # torch's allocator must hand out memory in the order of the stream that writes it.
+        assert torch.allocated_on == (0 if handle == 1 else handle)
+    with pytest.raises(TypeError, match=r"stream is a builtins\.str"):
+        module.attention(*tensors, stream="default")
+
+
+def test_cupy_allocates_on_the_stream_of_the_launch(module: Any, driver: Driver, cupy: Any) -> None:
+    q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
+    arrays = [cupy.ndarray(x, 1) for x in (q, k, v)]
+    module.attention(*arrays)
+    assert cupy.allocated_on is None
+    module.attention(*arrays, stream=0x90)
+    assert cupy.allocated_on == 0x90
+    assert [launch.stream for launch in driver.launches()] == [1, 0x90]
+
+
+@pytest.mark.parametrize(
+    ("current", "owner", "used"),
+    [
+        (None, PRIMARY, PRIMARY),  # none current: that of the arrays
+        (PRIMARY, PRIMARY, PRIMARY),
+        (OTHER_DEVICE, PRIMARY, PRIMARY),  # another device's is current
+        (PRIMARY, 0xC000, 0xC000),  # the arrays live in a context that PyCUDA made
+        (0xC000, 0, 0xC000),  # memory of a pool: whichever of the device is current
+        (None, 0, PRIMARY),
+        (OTHER_DEVICE, 0, PRIMARY),
+    ],
+)
+def test_runs_in_the_context_of_the_arrays_and_restores_the_callers(
+    module: Any, driver: Driver, current: int | None, owner: int, used: int
+) -> None:
+    arrays = [driver.own(host(1, 2, 5, D, seed=i), 0, owner) for i in range(4)]
+    if current is not None:
+        driver.library.fake_push(current)
+    module.attention(*(Array(x) for x in arrays[:3]), out=Array(arrays[3]))
+    assert driver.launches()[0].context == used
+    now = ctypes.c_int64()
+    driver.library.cuCtxGetCurrent(ctypes.byref(now))
+    assert now.value == (current or 0)
+    assert driver.library.fake_context_depth() == (current is not None)
+
+
+def test_the_primary_context_is_retained_once(module: Any, driver: Driver) -> None:
+    for _ in range(3):
+        module.attention(host(1, 2, 5, D), host(1, 2, 5, D), host(1, 2, 5, D))
+    assert driver.library.fake_calls(b"cuDevicePrimaryCtxRetain") == 1
+
+
+def test_threads_compile_once_and_do_not_disturb_each_other(module: Any, driver: Driver, torch: Any) -> None:
+    results: list[tuple[np.ndarray, np.ndarray]] = []
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        arrays = [driver.own(host(1, 2, 20 + seed, D, seed=10 * seed + i)) for i in range(3)]
+        start.wait()
+        for _ in range(20):
+            o = module.attention(*(Tensor(x) for x in arrays), stream=0x100 + seed)
+            results.append((o.host, expected(*arrays).o))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 80 and len(driver.compiled) == 1
+    for actual, wanted in results:
+        close(actual, wanted)
+    for launch in driver.launches():
+        assert launch.stream == 0x100 + launch.args.seqlen_q - 20
+
+
+def test_a_call_costs_little_beyond_reading_the_arrays(module: Any, driver: Driver, torch: Any) -> None:
+    """About 10 us on an idle core of these days; the bound leaves room for a slow and busy one."""
+    driver.library.fake_reset(0, 9, 0, 232448)
+    q, k, v = qkv(driver, (2, 4, 64, D), (2, 4, 64, D))
+    tensors, out = [Tensor(x) for x in (q, k, v)], Tensor(driver.own(host(2, 4, 64, D)))
+    best = math.inf
+    for _ in range(20):
+        begin = time.perf_counter()
+        for _ in range(50):
+            module.attention(*tensors, out=out)
+        best = min(best, (time.perf_counter() - begin) / 50)
+    assert best < 150e-6
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+def good() -> list[np.ndarray]:
+    return [host(2, 4, 6, D), host(2, 2, 5, D), host(2, 2, 5, D)]
+
+
+def replaced(index: int, array: np.ndarray) -> list[np.ndarray]:
+    arrays = good()
+    arrays[index] = array
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        (replaced(0, host(4, 6, D)), ValueError, r"q has 3 dimensions, .*4 are needed.*q\[None\]"),
+        (replaced(2, host(2, 2, 5, 1, D)), ValueError, r"v has 5 dimensions"),
+        (replaced(0, host(2, 4, 6, 48)), ValueError, r"head dim 48.*serves 32.*flashgen tune --d 48"),
+        (replaced(1, host(2, 2, 7, D)), ValueError, r"k and v differ.*\(2, 2, 7\) and \(2, 2, 5\)"),
+        ([host(3, 4, 6, D), *good()[1:]], ValueError, r"q has the batch 3, k and v have 2"),
+        ([host(2, 3, 6, D), *good()[1:]], ValueError, r"q has 3 heads, k and v have 2"),
+        (
+            replaced(0, host(2, 4, 6, 2 * D)[..., ::2]),
+            ValueError,
+            r"last dimension of q has the stride 2.*contig",
+        ),
+        (
+            replaced(1, host(2, 2, 5, D + 1)[..., :D]),
+            ValueError,
+            r"k starts at.*multiple of 16.*multiples of 4",
+        ),
+        (
+            replaced(2, host(2, 2, 5, D + 4)[..., 1 : D + 1]),
+            ValueError,
+            r"v starts at address 0x.*\.contiguous\(\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["torch", "interface"])
+def test_bad_shapes_and_strides(
+    module: Any, driver: Driver, torch: Any, kind: str, arrays: list[np.ndarray], error: Any, message: str
+) -> None:
+    wrapped = [(Tensor if kind == "torch" else Array)(driver.own(x)) for x in arrays]
+    out = wrapped[0].host.shape
+    given = Tensor(np.empty(out, np.float32)) if kind == "torch" else Array(np.empty(out, np.float32))
+    with pytest.raises(error, match=message):
+        module.attention(*wrapped, out=given)
+    assert not driver.launches()
+
+
+def test_bad_types_and_devices_of_tensors(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = (driver.own(x) for x in good())
+    with pytest.raises(TypeError, match=r"k is torch\.float64, not torch\.float32: pass k\.float\(\)"):
+        module.attention(Tensor(q), Tensor(k.astype(np.float64)), Tensor(v))
+    with pytest.raises(ValueError, match=r"v is on the device 'cpu'; move it with v\.cuda\(\)"):
+        module.attention(Tensor(q), Tensor(k), Tensor(v, device=-1))
+    with pytest.raises(ValueError, match="q is on device 0, k on device 1"):
+        module.attention(Tensor(q), Tensor(k, device=1), Tensor(v))
+    with pytest.raises(RuntimeError, match=r"requires a gradient.*forward only.*torch\.no_grad\(\)"):
+        module.attention(Tensor(q, requires_grad=True), Tensor(k), Tensor(v))
+    torch.grad = False
+    close(module.attention(Tensor(q, requires_grad=True), Tensor(k), Tensor(v)).host, expected(q, k, v).o)
+    with pytest.raises(
+        TypeError, match=r"q is a .*Tensor, but v a numpy\.ndarray; pass arrays of one library"
+    ):
+        module.attention(Tensor(q), Tensor(k), v)
+    with pytest.raises(TypeError, match="pass arrays of one library"):
+        module.attention(Tensor(q), Array(k), Tensor(v))
+    with pytest.raises(TypeError, match=r"q is a numpy array, but k a .*Tensor"):
+        module.attention(q, Tensor(k), v)
+
+
+def test_bad_types_and_devices_of_other_arrays(module: Any, driver: Driver) -> None:
+    q, k, v = (driver.own(x) for x in good())
+    out = Array(driver.own(host(2, 4, 6, D)))
+    with pytest.raises(TypeError, match="v has the type '<f2', not float32"):
+        module.attention(Array(q), Array(k), Array(v.astype(np.float16)), out=out)
+    with pytest.raises(TypeError, match=r"q is a builtins\.list; pass torch tensors"):
+        module.attention(q.tolist(), k.tolist(), v.tolist())
+    far = Array(driver.own(host(2, 2, 5, D), device=1, context=OTHER_DEVICE))
+    with pytest.raises(ValueError, match="q is on device 0, v on device 1"):
+        module.attention(Array(q), Array(k), far, out=out)
+    stray = host(2, 2, 50000, D)
+    with pytest.raises(ValueError, match=r"k points to 0x.*not memory of a CUDA device"):
+        module.attention(Array(q), Array(stray), Array(stray), out=out)
+    with pytest.raises(TypeError, match=r"k is float64, not float32: pass k\.astype"):
+        module.attention(q, k.astype(np.float64), v)
+    records = np.zeros((2, 4, 6, D), [("x", np.float32), ("y", np.int8)])["x"]
+    with pytest.raises(ValueError, match="multiples of 4"):
+        module.attention(Array(records), Array(k), Array(v), out=out)
+
+
+def test_bad_outputs(module: Any, driver: Driver, torch: Any) -> None:
+    arrays = [driver.own(x) for x in good()]
+    q, k, v = (Tensor(x) for x in arrays)
+    with pytest.raises(ValueError, match=r"out has \(batch, heads, seqlen\) \(2, 4, 7\), q has \(2, 4, 6\)"):
+        module.attention(q, k, v, out=Tensor(host(2, 4, 7, D)))
+    with pytest.raises(TypeError, match=r"out is torch\.float16"):
+        module.attention(q, k, v, out=Tensor(host(2, 4, 6, D).astype(np.float16)))
+    with pytest.raises(ValueError, match="out overlaps itself"):
+        module.attention(q, k, v, out=Tensor(np.broadcast_to(host(1, 4, 6, D), (2, 4, 6, D))))
+    same = Tensor(driver.own(host(2, 4, 6, D)))
+    with pytest.raises(ValueError, match="out is the memory of k or v"):
+        module.attention(q, same, same, out=same)
+    others = [Array(x) for x in arrays]
+    with pytest.raises(ValueError, match="out is read-only"):
+        module.attention(*others, out=Array(host(2, 4, 6, D), read_only=True))
+    with pytest.raises(ValueError, match=r"out has the shape \(2, 4, 7, 32\), q has \(2, 4, 6, 32\)"):
+        module.attention(*arrays, out=np.empty((2, 4, 7, D), np.float32))
+    frozen = np.empty((2, 4, 6, D), np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        module.attention(*arrays, out=frozen)
+
+
+@pytest.mark.parametrize("scale", [math.inf, math.nan, 1e39])
+def test_bad_scales(module: Any, driver: Driver, scale: float) -> None:
+    with pytest.raises(ValueError, match=r"scale is .*finite float32"):
+        module.attention(*(Array(driver.own(x)) for x in good()), scale=scale)
+
+
+def test_bad_layout_and_too_many_blocks(module: Any, driver: Driver, torch: Any) -> None:
+    with pytest.raises(ValueError, match="layout is 'bhds'; choose 'bhsd' or 'bshd'"):
+        module.attention(*good(), layout="bhds")
+    tiny = driver.own(host(1, 1, 1, D))
+    huge = Tensor(np.lib.stride_tricks.as_strided(tiny, (2**31, 1, 1, D), (0, 0, 0, 4)))
+    other = driver.own(host(1, 1, 1, D))
+    out = Tensor(np.lib.stride_tricks.as_strided(other, (2**31, 1, 1, D), (4 * D, 0, 0, 4)))
+    with pytest.raises(ValueError, match="2147483648 blocks exceed"):
+        module.attention(huge, huge, huge, out=out)
+
+
+# ---- what may be missing -----------------------------------------------------------------------------------
+
+
+def attempt(module: Any) -> None:
+    module.attention(*good())
+
+
+def test_no_driver(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    with pytest.raises(RuntimeError, match=r"NVIDIA GPU and its driver are needed: libcuda\.so\.1"):
+        attempt(module)
+
+
+def test_a_driver_too_old(module: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        def __getattr__(self, name: str) -> Any:
+            if name == "cuLibraryLoadData":
+                raise AttributeError(name)
+            return getattr(library, name)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Old())
+    with pytest.raises(RuntimeError, match=r"no cuLibrary.*CUDA 12\.0 or newer"):
+        attempt(module)
+
+
+def test_no_pycuda(module: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pycuda", "pycuda.compiler", "pycuda.driver"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="pip install pycuda"):
+        attempt(module)
+
+
+def test_no_nvcc(module: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    with pytest.raises(RuntimeError, match=r"nvcc.*was not found.*pip install nvidia-cuda-nvcc"):
+        attempt(module)
+
+
+@pytest.mark.parametrize(
+    ("capability", "needed"), [((6, 1), r"CUDA 12\.9 or older \(13 dropped"), ((13, 0), "a newer CUDA")]
+)
+def test_an_nvcc_that_does_not_serve_the_card(
+    module: Any, driver: Driver, capability: tuple[int, int], needed: str
+) -> None:
+    driver.library.fake_reset(D, *capability, 232448)
+    error = sys.modules["pycuda.driver"].CompileError  # type: ignore[attr-defined]
+    arch = 10 * capability[0] + capability[1]
+    sys.modules["pycuda.compiler"].failure = error(  # type: ignore[attr-defined]
+        f"nvcc fatal   : Unsupported gpu architecture 'compute_{arch}'"
+    )
+    with pytest.raises(RuntimeError, match=rf"does not compile for sm_{arch}; install {needed}"):
+        attempt(module)
+
+
+def test_a_compiler_that_fails_says_why(module: Any, driver: Driver) -> None:
+    error = sys.modules["pycuda.driver"].CompileError  # type: ignore[attr-defined]
+    sys.modules["pycuda.compiler"].failure = error("kernel.cu(3): error: host compiler gone")  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="host compiler gone"):
+        attempt(module)
+
+
+def test_a_cache_that_fails_is_done_without(module: Any, driver: Driver) -> None:
+    sys.modules["pycuda.compiler"].failure = PermissionError("read-only home")  # type: ignore[attr-defined]
+    attempt(module)
+    assert [each["cache_dir"] for each in driver.compiled] == [None, False]
+
+
+def test_a_half_written_cubin_is_compiled_afresh(module: Any, driver: Driver) -> None:
+    driver.library.fake_fail_load(200)
+    attempt(module)
+    assert [each["cache_dir"] for each in driver.compiled] == [None, False]
+    assert driver.library.fake_calls(b"cuLibraryLoadData") == 2
+
+
+def test_a_card_with_too_little_shared_memory(module: Any, driver: Driver) -> None:
+    driver.library.fake_reset(D, 7, 5, module.SMEM_BYTES - 1)
+    needed = rf"{module.SMEM_BYTES} bytes.*sm_75.* allows {module.SMEM_BYTES - 1}; .*sm_90: run flashgen tune"
+    with pytest.raises(RuntimeError, match=needed):
+        attempt(module)
+
+
+def test_a_launch_that_fails_is_told_and_the_context_restored(module: Any, driver: Driver) -> None:
+    driver.library.fake_fail_launch(2)
+    with pytest.raises(
+        RuntimeError, match=r"launching on stream 0x0.*CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+    ):
+        attempt(module)
+    assert driver.library.fake_context_depth() == 0
+
+
+# ---- as a program ------------------------------------------------------------------------------------------
+
+
+def test_run_as_a_program_it_checks_and_times_itself(
+    driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load(tmp_path, batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=64, seqlen_k=64)
+    assert module._main() == 0
+    told = capsys.readouterr().out
+    flops = 4 * 2 * 64 * 64 * D
+    assert "head dim 32" in told and f"on Fake: 250.0 us, {flops / 250e-6 / 1e12:.1f} TFLOP/s" in told
+    assert "correct" in told
+    driver.library.fake_reset(D // 2, 9, 0, 232448)  # half of each row stays unwritten
+    assert module._main() == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_without_a_gpu_it_says_what_it_is(
+    module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    assert module._main() == 1
+    told = capsys.readouterr().out
+    assert "Flash attention" in told and "Not run here: an NVIDIA GPU" in told
+
+
+@pytest.fixture(autouse=True)
+def _no_bytecode(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Emitted files share a name across tests: a cached one must not stand in for another."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield
