@@ -1,0 +1,423 @@
+"""The command line: one thin function per command. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+
+from ..gen.families import family_named
+from ..gen.limits import PRESETS
+from .cache import DISK_ERRORS
+from .device import FlashgenError
+from .options import Shape, UsageError, checked, parse_families, parse_settings
+from .version import flashgen_version
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="flashgen",
+    help="Generates and tunes flash-attention kernels for one GPU and one kind of problem.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+DEFAULT_FAMILY = "simt"
+DEFAULT_OUT = Path("out")
+
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="A CUDA card (0) or an emulated one (sim:gtx-1080).")
+]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="Data type; f32 by default.")]
+HeadDim = Annotated[int | None, typer.Option("--d", "--head-dim", help="Head dim, 1 to 256; 64 by default.")]
+Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; 4 by default.")]
+Heads = Annotated[int | None, typer.Option("--heads", help="Query heads; 16 by default.")]
+KvHeads = Annotated[
+    int | None, typer.Option("--kv-heads", help="Key/value heads, a divisor of --heads; as many by default.")
+]
+Seqlen = Annotated[int | None, typer.Option("--seqlen", help="Length of queries and keys; 4096 by default.")]
+SeqlenQ = Annotated[int | None, typer.Option("--seqlen-q", help="Length of the queries alone.")]
+SeqlenK = Annotated[int | None, typer.Option("--seqlen-k", help="Length of keys and values alone.")]
+Causal = Annotated[
+    bool | None, typer.Option("--causal/--no-causal", help="Causal mask, aligned bottom-right.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Hold a parameter of the family; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Processes to compile with; all cores by default.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the search and of the test data.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the tuned kernels.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="FILE|URL",
+        help="Where trials are kept: an SQLite file, a .journal file or a database URL; "
+        "tuning.sqlite3 in the out folder by default.",
+    ),
+]
+
+
+def main() -> None:
+    """The entry point of the ``flashgen`` program."""
+    app()
+
+
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """What the user can mend ends a command with one message and exit code 1 or 2, without a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        as_json = bool(kwargs.get("json_"))
+        try:
+            command(*args, **kwargs)
+        except FlashgenError as error:
+            _fail(str(error), 2 if isinstance(error, UsageError) else 1, as_json)
+        except KeyboardInterrupt:
+            _fail("interrupted", 1, as_json)
+        except BrokenPipeError:
+            # The reader has gone; without this, closing stdout at exit complains once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(f"{where}{error.strerror}; free some space or mend the permissions", 1, as_json)
+
+    return run
+
+
+def _fail(message: str, code: int, as_json: bool) -> None:
+    if as_json:
+        _print_json({"error": message, "exit_code": code})
+    Console(stderr=True).print(
+        f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
+    raise typer.Exit(code)
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+
+
+def _console(as_json: bool) -> Console:
+    """Where people read: stdout, or stderr when stdout is for JSON alone."""
+    return Console(stderr=as_json)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
+    stop = threading.Event()
+
+    def handle(signum: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        note(f"{signal.Signals(signum).name}: ending with the best so far (again to drop it)")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flashgen {flashgen_version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _flashgen(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("tune")
+@reports_errors
+def tune_command(
+    device: DeviceOption = "0",
+    dtype: Dtype = None,
+    head_dim: HeadDim = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    seqlen: Seqlen = None,
+    seqlen_q: SeqlenQ = None,
+    seqlen_k: SeqlenK = None,
+    causal: Causal = None,
+    family: Annotated[
+        list[str] | None, typer.Option("--family", metavar="NAME", help="Kernel family; repeatable.")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials", min=1, help="Variants to try in all; 200 by default, 24 on an emulated card."
+        ),
+    ] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Time to search for.")] = None,
+    settings: Settings = None,
+    seed: Seed = 0,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Searches for the fastest variant and writes it to the out folder.
+
+    Example: [bold]flashgen tune --device sim:gtx-1080 --d 64[/bold]
+
+    The same command resumes an interrupted run; Ctrl-C ends one with the best so far.
+    """
+    from .console import RunView, show_result
+    from .devices import resolve
+    from .study import default_storage
+    from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions, tune
+
+    shape = Shape(
+        dtype=dtype,
+        head_dim=head_dim,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen=seqlen,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=causal,
+    )
+    problem = shape.problem()
+    families = parse_families(family or [DEFAULT_FAMILY])
+    if settings and len(families) > 1:
+        raise UsageError("--set holds parameters of one family; name just one with --family")
+    held = parse_settings(next(iter(families)), settings or [])
+    card = resolve(device)
+    if trials is None and minutes is None:
+        trials = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
+    options = TuneOptions(
+        device=card,
+        problem=problem,
+        families=families,
+        held=held,
+        trials=trials,
+        minutes=minutes,
+        seed=seed,
+        storage=storage or default_storage(out),
+        out=out,
+        jobs=jobs or _cores(),
+    )
+    console = _console(json_)
+    with RunView(console) as view, _ends_softly(view.note) as stop:
+        result = tune(options, report=view, stop=stop)
+    if json_:
+        _print_json(result.to_dict())
+    else:
+        show_result(console, result)
+
+
+@app.command("space")
+@reports_errors
+def space_command(
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="DEVICE", help="A card (0), a preset (gtx-1080) or sim:gtx-1080."),
+    ] = "0",
+    dtype: Dtype = None,
+    head_dim: HeadDim = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    seqlen: Seqlen = None,
+    seqlen_q: SeqlenQ = None,
+    seqlen_k: SeqlenK = None,
+    causal: Causal = None,
+    family: Annotated[str, typer.Option("--family", metavar="NAME", help="Kernel family.")] = DEFAULT_FAMILY,
+    settings: Settings = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Shows what each rule removes from a family's space, and the survivors.
+
+    Example: [bold]flashgen space --device sim:rtx-3090 --d 64 --set bc=128 --set stages=2[/bold]
+
+    With --set, also says whether that variant is legal, and which number stands against which limit.
+    """
+    from .console import show_space
+    from .devices import limits_named
+    from .prior import prior_of
+    from .spaceview import view_space
+
+    problem = Shape(
+        dtype=dtype,
+        head_dim=head_dim,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen=seqlen,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=causal,
+    ).problem()
+    kind = checked(lambda: family_named(family))
+    held = parse_settings(kind, settings or [])
+    limits = limits_named(device)
+    view = view_space(
+        kind, problem, limits, held, prior_of(problem, limits), count=limit, jobs=jobs or _cores()
+    )
+    if json_:
+        _print_json(view.to_dict())
+    else:
+        show_space(_console(False), view)
+
+
+@app.command("emit")
+@reports_errors
+def emit_command(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: best.cu or best.py.")],
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="For this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", metavar="NAME", help="For the card of this name, which need not be here."),
+    ] = None,
+    dtype: Dtype = None,
+    head_dim: HeadDim = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    seqlen: Seqlen = None,
+    seqlen_q: SeqlenQ = None,
+    seqlen_k: SeqlenK = None,
+    causal: Causal = None,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None,
+    settings: Settings = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Writes the best known kernel: the last tuned one, or the best for what the options ask.
+
+    Example: [bold]flashgen emit best.py --device 0 --d 64 --causal[/bold]
+
+    Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
+    capability, the same mask, the nearest lengths and number of heads. With --set, that variant is rendered
+    untuned.
+    """
+    from .devices import limits_named
+    from .emitting import (
+        best_guess,
+        check_target,
+        choose,
+        complete,
+        emit_untuned,
+        known_kernels,
+        write_target,
+    )
+    from .prior import prior_of
+    from .study import default_storage
+
+    check_target(target)
+    if device is not None and preset is not None:
+        raise UsageError("--device and --preset both name the card; give one")
+    name = preset if preset is not None else device
+    if preset is not None and preset not in PRESETS:
+        limits_named(f"sim:{preset}")
+    limits = None if name is None else limits_named(name)
+    shape = Shape(
+        dtype=dtype,
+        head_dim=head_dim,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen=seqlen,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=causal,
+    )
+    problem = shape.problem()
+    kind = None if family is None else checked(lambda: family_named(family))
+    chosen = kind or family_named(DEFAULT_FAMILY)
+    workers = jobs or _cores()
+    known = known_kernels(out, storage or default_storage(out), storage is not None)
+
+    if settings:
+        held = parse_settings(chosen, settings)
+        if limits is None:
+            raise UsageError("--set needs a card to render for; name one with --device or --preset")
+        variant = complete(chosen, problem, limits, held, chosen(), jobs=workers)
+        how = f"the variant asked for, untuned: {problem.name} for {limits.name}"
+        emitted = emit_untuned(variant, problem, limits, how, target.suffix)
+    else:
+        emitted = choose(
+            known,
+            shape,
+            limits,
+            kind,
+            target.suffix,
+            fallback=lambda p, card: best_guess(chosen, p, card, {}, prior_of(p, card), jobs=workers),
+        )
+    write_target(target, emitted.text)
+    if json_:
+        _print_json({"target": str(target), **emitted.to_dict()})
+    else:
+        from .console import show_emitted
+
+        show_emitted(_console(False), target, emitted)
+
+
+@app.command("devices")
+@reports_errors
+def devices_command(json_: Json = False) -> None:
+    """Lists the cards here, the presets and the toolchain, what is missing and how to get it.
+
+    Example: [bold]flashgen devices --json[/bold]
+    """
+    from .console import show_devices
+    from .devices import cards, survey
+
+    found, trouble = cards()
+    tools = survey()
+    if json_:
+        _print_json(
+            {
+                "cards": [{"spec": c.spec, "driver": c.driver, **c.limits.to_dict()} for c in found],
+                "no_card_because": trouble,
+                "presets": {name: limits.to_dict() for name, limits in PRESETS.items()},
+                "tools": [vars(tool) for tool in tools],
+            }
+        )
+    else:
+        show_devices(_console(False), found, trouble, tools)

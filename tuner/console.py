@@ -1,0 +1,336 @@
+"""What a person reads: progress of a run, tables and verdicts. JSON never passes through here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from ..gen.limits import KIB, PRESETS, DeviceLimits
+from ..gen.problem import Problem
+from ..gen.variant import Value, Variant
+from .cuda import CudaDevice
+from .devices import Tool
+from .emitting import Emitted
+from .outcome import Measurement, Outcome
+from .spaceview import SpaceView
+from .tune import Event, FinalsStarted, SpaceReady, TrialDone, TuneResult
+
+#: Without a terminal, a line at least this often, so that a log shows the run is alive.
+LINE_SECONDS = 20.0
+
+
+def microseconds(us: float) -> str:
+    """A time in the unit that reads best."""
+    if us >= 1e6:
+        return f"{us / 1e6:.3f} s"
+    return f"{us / 1e3:.3f} ms" if us >= 1e3 else f"{us:.1f} us"
+
+
+def changed_settings(variant: Variant) -> str:
+    """The parameters that are not the family's defaults, as ``--set`` takes them."""
+    default = {p.name: p.default for p in variant.parameters()}
+    changed = [f"{k}={word(v)}" for k, v in variant.to_dict().items() if v != default[k]]
+    return " ".join(changed) or "defaults"
+
+
+def word(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def figures(measurement: Measurement) -> str:
+    kind = "predicted " if measurement.predicted else ""
+    return f"{kind}{microseconds(measurement.median_us)}, {measurement.tflops:.2f} TFLOP/s"
+
+
+class RunView:
+    """Shows the events of a tuning run: a live bar on a terminal, a few lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._task = None
+        self._best: Outcome | None = None
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> RunView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case SpaceReady():
+                self._space(event)
+            case TrialDone():
+                self._trial(event)
+            case FinalsStarted():
+                self._stop()
+                self._print(f"timing the {len(event.finalists)} fastest once more, in turns")
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def _space(self, event: SpaceReady) -> None:
+        self._stop()
+        earlier = f", {event.earlier} of them tried by earlier runs" if event.earlier else ""
+        how = "; swept whole" if event.sweeps else ""
+        self._print(
+            f"{event.family}: {event.legal} legal variants of {event.total}{earlier}{how} "
+            f"(enumerated in {event.seconds:.1f} s)"
+        )
+        if self._console.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn(event.family),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[best]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._progress.add_task(
+                event.family, total=event.budget, completed=event.earlier, best="compiling the first variants"
+            )
+            self._progress.start()
+
+    def _trial(self, event: TrialDone) -> None:
+        improved = event.best is not None and event.best is not self._best
+        self._best = event.best
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=event.number, best=self._best_text())
+            return
+        overdue = time.monotonic() - self._last_line > LINE_SECONDS
+        if improved or overdue:
+            budget = f"/{event.budget}" if event.budget else ""
+            self._print(f"trial {event.number}{budget}: {self._best_text()}")
+
+    def _best_text(self) -> str:
+        if self._best is None or self._best.measurement is None:
+            return "nothing works yet"
+        return f"best {figures(self._best.measurement)} ({changed_settings(self._best.variant)})"
+
+    def _print(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def show_result(console: Console, result: TuneResult) -> None:
+    """The winner, the finalists, what failed and where the files are."""
+    kernel, m = result.kernel, result.kernel.measurement
+    kind = "predicted, not measured" if m.predicted else "measured"
+    table = Table(title=f"{kernel.problem.name} on {escape(kernel.device)} ({kind})", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("variant", f"{kernel.variant.family}: {settings_words(kernel.variant)}")
+    table.add_row("predicted time" if m.predicted else "median", microseconds(m.median_us))
+    if not m.predicted:
+        table.add_row("spread", f"{100 * m.spread:.1f} % between quartiles, {len(m.times_us)} times")
+    table.add_row("speed", f"{m.tflops:.2f} TFLOP/s{' (predicted)' if m.predicted else ''}")
+    table.add_row(
+        "registers",
+        f"{m.registers} per thread" + (f", {m.spill_bytes} bytes spilled" if m.spill_bytes else ""),
+    )
+    table.add_row("shared memory", f"{m.smem_bytes} bytes per block")
+    table.add_row("occupancy", f"{100 * m.occupancy:.0f} %")
+    table.add_row("error", f"{m.error:.1e} against float64")
+    table.add_row("trials", trial_words(result))
+    table.add_row("trials kept in", result.storage)
+    console.print(table)
+    if len(result.finalists) > 1:
+        console.print(finalists_table(result.finalists))
+    if result.reasons:
+        console.print(reasons_table(result.reasons))
+    if result.kept_faster is not None:
+        console.print(
+            f"with parameters held nothing faster was found than {result.kept_faster}, which stays as it is",
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
+        for path in (result.paths.cu, result.paths.py, result.paths.json):
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True, markup=False)
+    if result.interrupted:
+        console.print("stopped early; the same command goes on from here", highlight=False)
+
+
+def settings_words(variant: Variant) -> str:
+    return " ".join(f"{k}={word(v)}" for k, v in variant.to_dict().items())
+
+
+def trial_words(result: TuneResult) -> str:
+    counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
+    earlier = f" and {result.trials_earlier} of earlier runs" if result.trials_earlier else ""
+    return f"{result.trials_run} in {result.seconds:.0f} s{earlier}: {counts}"
+
+
+def finalists_table(finalists: Sequence[Outcome]) -> Table:
+    table = Table(title="finalists, timed in turns")
+    for name, justify in (("median", "right"), ("spread", "right"), ("error", "right"), ("variant", "left")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    ordered = sorted(finalists, key=lambda o: o.measurement.median_us if o.measurement else float("inf"))
+    for outcome in ordered:
+        m = outcome.measurement
+        if m is None:
+            table.add_row(
+                "-", "-", "-", f"{changed_settings(outcome.variant)}: {outcome.status}, {outcome.reason}"
+            )
+        else:
+            spread = "predicted" if m.predicted else f"{100 * m.spread:.1f} %"
+            table.add_row(
+                microseconds(m.median_us), spread, f"{m.error:.1e}", changed_settings(outcome.variant)
+            )
+    return table
+
+
+def reasons_table(reasons: Mapping[str, int], *, most: int = 8) -> Table:
+    table = Table(title="failures by reason")
+    table.add_column("trials", justify="right")
+    table.add_column("reason", overflow="fold")
+    for reason, count in list(reasons.items())[:most]:
+        table.add_row(str(count), escape(reason))
+    if len(reasons) > most:
+        table.add_row(str(sum(list(reasons.values())[most:])), "other reasons")
+    return table
+
+
+def problem_words(problem: Problem) -> str:
+    mask = "causal" if problem.causal else "no mask"
+    heads = str(problem.num_q_heads)
+    if problem.num_kv_heads != problem.num_q_heads:
+        heads += f" (kv {problem.num_kv_heads})"
+    lengths = f"seqlen {problem.seqlen_q}"
+    if problem.seqlen_k != problem.seqlen_q:
+        lengths = f"seqlen_q {problem.seqlen_q}, seqlen_k {problem.seqlen_k}"
+    return f"{problem.dtype}, batch {problem.batch}, heads {heads}, {lengths}, d {problem.head_dim}, {mask}"
+
+
+def show_space(console: Console, view: SpaceView) -> None:
+    """What each rule removed, the survivors and, for held parameters, the verdict."""
+    catalogue = view.catalogue
+    limits, problem = catalogue.limits, catalogue.problem
+    rules = Table(title=f"{catalogue.family.family}, {problem_words(problem)}, {limits.name} ({limits.sm})")
+    rules.add_column("rule")
+    rules.add_column("variants", justify="right")
+    rules.add_row("all combinations", f"{catalogue.total:,}")
+    for name, count in sorted(catalogue.removed.items(), key=lambda each: -each[1]):
+        rules.add_row(f"removed by {name}", f"{count:,}")
+    rules.add_row("legal", f"{len(catalogue):,}", style="bold")
+    console.print(rules)
+    if view.survivors:
+        console.print(survivors_table(view))
+    if view.verdict is not None:
+        show_verdict(console, view)
+
+
+def survivors_table(view: SpaceView) -> Table:
+    """The survivors; a parameter has a column only where they differ."""
+    settings = [s.variant.to_dict() for s in view.survivors]
+    differing = [name for name in settings[0] if len({each[name] for each in settings}) > 1]
+    table = Table(
+        title=f"the {len(view.survivors)} fastest predicted of {view.looked_at} looked at "
+        f"({len(view.catalogue):,} legal)"
+    )
+    for heading in ("predicted", "smem", "regs", "blocks"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("differing", overflow="fold")
+    for survivor, values in zip(view.survivors, settings, strict=True):
+        table.add_row(
+            microseconds(survivor.predicted_us or 0.0),
+            str(survivor.smem_bytes),
+            f"~{survivor.registers}",
+            str(survivor.blocks_per_sm),
+            " ".join(f"{name}={word(values[name])}" for name in differing),
+        )
+    same = [f"{name}={word(value)}" for name, value in settings[0].items() if name not in differing]
+    table.caption = f"smem in bytes, registers estimated; the same in all: {' '.join(same)}"
+    return table
+
+
+def show_verdict(console: Console, view: SpaceView) -> None:
+    verdict, limits = view.verdict, view.catalogue.limits
+    assert verdict is not None
+    lines = [f"{verdict.variant.family}: {settings_words(verdict.variant)}"]
+    if verdict.completed:
+        lines.append(f"(not given, so at their defaults: {', '.join(verdict.completed)})")
+    if verdict.use is None:
+        lines.append(f"illegal: {verdict.rule}: {verdict.reason}")
+        if len(view.catalogue):
+            lines.append(f"but {len(view.catalogue):,} variants with the held parameters are legal")
+    else:
+        use = verdict.use
+        lines += [
+            "legal:",
+            f"  shared memory: needs {use.smem_bytes} bytes, {limits.sm} allows {limits.smem_per_block}",
+            f"  registers: about {use.registers} per thread, {limits.max_registers_per_thread} allowed",
+            f"  threads: {use.threads} per block, {limits.max_threads_per_block} allowed",
+            f"  occupancy: {use.blocks_per_sm} blocks per SM, {100 * use.occupancy:.0f} % of its threads",
+            f"  predicted: {microseconds(use.predicted_us or 0.0)}",
+        ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_emitted(console: Console, target: Path, emitted: Emitted) -> None:
+    lines = [f"wrote {target}: {emitted.how}", f"{emitted.variant.family}: {settings_words(emitted.variant)}"]
+    if emitted.measurement is not None:
+        lines.append(figures(Measurement.from_dict(dict(emitted.measurement))))
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_devices(console: Console, cards: Sequence[CudaDevice], trouble: str, tools: Sequence[Tool]) -> None:
+    """Cards, presets and tools."""
+    if cards:
+        console.print(cards_table("cards", {card.spec: card.limits for card in cards}))
+        console.print(f"driver {cards[0].driver}", highlight=False)
+    else:
+        console.print(f"no card: {trouble}", markup=False, highlight=False, soft_wrap=True)
+    console.print(cards_table("presets (--device sim:NAME emulates one)", PRESETS))
+    table = Table(title="tools")
+    table.add_column("tool")
+    table.add_column("found, or how to get it", overflow="fold")
+    table.add_column("needed for", overflow="fold")
+    for tool in tools:
+        text = escape(tool.found) if tool.found else f"[red]missing[/red]: {escape(tool.missing)}"
+        table.add_row(tool.name, text, escape(tool.needed_for))
+    console.print(table)
+
+
+def cards_table(title: str, cards: Mapping[str, DeviceLimits]) -> Table:
+    table = Table(title=title)
+    table.add_column("device", no_wrap=True)
+    table.add_column("card")
+    for heading in ("sm", "SMs", "KiB/block", "MHz", "GB/s", "fp32 TFLOP/s"):
+        table.add_column(heading, justify="right")
+    for spec, card in cards.items():
+        table.add_row(
+            spec,
+            escape(card.name),
+            str(card.arch),
+            str(card.num_sms),
+            f"{card.smem_per_block / KIB:g}",
+            str(card.clock_mhz),
+            str(card.dram_gbps),
+            f"{card.fp32_tflops:.1f}",
+        )
+    return table

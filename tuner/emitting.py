@@ -1,0 +1,239 @@
+"""Choosing and writing the kernel of `flashgen emit`: a tuned one, or a variant asked for untuned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..gen.emit import emit_cuda, emit_module
+from ..gen.kernel import Kernel
+from ..gen.limits import PRESETS, DeviceLimits
+from ..gen.problem import Problem
+from ..gen.render import render
+from ..gen.variant import Illegal, Value, Variant
+from . import library
+from .catalogue import build_catalogue
+from .device import FlashgenError
+from .kept import kernels_in_storage
+from .options import Shape, UsageError
+from .prior import Prior
+from .search import predicted_fastest
+
+SUFFIXES = (".cu", ".py")
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What was written, and in one sentence why that kernel."""
+
+    text: str
+    how: str
+    tuned: bool
+    predicted: bool
+    problem: Problem
+    variant: Variant
+    device: str
+    arch: int
+    measurement: Mapping[str, Any] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "how": self.how,
+            "tuned": self.tuned,
+            "predicted": self.predicted,
+            "problem": self.problem.to_dict(),
+            "family": self.variant.family,
+            "variant": self.variant.to_dict(),
+            "device": self.device,
+            "arch": self.arch,
+            "measurement": self.measurement,
+        }
+
+
+def check_target(target: Path) -> None:
+    """Raises UsageError unless the target is a .cu or .py file, FlashgenError where it cannot be written."""
+    if target.suffix not in SUFFIXES:
+        raise UsageError(f"cannot emit {target.name!r}; name the file .cu (CUDA C++) or .py (Python module)")
+    if target.suffix == ".py" and not target.stem.isidentifier():
+        raise UsageError(f"{target.name!r} could not be imported; name the module as Python names variables")
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder; name a file in it")
+
+
+def write_target(target: Path, text: str) -> None:
+    """Writes the file whole or not at all. Raises FlashgenError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        library.write_text(target, text)
+    except OSError as error:
+        raise FlashgenError(
+            f"{target} cannot be written: {error.strerror or error}; free some space or name another file"
+        ) from error
+
+
+def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
+    """The kernels of the library folders, then those that only the trials' storage holds."""
+    found = library.entries(library.folders(out))
+    if storage_named or Path(storage).exists():
+        have = {(e.slug, e.kernel.problem, e.kernel.variant) for e in found}
+        try:
+            kept = kernels_in_storage(storage)
+        except FlashgenError:
+            if storage_named:
+                raise
+            kept = []
+        found += [e for e in kept if (e.slug, e.kernel.problem, e.kernel.variant) not in have]
+    return found
+
+
+def emit_tuned(match: library.Match, suffix: str) -> Emitted:
+    """The matched kernel as it was written when it was tuned."""
+    entry = match.entry
+    tuned = entry.kernel
+    if entry.rendered is not None:
+        text = _text(entry.rendered, suffix, tuned.device, tuned.measurement.to_dict())
+    else:
+        assert entry.json_path is not None
+        path = entry.json_path.with_suffix(suffix)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise FlashgenError(f"{path} cannot be read: {error.strerror or error}; tune again") from error
+    return Emitted(
+        text,
+        match.how,
+        True,
+        entry.predicted,
+        tuned.problem,
+        tuned.variant,
+        tuned.device,
+        tuned.arch,
+        tuned.measurement.to_dict(),
+    )
+
+
+def emit_untuned(variant: Variant, problem: Problem, limits: DeviceLimits, how: str, suffix: str) -> Emitted:
+    """A variant rendered without having been tried. Raises UsageError for an illegal one."""
+    try:
+        kernel = render(variant, problem, limits)
+    except Illegal as error:
+        raise UsageError(
+            f"{error}; {variant.name} cannot run {problem.name} on {limits.name}: change it with --set, "
+            "`flashgen space` lists what is legal"
+        ) from error
+    text = _text(kernel, suffix, limits.name, None)
+    return Emitted(text, how, False, False, problem, variant, limits.name, limits.arch, None)
+
+
+def choose(
+    known: list[library.Entry],
+    shape: Shape,
+    limits: DeviceLimits | None,
+    family: type[Variant] | None,
+    suffix: str,
+    *,
+    fallback: Callable[[Problem, DeviceLimits], Variant],
+) -> Emitted:
+    """The best known kernel for what was asked; ``fallback`` gives a variant where nothing is known.
+
+    Raises:
+        FlashgenError: nothing was asked for and nothing was ever tuned.
+    """
+    if limits is None and not shape.is_given and family is None:
+        match = library.last_tuned(known)
+        if match is None:
+            raise FlashgenError(
+                "nothing was tuned yet; tune with `flashgen tune --device 0 --d 64` (--device sim:gtx-1080 "
+                "without a GPU), or emit an untuned kernel with --preset or --device"
+            )
+        return emit_tuned(match, suffix)
+    if limits is None:
+        limits = _card_of_last(known)
+    problem = shape.problem()
+    match = library.find(known, problem, limits, family=family, any_shape=not shape.has_sizes)
+    if match is not None:
+        return emit_tuned(match, suffix)
+    how = (
+        f"nothing was tuned for {problem.dtype}, head dim {problem.head_dim} on {limits.name}: this is the "
+        "cost model's guess, untuned; `flashgen tune` finds better"
+    )
+    return emit_untuned(fallback(problem, limits), problem, limits, how, suffix)
+
+
+def best_guess(
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    held: Mapping[str, Value],
+    prior: Prior,
+    *,
+    jobs: int = 1,
+) -> Variant:
+    """The variant the cost model calls fastest. Raises UsageError when none is legal."""
+    catalogue = build_catalogue(family, problem, limits, held, jobs=jobs)
+    if not len(catalogue):
+        held_words = " with " + " ".join(f"{k}={v}" for k, v in held.items()) if held else ""
+        raise UsageError(
+            f"no variant of {family.family!r}{held_words} is legal for {problem.name} on {limits.name}; "
+            "`flashgen space` says which rules remove them"
+        )
+    return catalogue.variant(predicted_fastest(catalogue, prior, random.Random(0))[0][1])
+
+
+def complete(
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    held: Mapping[str, Value],
+    start: Variant,
+    *,
+    jobs: int = 1,
+) -> Variant:
+    """The legal variant with the ``held`` values that is nearest to ``start``.
+
+    Raises UsageError, naming the rule and both numbers, when the held values allow none.
+    """
+    wanted = family(**{**start.to_dict(), **held})
+    try:
+        wanted.check(problem, limits)
+        return wanted
+    except Illegal as error:
+        reason = str(error)
+    if len(held) == len(family.parameters()):
+        raise UsageError(f"{reason} ({problem.name} on {limits.name}); `flashgen space` lists what is legal")
+    catalogue = build_catalogue(family, problem, limits, held, jobs=jobs)
+    row = catalogue.nearest(wanted)
+    if row is None:
+        raise UsageError(
+            f"no variant with {' '.join(f'{k}={v}' for k, v in held.items())} is legal for {problem.name} on "
+            f"{limits.name} ({reason}); `flashgen space` says which rules remove them"
+        )
+    return catalogue.variant(row)
+
+
+def _card_of_last(known: list[library.Entry]) -> DeviceLimits:
+    """The card to emit for when none was named: that of the last tuned kernel."""
+    match = library.last_tuned(known)
+    if match is None:
+        raise FlashgenError(
+            "nothing was tuned yet, and no card was named; name one with --device or --preset (`flashgen "
+            "devices` lists them)"
+        )
+    return _limits_of(match.entry)
+
+
+def _limits_of(entry: library.Entry) -> DeviceLimits:
+    """The card a kernel was tuned for; the nearest preset's limits where it is none."""
+    same = [c for c in PRESETS.values() if library.same_card(c.slug, entry.slug)]
+    alike = [c for c in PRESETS.values() if c.arch == entry.kernel.arch]
+    for card in same + alike:
+        return replace(card, name=entry.kernel.device)
+    raise FlashgenError(f"{entry.kernel.device} resembles no preset; name the card with --device")
+
+
+def _text(kernel: Kernel, suffix: str, device: str, measurement: Mapping[str, Any] | None) -> str:
+    write = emit_cuda if suffix == ".cu" else emit_module
+    return write(kernel, device=device, measurement=measurement)

@@ -1,0 +1,474 @@
+"""The coordinator of a tuning run: asks for variants, has them built and evaluated, tells, writes the winner.
+
+It owns the study. Builds happen in a pool of compiler processes kept ahead of the one worker process that
+holds the card, so that the card does not wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from optuna.study import Study
+
+from ..gen.emit import emit_cuda, emit_module
+from ..gen.problem import Problem
+from ..gen.render import render
+from ..gen.variant import Illegal, Value, Variant
+from . import library
+from .catalogue import Catalogue, build_catalogue
+from .compile import CompilePool
+from .device import Build, BuildError, Device, FlashgenError
+from .kept import TUNED
+from .outcome import Outcome, Status, TunedKernel
+from .prior import cost_model_version, prior_of
+from .search import Proposal, Search
+from .study import fingerprint, open_storage, open_study, outcome_to_dict, storage_errors, study_name
+from .version import flashgen_version
+from .worker import Worker
+
+#: Trials unless told otherwise: on a card, on an emulated card (where each takes seconds).
+DEFAULT_TRIALS, DEFAULT_SIM_TRIALS = 200, 24
+#: Candidates re-timed at the end, and the slowdown beyond which one is no candidate.
+NUM_FINALISTS, FINALIST_SLACK = 6, 1.15
+#: Builds in flight beyond one per compiler, so that no compiler waits while the card is busy.
+BUILDS_AHEAD = 2
+#: How often a wait looks whether the run was told to stop.
+POLL_SECONDS = 0.2
+
+
+class Evaluator(Protocol):
+    """What tests and times builds; its worker process may die and be replaced."""
+
+    def evaluate(self, build: Build, problem: Problem, *, best_us: float | None = None) -> Outcome:
+        """Validates and times one build."""
+        ...
+
+    def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
+        """Validates builds in full and times them in turns; one outcome each."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What to tune, on what, and for how long (``trials`` counts those of earlier runs of the study)."""
+
+    device: Device
+    problem: Problem
+    families: tuple[type[Variant], ...]
+    held: Mapping[str, Value] = field(default_factory=dict)
+    trials: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+    storage: str
+    out: Path
+    jobs: int = 1
+
+
+@dataclass(frozen=True)
+class SpaceReady:
+    """A family's space was enumerated; ``earlier`` of its variants were tried by earlier runs."""
+
+    family: str
+    legal: int
+    total: int
+    removed: Mapping[str, int]
+    earlier: int
+    budget: int | None
+    sweeps: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """One trial ended. ``number`` counts the family's trials, ``best`` is the fastest of all so far."""
+
+    number: int
+    budget: int | None
+    origin: str
+    outcome: Outcome
+    best: Outcome | None
+
+
+@dataclass(frozen=True)
+class FinalsStarted:
+    """The fastest are timed once more, in turns."""
+
+    finalists: tuple[Outcome, ...]
+
+
+Event = SpaceReady | TrialDone | FinalsStarted
+Report = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """A finished run. ``counts`` are of all trials of the studies, by status; ``reasons`` of the failures."""
+
+    kernel: TunedKernel
+    slug: str
+    paths: library.Paths
+    kept_faster: Path | None
+    """The library's kernel, when it is faster than what was found with parameters held."""
+    counts: Mapping[str, int]
+    reasons: Mapping[str, int]
+    finalists: tuple[Outcome, ...]
+    trials_run: int
+    trials_earlier: int
+    interrupted: bool
+    seconds: float
+    storage: str
+    studies: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **library.to_record(self.kernel),
+            "files": None if self.kept_faster else {k: str(v) for k, v in vars(self.paths).items()},
+            "kept_faster": str(self.kept_faster) if self.kept_faster else None,
+            "counts": dict(self.counts),
+            "reasons": dict(self.reasons),
+            "finalists": [outcome_to_dict(o) for o in self.finalists],
+            "trials_run": self.trials_run,
+            "trials_earlier": self.trials_earlier,
+            "interrupted": self.interrupted,
+            "seconds": round(self.seconds, 1),
+            "storage": self.storage,
+            "studies": list(self.studies),
+        }
+
+
+@dataclass
+class _FamilyRun:
+    """One family's part of the run."""
+
+    family: type[Variant]
+    catalogue: Catalogue
+    study: Study
+    search: Search
+    budget: int | None
+    deadline: float | None
+    done: list[Outcome] = field(default_factory=list)
+
+    @property
+    def all_outcomes(self) -> list[Outcome]:
+        return self.search.earlier + self.done
+
+
+def tune(
+    options: TuneOptions,
+    *,
+    report: Report = lambda event: None,
+    stop: threading.Event | None = None,
+    make_evaluator: Callable[[Device], Evaluator] | None = None,
+) -> TuneResult:
+    """Tunes the problem and writes the winner to the out folder.
+
+    Setting ``stop`` ends the run with the best so far. Every finished trial is in the study at once, so
+    whatever ends the run, the same options resume it.
+
+    Raises:
+        FlashgenError: a tool or folder is missing, or no variant works; nothing finished is lost.
+    """
+    started = time.monotonic()
+    stop = stop or threading.Event()
+    device = options.device
+    library.check_writable(options.out)
+    storage = open_storage(options.storage)
+    toolchain = device.toolchain()
+    runs: list[_FamilyRun] = []
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(CompilePool(toolchain, options.jobs))
+        evaluator = make_evaluator(device) if make_evaluator else Worker(device, seed=options.seed)
+        stack.callback(evaluator.close)
+        for family in options.families:
+            if stop.is_set():
+                break
+            run = _prepare(options, family, storage, toolchain.version, report, len(options.families))
+            runs.append(run)
+            with storage_errors(options.storage):
+                _search(run, options, pool, evaluator, report, stop, _best_of(runs))
+        interrupted = stop.is_set()
+        everything = [o for run in runs for o in run.all_outcomes]
+        candidates = _candidates(everything)
+        if not candidates:
+            raise FlashgenError(_nothing_works(options, runs, interrupted))
+        finalists: list[Outcome] = []
+        if not interrupted:
+            report(FinalsStarted(tuple(candidates)))
+            finalists = _finals(options, pool, evaluator, candidates, stop)
+            interrupted = stop.is_set()
+    winner = _winner(finalists, candidates)
+    rendered = render(winner.variant, options.problem, device.limits)
+    kernel = _tuned(options, winner, rendered.source, toolchain.version)
+    slug = library.device_slug(device)
+    winning_run = next(run for run in runs if run.family is type(winner.variant))
+    with storage_errors(options.storage):
+        # Kept with the trials first: whatever befalls the out folder, `emit` can write it later.
+        winning_run.study.set_user_attr(TUNED, library.to_record(kernel))
+    kept = _faster_in_library(options, slug, kernel)
+    paths = library.Paths.of(options.out, slug, kernel.problem.name)
+    if kept is None:
+        figures = kernel.measurement.to_dict()
+        library.write(
+            options.out,
+            slug,
+            kernel,
+            cuda=emit_cuda(rendered, device=kernel.device, measurement=figures),
+            module=emit_module(rendered, device=kernel.device, measurement=figures),
+        )
+    failures = [o for o in everything if o.measurement is None]
+    return TuneResult(
+        kernel=kernel,
+        slug=slug,
+        paths=paths,
+        kept_faster=kept,
+        counts=dict(Counter(str(o.status) for o in everything)),
+        reasons=dict(Counter(f"{o.status}: {first_line(o.reason)}" for o in failures).most_common()),
+        finalists=tuple(finalists),
+        trials_run=sum(len(run.done) for run in runs),
+        trials_earlier=sum(len(run.search.earlier) for run in runs),
+        interrupted=interrupted,
+        seconds=time.monotonic() - started,
+        storage=options.storage,
+        studies=tuple(run.study.study_name for run in runs),
+    )
+
+
+def first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:160] if text.strip() else ""
+
+
+def _prepare(
+    options: TuneOptions, family: type[Variant], storage: Any, toolkit: str, report: Report, shares: int
+) -> _FamilyRun:
+    """Enumerates the family and opens its study."""
+    started = time.monotonic()
+    device, problem = options.device, options.problem
+    catalogue = build_catalogue(family, problem, device.limits, options.held, jobs=options.jobs)
+    if not len(catalogue):
+        rules = ", ".join(f"{name} {count}" for name, count in catalogue.removed.items())
+        raise FlashgenError(
+            f"no variant of {family.family!r} is legal for {problem.name} on {device.limits.name}"
+            f"{' with the parameters held' if options.held else ''} (removed by rule: {rules}); "
+            "`flashgen space` shows more"
+        )
+    slug = library.device_slug(device)
+    mark = fingerprint(family, toolkit, cost_model_version() if device.predicted else "")
+    about = {
+        "slug": slug,
+        "device": device.limits.name,
+        "driver": device.driver,
+        "limits": device.limits.to_dict(),
+        "predicted": device.predicted,
+        "toolkit": toolkit,
+        "problem": problem.to_dict(),
+        "family": family.family,
+        "flashgen": flashgen_version(),
+        "seed": options.seed,
+    }
+    study = open_study(storage, options.storage, study_name(slug, problem, family, mark), about)
+    known = library.nearest_variants(
+        library.entries(library.folders(options.out)), problem, device.limits, family
+    )
+    trials = None if options.trials is None else max(1, options.trials // shares)
+    search = Search(
+        catalogue,
+        study,
+        budget=trials,
+        seed=options.seed,
+        known=known,
+        prior=prior_of(problem, device.limits),
+    )
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes / shares
+    run = _FamilyRun(family, catalogue, study, search, trials, deadline)
+    report(
+        SpaceReady(
+            family.family,
+            len(catalogue),
+            catalogue.total,
+            catalogue.removed,
+            len(search.earlier),
+            trials,
+            search.sweeps,
+            time.monotonic() - started,
+        )
+    )
+    return run
+
+
+def _search(
+    run: _FamilyRun,
+    options: TuneOptions,
+    pool: CompilePool,
+    evaluator: Evaluator,
+    report: Report,
+    stop: threading.Event,
+    best: Outcome | None,
+) -> None:
+    """Spends the family's budget. On return no trial of the run is left in flight."""
+    search = run.search
+    in_flight: dict[Future[Build | BuildError], Proposal] = {}
+    asked = len(search.earlier)
+
+    def finish(proposal: Proposal, outcome: Outcome) -> None:
+        nonlocal best
+        search.tell(proposal, outcome)
+        run.done.append(outcome)
+        best = _faster(best, outcome)
+        number = len(search.earlier) + len(run.done)
+        report(TrialDone(number, run.budget, str(proposal.origin), outcome, best))
+
+    def over() -> bool:
+        return (
+            stop.is_set()
+            or (run.budget is not None and asked >= run.budget)
+            or (run.deadline is not None and time.monotonic() >= run.deadline)
+        )
+
+    try:
+        while True:
+            while len(in_flight) < pool.size + BUILDS_AHEAD and not over():
+                proposal = search.ask()
+                if proposal is None:
+                    break
+                asked += 1
+                try:
+                    kernel = render(proposal.variant, options.problem, options.device.limits)
+                except Illegal as error:
+                    illegal = Outcome(variant=proposal.variant, status=Status.ILLEGAL, reason=str(error))
+                    finish(proposal, illegal)
+                    continue
+                in_flight[pool.submit(kernel)] = proposal
+            out_of_time = run.deadline is not None and time.monotonic() >= run.deadline
+            if not in_flight or stop.is_set() or out_of_time:
+                break
+            ready, _ = wait(in_flight, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            for future in ready:
+                if stop.is_set():
+                    break
+                proposal = in_flight.pop(future)
+                try:
+                    outcome = _evaluate(proposal, future.result(), options, evaluator, search.best_us)
+                except BaseException:
+                    in_flight[future] = proposal
+                    raise
+                finish(proposal, outcome)
+                # One at a time: the compilers must not run dry while several builds wait for the card.
+                break
+    finally:
+        for future, proposal in in_flight.items():
+            future.cancel()
+            with contextlib.suppress(Exception):
+                search.abandon(proposal)
+
+
+def _evaluate(
+    proposal: Proposal,
+    built: Build | BuildError,
+    options: TuneOptions,
+    evaluator: Evaluator,
+    best_us: float | None,
+) -> Outcome:
+    if isinstance(built, BuildError):
+        return Outcome(variant=proposal.variant, status=Status.COMPILE_FAILED, reason=str(built))
+    return evaluator.evaluate(built, options.problem, best_us=best_us)
+
+
+def _finals(
+    options: TuneOptions,
+    pool: CompilePool,
+    evaluator: Evaluator,
+    candidates: Sequence[Outcome],
+    stop: threading.Event,
+) -> list[Outcome]:
+    """The candidates validated in full and timed in turns. Their builds come from the cache."""
+    kernels = [render(c.variant, options.problem, options.device.limits) for c in candidates]
+    futures = [pool.submit(kernel) for kernel in kernels]
+    while not all(future.done() for future in futures):
+        if stop.is_set():
+            return []
+        wait(futures, timeout=POLL_SECONDS)
+    builds = [build for future in futures if isinstance(build := future.result(), Build)]
+    return evaluator.finals(builds, options.problem)
+
+
+def _candidates(everything: Sequence[Outcome]) -> list[Outcome]:
+    """The fastest few trials, fastest first."""
+    fine = [o for o in everything if o.status is Status.OK and o.measurement is not None]
+    fine.sort(key=_median_us)
+    return [o for o in fine[:NUM_FINALISTS] if _median_us(o) <= FINALIST_SLACK * _median_us(fine[0])]
+
+
+def _winner(finalists: Sequence[Outcome], candidates: Sequence[Outcome]) -> Outcome:
+    """The fastest finalist; the fastest candidate where the run ended before they were timed."""
+    fine = [o for o in finalists if o.status is Status.OK and o.measurement is not None]
+    if finalists and not fine:
+        reasons = "; ".join(f"{o.variant.name}: {o.status}, {first_line(o.reason)}" for o in finalists)
+        raise FlashgenError(f"every finalist failed the last, full validation ({reasons})")
+    return min(fine or candidates, key=_median_us)
+
+
+def _median_us(outcome: Outcome) -> float:
+    return outcome.measurement.median_us if outcome.measurement else float("inf")
+
+
+def _faster(best: Outcome | None, other: Outcome) -> Outcome | None:
+    if other.status is not Status.OK:
+        return best
+    return other if best is None or _median_us(other) < _median_us(best) else best
+
+
+def _best_of(runs: Sequence[_FamilyRun]) -> Outcome | None:
+    best: Outcome | None = None
+    for run in runs:
+        for outcome in run.all_outcomes:
+            best = _faster(best, outcome)
+    return best
+
+
+def _tuned(options: TuneOptions, winner: Outcome, source: str, toolkit: str) -> TunedKernel:
+    assert winner.measurement is not None
+    return TunedKernel(
+        problem=options.problem,
+        variant=winner.variant,
+        source=source,
+        measurement=winner.measurement,
+        device=options.device.limits.name,
+        arch=options.device.limits.arch,
+        driver=options.device.driver,
+        toolkit=toolkit,
+        flashgen=flashgen_version(),
+        seed=options.seed,
+        tuned_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _faster_in_library(options: TuneOptions, slug: str, kernel: TunedKernel) -> Path | None:
+    """With parameters held, a winner must not replace a faster kernel that was found without."""
+    path = library.Paths.of(options.out, slug, kernel.problem.name).json
+    if not options.held or not path.exists():
+        return None
+    with contextlib.suppress(FlashgenError):
+        if library.read(path).kernel.measurement.median_us < kernel.measurement.median_us:
+            return path
+    return None
+
+
+def _nothing_works(options: TuneOptions, runs: Sequence[_FamilyRun], interrupted: bool) -> str:
+    everything = [o for run in runs for o in run.all_outcomes]
+    if not everything:
+        why = "interrupted" if interrupted else "the budget ended"
+        return f"{why} before the first trial ended; repeat the command to go on"
+    counts = Counter(f"{o.status}: {first_line(o.reason)}" for o in everything).most_common(3)
+    told = "; ".join(f"{count} x {reason}" for reason, count in counts)
+    return f"none of {len(everything)} variants tried works on {options.device.limits.name} ({told})"
