@@ -40,6 +40,8 @@ class Measurement:
     error: float
     """Largest per-head ‖o - ref‖ / ‖ref‖ against float64."""
     predicted: bool = False
+    busy: str = ""
+    """Why the times are doubtful (another process on the GPU, throttling); empty when they are not."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"times_us": list(self.times_us)}

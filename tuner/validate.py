@@ -1,0 +1,336 @@
+"""Whether a kernel is right: against float64, on fresh random inputs, at the shapes where kernels go wrong.
+
+The suite is made around the variant's own tile sizes. It runs behind the `Runner` protocol, so that a CUDA
+card and an emulated one answer the same questions.
+
+How large an error may be. Per head, ‖o - ref‖ / ‖ref‖ stays within 2e-6, float32's class, as long as no
+score exceeds `PLAIN_SCORE`. A larger score is itself rounded by 2⁻²⁴ of its size (more, the longer the dot
+product), and exp turns that absolute error into a relative error of the weight: the bound grows by
+2⁻²⁴ · (1/2 + √d / 3) for each unit of the largest score beyond `PLAIN_SCORE`. The factor is one and a half
+times the worst met in a model of the kernels' arithmetic (sequential FMA, exp2 good to 2 ulp) over
+d = 1 .. 256 and all distributions. Elementwise, |o - ref| <= 6 · bound · max|v| + bound · |ref|: an output
+is an average of v.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from ..gen.problem import ITEM_BYTES, Problem
+from ..gen.variant import Variant
+from . import reference
+from .device import Build, FlashgenError, Runner
+from .reference import Reference
+
+Depth = Literal["quick", "full"]
+
+#: Largest per-head ‖o - ref‖ / ‖ref‖ by dtype, on inputs whose scores stay within PLAIN_SCORE.
+ERROR_BOUNDS = {"f32": 2e-6}
+PLAIN_SCORE = 16.0
+UNIT_ROUNDOFF = 2.0**-24
+ELEMENT_FACTOR = 6.0
+#: Rows of each head of the real problem that are compared.
+SAMPLED_ROWS = 64
+#: Most bytes of q, k, v and o that the check of the real problem may take.
+SAMPLE_BYTES = 2**30
+LAYOUTS = ("bhnd", "bnhd", "packed", "padded")
+
+
+class WrongResult(FlashgenError):
+    """A result further from float64's than rounding explains; names the case, the head and both numbers."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem to try a kernel on. ``scale`` multiplies 1/√d."""
+
+    batch: int
+    num_q_heads: int
+    num_kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    inputs: str = "uniform"
+    layout: str = "bhnd"
+    scale: float = 1.0
+    want_lse: bool = False
+
+    @property
+    def name(self) -> str:
+        heads = f"{self.num_q_heads}"
+        if self.num_kv_heads != self.num_q_heads:
+            heads += f"/{self.num_kv_heads}"
+        return (
+            f"{self.inputs} inputs, batch {self.batch}, heads {heads}, {self.seqlen_q} queries, "
+            f"{self.seqlen_k} keys, {self.layout} layout, scale {self.scale:g}/√d"
+        )
+
+
+def validate(
+    runner: Runner,
+    build: Build,
+    *,
+    seed: int,
+    depth: Depth = "quick",
+    problem: Problem | None = None,
+    max_sample_flops: float = math.inf,
+) -> float:
+    """The largest per-head error met on inputs whose scores stay within `PLAIN_SCORE`.
+
+    Runs the suite of that depth on inputs drawn from ``seed``, then a sample of ``problem``, shrunk to
+    ``max_sample_flops`` (an emulated card is slow) and to `SAMPLE_BYTES`.
+
+    Raises:
+        WrongResult, CorruptedMemory, LaunchError: what is wrong with the kernel.
+    """
+    kernel = build.kernel
+    worst = 0.0
+    rng = np.random.default_rng([seed, int(kernel.digest, 16)])
+    for case in cases(kernel.variant, kernel.problem, depth, rng):
+        worst = max(worst, _check_case(runner, build, case, rng))
+    if problem is not None:
+        sample = sample_problem(problem, depth, max_sample_flops)
+        if sample is not None:
+            worst = max(worst, _check_sample(runner, build, sample, seed % SAMPLE_SEEDS))
+    return worst
+
+
+# -- the suite ------------------------------------------------------------------------------------------
+
+
+def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:
+    """Small problems that no tile divides, around the variant's tiles of ``br`` rows and ``bc`` keys."""
+    br, bc = int(getattr(variant, "br", 64)), int(getattr(variant, "bc", 64))
+    # Several tiles, the last one ragged: three key tiles go once around a two-stage pipeline.
+    ragged_q = br + _ragged(br, rng)
+    ragged_k = 2 * bc + _ragged(bc, rng)
+    yield Case(1, 4, 2, ragged_q, ragged_k, "uniform", "bnhd", scale=0.7, want_lse=True)
+    yield Case(2, 1, 1, 1, _ragged(bc, rng), "normal", "padded", want_lse=True)
+    # Queries beyond the keys: under a causal mask the first rows see nothing.
+    yield Case(1, 1, 1, br + _ragged(br, rng), _ragged(bc, rng), "negative", "bhnd", want_lse=True)
+    yield Case(1, 2, 2, ragged_k, ragged_k, "rising", "packed", scale=-1.0)
+    if depth == "quick":
+        return
+    yield Case(1, 1, 1, 1, 1, "uniform", want_lse=True)
+    yield Case(2, 2, 1, 1, 3 * bc + 1, "spiked", "bnhd", want_lse=True)
+    yield Case(3, 2, 2, ragged_q, 1, "uniform", "packed" if ragged_q == 1 else "bhnd", want_lse=True)
+    for distribution in reference.DISTRIBUTIONS:
+        for layout in LAYOUTS:
+            length = ragged_k + int(rng.integers(0, 3))
+            yield Case(2, 2, 2, length, length, distribution, layout, want_lse=layout != "bhnd")
+        yield Case(1, 3, 1, ragged_q, 3 * bc + _ragged(bc, rng), distribution, "bnhd", 1.3, True)
+    # Exactly whole tiles, and one more or less of each.
+    for off_q, off_k in ((0, 0), (-1, 1), (1, -1)):
+        rows, keys = 2 * br + off_q, 3 * bc + off_k
+        yield Case(1, 2, 1, rows, keys, "normal", "bnhd", want_lse=True)
+        yield Case(1, 2, 2, keys, rows, "falling", "padded", want_lse=True)
+    yield Case(1, 8, 2, 2 * br + 3, 4 * bc + 5, "uniform", "bhnd", scale=0.0, want_lse=True)
+    yield Case(1, 6, 3, 3 * br - 1, 2 * bc + 7, "falling", "bnhd", scale=-0.5)
+    yield Case(5, 6, 6, 49, 49, "normal", "packed")
+    yield Case(2, 3, 3, 197, 197, "uniform", "packed", want_lse=True)
+
+
+def _ragged(tile: int, rng: np.random.Generator) -> int:
+    """An odd length below a tile."""
+    return 1 + 2 * int(rng.integers(0, max(1, tile // 2)))
+
+
+def make_inputs(
+    case: Case, head_dim: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale."""
+    scale = float(np.float32(case.scale / math.sqrt(head_dim)))
+    q_shape = (case.batch, case.num_q_heads, case.seqlen_q, head_dim)
+    kv_shape = (case.batch, case.num_kv_heads, case.seqlen_k, head_dim)
+    q, k, v = reference.random_inputs(case.inputs, q_shape, kv_shape, scale=scale, rng=rng)
+    if case.layout == "packed":
+        if q_shape == kv_shape:
+            q, k, v = _packed(q, k, v)
+        else:
+            q, (k, v) = _packed(q)[0], _packed(k, v)
+    elif case.layout == "bnhd":
+        q, k, v = (_packed(x)[0] for x in (q, k, v))
+    elif case.layout == "padded":
+        q, k, v = (_padded(x) for x in (q, k, v))
+    return q, k, v, scale
+
+
+def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The tensors side by side in one array (batch, seqlen, tensor, heads, head_dim)."""
+    whole = np.stack([x.transpose(0, 2, 1, 3) for x in tensors], axis=2)
+    return tuple(whole[:, :, i].transpose(0, 2, 1, 3) for i in range(len(tensors)))
+
+
+def _padded(x: np.ndarray) -> np.ndarray:
+    """The same values with a gap after each row, as long as a vector access."""
+    wide = np.full((*x.shape[:-1], x.shape[-1] + 4), np.nan, x.dtype)
+    if x.shape[-1] % 4:
+        # Strides must stay multiples of the widest vector that divides the head dim.
+        wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, x.dtype)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generator) -> float:
+    problem = build.kernel.problem
+    q, k, v, scale = make_inputs(case, problem.head_dim, rng)
+    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse)
+    expected = reference.attention(q, k, v, scale=scale, causal=problem.causal)
+    return compare(o, lse if case.want_lse else None, expected, v, problem.dtype, case.name)
+
+
+# -- comparing ------------------------------------------------------------------------------------------
+
+
+def error_bound(dtype: str, head_dim: int, max_score: float) -> float:
+    """The largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
+    beyond = max(0.0, max_score - PLAIN_SCORE)
+    return ERROR_BOUNDS[dtype] + beyond * UNIT_ROUNDOFF * (0.5 + math.sqrt(head_dim) / 3)
+
+
+def compare(
+    o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, dtype: str, name: str
+) -> float:
+    """The largest per-head error, 0 where scores exceed `PLAIN_SCORE`.
+
+    ``o`` and ``lse`` have the reference's shapes. Raises `WrongResult` for anything beyond the bounds, NaN
+    and infinity included.
+    """
+    bound = error_bound(dtype, o.shape[-1], expected.max_score)
+    difference = o - expected.o
+    axes = (2, 3)
+    norms = np.sqrt(np.square(expected.o).sum(axis=axes))
+    distances = np.sqrt(np.square(difference).sum(axis=axes))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Heads whose rows see no key have a norm of 0 and must be exactly 0.
+        errors = np.where((norms == 0) & (distances == 0), 0.0, distances / norms)
+    if not (errors <= bound).all():
+        b, h = _worst(errors)
+        raise WrongResult(
+            f"wrong result: {name}: head {h} of batch {b}: ‖o - ref‖ / ‖ref‖ is {errors[b, h]:.2e}, "
+            f"at most {bound:.1e} allowed"
+        )
+    allowed = ELEMENT_FACTOR * bound * float(np.abs(v).max()) + bound * np.abs(expected.o)
+    excess = np.abs(difference) / allowed
+    if not (excess <= 1).all():
+        b, h, row, x = _worst(excess)
+        raise WrongResult(
+            f"wrong result: {name}: head {h} of batch {b}, row {row}, column {x}: "
+            f"o is {o[b, h, row, x]:.7g}, float64 gives {expected.o[b, h, row, x]:.7g}"
+        )
+    if lse is not None:
+        _compare_lse(lse, expected, bound, name)
+    return float(errors.max()) if expected.max_score <= PLAIN_SCORE else 0.0
+
+
+def _compare_lse(lse: np.ndarray, expected: Reference, bound: float, name: str) -> None:
+    """The log-sum-exp: -inf exactly where no key is seen, else within the rounding of its size."""
+    unseen = np.isneginf(expected.lse)
+    finite = np.where(unseen, 0.0, expected.lse)
+    with np.errstate(invalid="ignore"):
+        distance = np.where(
+            unseen,
+            np.where(np.isneginf(lse), 0.0, np.inf),
+            np.abs(lse - finite) / np.maximum(1, np.abs(finite)),
+        )
+    if not (distance <= ELEMENT_FACTOR * bound).all():
+        b, h, row = _worst(distance)
+        raise WrongResult(
+            f"wrong log-sum-exp: {name}: head {h} of batch {b}, row {row}: it is {lse[b, h, row]:.7g}, "
+            f"float64 gives {expected.lse[b, h, row]:.7g}"
+        )
+
+
+def _worst(values: np.ndarray) -> tuple[int, ...]:
+    """The index of the largest value; NaN counts as the largest."""
+    ranked = np.where(np.isnan(values), np.inf, values)
+    return tuple(int(i) for i in np.unravel_index(int(ranked.argmax()), values.shape))
+
+
+# -- the real problem -----------------------------------------------------------------------------------
+
+#: Inputs of the real problem are shared by this many seeds: drawing them again for each candidate, and their
+#: reference, would cost more than the check.
+SAMPLE_SEEDS = 4
+
+
+def sample_problem(problem: Problem, depth: Depth, max_flops: float = math.inf) -> Problem | None:
+    """``problem`` with as few batches and heads as the check needs: all that fit in `SAMPLE_BYTES` in full
+    depth, one group of heads in quick depth. None when even one head has more than ``max_flops``."""
+    group = problem.num_q_heads // problem.num_kv_heads
+    one = replace(problem, batch=1, num_q_heads=group, num_kv_heads=1)
+    sample = one
+    if depth == "full":
+        per_batch = replace(problem, batch=1)
+        largest = SAMPLE_BYTES // _tensor_bytes(per_batch)
+        if largest >= 1:
+            sample = replace(problem, batch=min(problem.batch, largest))
+        else:
+            heads = max(1, SAMPLE_BYTES // _tensor_bytes(one))
+            sample = replace(one, num_q_heads=heads * group, num_kv_heads=heads)
+    if sample.flops > max_flops:
+        sample = one
+    return sample if sample.flops <= max_flops else None
+
+
+def _tensor_bytes(problem: Problem) -> int:
+    rows = 2 * problem.num_q_heads * problem.seqlen_q + 2 * problem.num_kv_heads * problem.seqlen_k
+    return problem.batch * rows * problem.head_dim * ITEM_BYTES[problem.dtype]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs of the real problem's shape, and the reference of some rows of some heads."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    scale: float
+    picks: tuple[tuple[int, int], ...]
+    rows: np.ndarray
+    expected: tuple[Reference, ...]
+
+
+@lru_cache(maxsize=SAMPLE_SEEDS)
+def _draw_sample(problem: Problem, seed: int) -> Sample:
+    rng = np.random.default_rng([seed, 1])
+    q_shape = (problem.batch, problem.num_q_heads, problem.seqlen_q, problem.head_dim)
+    kv_shape = (problem.batch, problem.num_kv_heads, problem.seqlen_k, problem.head_dim)
+    scale = float(np.float32(1 / math.sqrt(problem.head_dim)))
+    q, k, v = reference.random_inputs("normal", q_shape, kv_shape, scale=scale, rng=rng)
+    # The first and the last head find wrong strides and 32-bit offsets, the first and last rows wrong edges.
+    last = (problem.batch - 1, problem.num_q_heads - 1)
+    drawn = (int(rng.integers(problem.batch)), int(rng.integers(problem.num_q_heads)))
+    picks = tuple(dict.fromkeys(((0, 0), drawn, last)))
+    rows = np.unique(
+        np.concatenate([[0, problem.seqlen_q - 1], rng.integers(problem.seqlen_q, size=SAMPLED_ROWS)])
+    )
+    group = problem.num_q_heads // problem.num_kv_heads
+    expected = tuple(
+        reference.attention(
+            q[b : b + 1, h : h + 1],
+            k[b : b + 1, h // group : h // group + 1],
+            v[b : b + 1, h // group : h // group + 1],
+            scale=scale,
+            causal=problem.causal,
+            rows=rows,
+        )
+        for b, h in picks
+    )
+    return Sample(q, k, v, scale, picks, rows, expected)
+
+
+def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
+    sample = _draw_sample(problem, seed)
+    o, _ = runner.attend(build, sample.q, sample.k, sample.v, scale=sample.scale)
+    worst = 0.0
+    for (b, h), expected in zip(sample.picks, sample.expected, strict=True):
+        rows = o[b : b + 1, h : h + 1, sample.rows]
+        name = f"{problem.name} at its real lengths, head {h} of batch {b}"
+        worst = max(worst, compare(rows, None, expected, sample.v, problem.dtype, name))
+    return worst

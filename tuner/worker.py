@@ -1,0 +1,467 @@
+"""The process that runs kernels, and its handle: what kills it does not kill the tuning run.
+
+The process is a fresh interpreter that talks over a pipe, not a fork: it shares no CUDA state and none of
+its parent's imports. It ends when its parent does, whatever it is doing; it ignores Ctrl-C, which is for the
+parent to handle; what it prints goes to a file that is quoted when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from ..gen.problem import Problem
+from .device import (
+    Build,
+    CorruptedMemory,
+    Device,
+    FlashgenError,
+    LaunchError,
+    Runner,
+    Timing,
+)
+from .measure import summarize
+from .outcome import Measurement, Outcome, Status
+from .validate import Depth, WrongResult, validate
+
+#: Until the process has imported numpy and opened the device.
+START_DEADLINE_S = 120.0
+#: Until it has answered one request about one build.
+DEADLINE_S = 60.0
+#: What the sample of the real problem may cost an emulated card in the quick and in the full validation.
+EMULATED_SAMPLE_FLOPS: dict[Depth, float] = {"quick": 2e7, "full": 4e8}
+FINAL_ROUNDS = 25
+LAST_WORDS_BYTES = 2000
+POLL_S = 0.1
+
+
+class TimedOut(FlashgenError):
+    """The worker did not answer within its deadline and was killed."""
+
+
+class Died(FlashgenError):
+    """The worker process ended without an answer."""
+
+
+# -- messages -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Evaluate:
+    build: Build
+    problem: Problem
+    best_us: float | None
+    budget_ms: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Validate:
+    build: Build
+    problem: Problem
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Interleave:
+    builds: tuple[Build, ...]
+    problem: Problem
+    rounds: int
+
+
+@dataclass(frozen=True)
+class _Occupancy:
+    build: Build
+
+
+_Request = _Evaluate | _Validate | _Interleave | _Occupancy
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Sent ahead of the answer: what the process is about to do."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A request's value or its error, and whether the process can go on."""
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    usable: bool = True
+
+
+# -- the handle -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Process:
+    """A running worker process: its pipe, the pipe whose end tells it that we are gone, what it prints."""
+
+    popen: subprocess.Popen[bytes]
+    pipe: Connection
+    lifeline: int
+    printed: Any
+    phase: str = "starting"
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Worker:
+    """A process that owns a `Runner` and tests and times one build at a time.
+
+    It starts with the first request. After a crash, a hang or an error that the device does not survive, the
+    next request starts another. Use it from one thread at a time.
+    """
+
+    def __init__(self, device: Device, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> None:
+        self.device = device
+        self.deadline_s = deadline_s
+        self._seed = seed
+        self._requests = 0
+        self._process: _Process | None = None
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        build: Build,
+        problem: Problem,
+        *,
+        best_us: float | None = None,
+        budget_ms: float = 200.0,
+        max_spill_bytes: int = 0,
+    ) -> Outcome:
+        """Validates and times one build: every way it can fail is an outcome.
+
+        A build that spills more than ``max_spill_bytes`` is not run. Raises FlashgenError only for what is
+        not the build's fault: no device, no memory for the problem.
+        """
+        if build.spill_bytes > max_spill_bytes:
+            reason = f"{build.spill_bytes} bytes of registers spilled to memory, {max_spill_bytes} allowed"
+            return self._outcome(build, Status.SPILLED, reason)
+        try:
+            request = _Evaluate(build, problem, best_us, budget_ms, self._next_seed())
+            timing, error, occupancy = self._ask(request)
+        except FlashgenError as failure:
+            return self._failed(build, failure)
+        return self._measured(build, problem, timing, error, occupancy)
+
+    def validate_full(self, build: Build, problem: Problem) -> float:
+        """The largest per-head error over the full suite and a sample of the real problem.
+
+        Raises:
+            WrongResult, CorruptedMemory, LaunchError, TimedOut, Died: what is wrong with the build.
+        """
+        # The suite is long on purpose; no candidate waits behind it.
+        return self._ask(_Validate(build, problem, self._next_seed()), deadline_s=10 * self.deadline_s)
+
+    def measure_interleaved(
+        self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS
+    ) -> list[Timing]:
+        """The builds' times, taken in turns. Raises LaunchError, TimedOut or Died."""
+        deadline_s = self.deadline_s * (2 + len(builds))
+        return self._ask(_Interleave(tuple(builds), problem, rounds), deadline_s=deadline_s)
+
+    def finals(
+        self, builds: Sequence[Build], problem: Problem, *, rounds: int = FINAL_ROUNDS
+    ) -> list[Outcome]:
+        """Validates the finalists in full and times those that pass in turns; one outcome each, in order."""
+        outcomes: dict[int, Outcome] = {}
+        errors: dict[int, float] = {}
+        for i, build in enumerate(builds):
+            try:
+                errors[i] = self.validate_full(build, problem)
+            except FlashgenError as failure:
+                outcomes[i] = self._failed(build, failure)
+        passed = list(errors)
+        while passed:
+            try:
+                timings = self.measure_interleaved([builds[i] for i in passed], problem, rounds)
+            except FlashgenError as failure:
+                if len(passed) == 1:
+                    outcomes[passed[0]] = self._failed(builds[passed[0]], failure)
+                    break
+                # One of them is to blame; each is tried alone, and those that survive together again.
+                alone = [i for i in passed if self._survives(i, builds[i], problem, outcomes)]
+                if alone == passed:
+                    raise
+                passed = alone
+                continue
+            for i, timing in zip(passed, timings, strict=True):
+                occupancy = self._ask(_Occupancy(builds[i]))
+                outcomes[i] = self._measured(builds[i], problem, timing, errors[i], occupancy)
+            break
+        return [outcomes[i] for i in range(len(builds))]
+
+    def _survives(self, i: int, build: Build, problem: Problem, outcomes: dict[int, Outcome]) -> bool:
+        try:
+            self.measure_interleaved([build], problem, rounds=1)
+        except FlashgenError as failure:
+            outcomes[i] = self._failed(build, failure)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the process. The handle may be used again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # Closing both pipes asks it to go; a kernel that hangs needs more than asking.
+        process.pipe.close()
+        os.close(process.lifeline)
+        try:
+            process.popen.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            process.popen.kill()
+            process.popen.wait()
+        process.printed.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- outcomes --------------------------------------------------------------------------------------------
+
+    def _measured(
+        self, build: Build, problem: Problem, timing: Timing, error: float, occupancy: float
+    ) -> Outcome:
+        figures = summarize(
+            timing,
+            build,
+            problem,
+            occupancy=occupancy,
+            error=error,
+            predicted=self.device.predicted,
+        )
+        if timing.stopped_early:
+            reason = f"{figures.median_us:.0f} us, more than twice the best so far"
+            return self._outcome(build, Status.SLOW, reason, figures)
+        return self._outcome(build, Status.OK, measurement=figures)
+
+    def _failed(self, build: Build, failure: FlashgenError) -> Outcome:
+        """The outcome of a failure that is the build's; others are raised again."""
+        if isinstance(failure, TimedOut):
+            return self._outcome(build, Status.TIMED_OUT, str(failure))
+        if isinstance(failure, WrongResult | CorruptedMemory):
+            return self._outcome(build, Status.WRONG, str(failure))
+        if isinstance(failure, LaunchError | Died):
+            return self._outcome(build, Status.LAUNCH_FAILED, str(failure))
+        raise failure
+
+    def _outcome(
+        self, build: Build, status: Status, reason: str = "", measurement: Measurement | None = None
+    ) -> Outcome:
+        seconds = {"compile": build.seconds}
+        if status is not Status.SPILLED:
+            seconds |= self._seconds
+        return Outcome(
+            variant=build.kernel.variant,
+            status=status,
+            reason=reason,
+            measurement=measurement,
+            seconds=seconds,
+        )
+
+    # -- the process -----------------------------------------------------------------------------------------
+
+    _seconds: dict[str, float]
+
+    def _next_seed(self) -> int:
+        """Fresh inputs for every request, the same again for the same run."""
+        self._requests += 1
+        return 1_000_003 * self._seed + self._requests
+
+    def _ask(self, request: _Request, *, deadline_s: float | None = None) -> Any:
+        self._seconds = {}
+        process = self._process or self._start()
+        try:
+            process.pipe.send(request)
+        except OSError:
+            # It died between two requests: that is not this build's doing.
+            self._discard()
+            process = self._start()
+            process.pipe.send(request)
+        answer = self._await(process, deadline_s or self.deadline_s)
+        if not answer.usable:
+            self._discard()
+        if answer.error is not None:
+            if not isinstance(answer.error, FlashgenError):
+                raise RuntimeError(f"the worker process failed:\n{answer.trace}") from answer.error
+            raise answer.error
+        return answer.value
+
+    def _start(self) -> _Process:
+        """Starts the process and waits until it has opened the device. Raises what that raised."""
+        ours, theirs = Pipe()
+        lifeline_theirs, lifeline_ours = os.pipe()
+        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        fds = (theirs.fileno(), lifeline_theirs)
+        # sys.path goes along, so that what this interpreter can import, that one can unpickle.
+        boot = (
+            f"import sys; sys.path[:] = {json.dumps(sys.path)}; "
+            f"from {__name__} import serve; serve({fds[0]}, {fds[1]})"
+        )
+        popen = subprocess.Popen(
+            [sys.executable, "-c", boot],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            pass_fds=fds,
+            # A session of its own: the terminal's Ctrl-C does not reach it.
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(lifeline_theirs)
+        self._process = process = _Process(popen, ours, lifeline_ours, printed)
+        process.pipe.send(self.device)
+        answer = self._await(process, START_DEADLINE_S)
+        if answer.error is not None:
+            self._discard()
+            if isinstance(answer.error, FlashgenError):
+                raise answer.error
+            raise RuntimeError(f"the worker process could not start:\n{answer.trace}") from answer.error
+        return process
+
+    def _await(self, process: _Process, deadline_s: float) -> _Answer:
+        """The answer to what was asked. Kills a process that does not give one in time."""
+        deadline = time.monotonic() + deadline_s
+        phase_began = time.monotonic()
+        while True:
+            try:
+                if process.pipe.poll(max(0.0, min(deadline - time.monotonic(), POLL_S))):
+                    message = process.pipe.recv()
+                    now = time.monotonic()
+                    if process.phase != "starting":
+                        self._seconds[process.phase] = now - phase_began
+                    if isinstance(message, _Answer):
+                        return message
+                    process.phase, phase_began = message.name, now
+                    continue
+            except (EOFError, OSError):
+                raise self._obituary(process) from None
+            if process.popen.poll() is not None and not process.pipe.poll(0):
+                raise self._obituary(process)
+            if time.monotonic() >= deadline:
+                phase = process.phase
+                self._discard()
+                raise TimedOut(f"no answer within {deadline_s:.0f} s while it was to {phase}; killed")
+
+    def _obituary(self, process: _Process) -> Died:
+        """How the process ended and what it last said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(timeout=5)
+        code, phase = process.popen.poll(), process.phase
+        process.printed.seek(0, os.SEEK_END)
+        process.printed.seek(max(0, process.printed.tell() - LAST_WORDS_BYTES))
+        words = process.printed.read().decode(errors="replace").strip()
+        self._discard()
+        how = "closed its pipe"
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        return Died(f"the worker process {how} while it was to {phase}" + (f": {words}" if words else ""))
+
+    def _discard(self) -> None:
+        """Kills the process; the next request starts another."""
+        if self._process is not None:
+            self._process.popen.kill()
+        self.close()
+
+
+# -- the process's side -----------------------------------------------------------------------------------
+
+
+def serve(pipe_fd: int, lifeline_fd: int) -> None:
+    """Answers requests until the parent is gone. The process's whole life; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # PR_SET_PDEATHSIG would fire when the thread that started us ends; a pipe ends with the process.
+    threading.Thread(target=_end_with_parent, args=(lifeline_fd,), daemon=True).start()
+    pipe = Connection(pipe_fd)
+    runner: Runner | None = None
+    try:
+        device: Device = pipe.recv()
+        try:
+            runner = device.open()
+        except BaseException as error:
+            pipe.send(_Answer(error=_portable(error), trace=traceback.format_exc(), usable=False))
+            os._exit(0)
+        pipe.send(_Answer())
+        while True:
+            answer = _answer(pipe, runner, device.predicted, pipe.recv())
+            pipe.send(answer)
+            if not answer.usable:
+                # The device's context is lost: no destructor of ours may touch it.
+                os._exit(0)
+    except (EOFError, OSError):
+        # The parent closed its end.
+        if runner is not None:
+            with contextlib.suppress(Exception):
+                runner.close()
+        os._exit(0)
+
+
+def _end_with_parent(lifeline_fd: int) -> None:
+    """Blocks until the parent's end of the pipe closes, by its will or by its death."""
+    with contextlib.suppress(OSError):
+        os.read(lifeline_fd, 1)
+    # An orderly end is the main thread's; one that hangs in a kernel does not come to it.
+    time.sleep(1)
+    os._exit(0)
+
+
+def _answer(pipe: Connection, runner: Runner, emulated: bool, request: _Request) -> _Answer:
+    try:
+        return _Answer(_carry_out(pipe, runner, emulated, request))
+    except LaunchError as error:
+        # A runner that cannot tell whether it survived has not.
+        return _Answer(error=_portable(error), usable=getattr(runner, "alive", False))
+    except FlashgenError as error:
+        return _Answer(error=_portable(error))
+    except Exception as error:
+        return _Answer(error=_portable(error), trace=traceback.format_exc(), usable=False)
+
+
+def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: _Request) -> Any:
+    def run_suite(build: Build, problem: Problem, seed: int, depth: Depth) -> float:
+        limit = EMULATED_SAMPLE_FLOPS[depth] if emulated else float("inf")
+        pipe.send(_Phase("validate"))
+        return validate(runner, build, seed=seed, depth=depth, problem=problem, max_sample_flops=limit)
+
+    match request:
+        case _Evaluate(build, problem, best_us, budget_ms, seed):
+            error = run_suite(build, problem, seed, "quick")
+            pipe.send(_Phase("measure"))
+            timing = runner.measure(build, problem, best_us=best_us, budget_ms=budget_ms)
+            return timing, error, runner.occupancy(build)
+        case _Validate(build, problem, seed):
+            return run_suite(build, problem, seed, "full")
+        case _Interleave(builds, problem, rounds):
+            pipe.send(_Phase("measure"))
+            return runner.measure_interleaved(list(builds), problem, rounds=rounds)
+        case _Occupancy(build):
+            return runner.occupancy(build)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error as something that survives pickling: our own as they are, others as their text."""
+    if isinstance(error, FlashgenError):
+        plain = type(error)(*error.args)
+        plain.__cause__ = None
+        return plain
+    return RuntimeError(f"{type(error).__name__}: {error}")
