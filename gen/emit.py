@@ -87,7 +87,10 @@ def to_literal(data: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    """A scalar as a formatter would write it: strings in the quotes that need fewer escapes."""
+    if isinstance(value, str) and value.count('"') <= value.count("'"):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
 
 
 def _evaluates_to(literal: str, text: str) -> bool:

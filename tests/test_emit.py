@@ -1,0 +1,212 @@
+"""What is written out: deterministic, readable, and standing alone."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flashgen.gen.emit import emit_cuda, emit_module, source_literal, to_literal
+from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.simt import Simt
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.space import enumerate_space
+
+H200 = preset("h200")
+MEASURED: dict[str, Any] = {
+    "times_us": [5100.0, 5123.4, 5150.0],
+    "median_us": 5123.4,
+    "spread": 0.0123,
+    "tflops": 53.7,
+    "registers": 168,
+    "spill_bytes": 0,
+    "smem_bytes": 70656,
+    "occupancy": 0.25,
+    "error": 3.1e-7,
+    "predicted": False,
+    "driver": '580.159 "R"',
+    "toolkit": "nvcc 13.0.88",
+    "flashgen": "0.1.0",
+    "seed": 0,
+}
+
+
+def simt(problem: Problem) -> Simt:
+    """Some legal variant near the default."""
+    free = ("br", "bc", "lanes", "min_blocks", "stages", "vec")
+    held = {p.name: p.default for p in Simt.parameters() if p.name not in free}
+    legal = enumerate_space(Simt, problem, H200, held).legal
+    assert legal and isinstance(legal[0], Simt)
+    return legal[0]
+
+
+def make(family: str = "simt", **problem: Any) -> Kernel:
+    wanted = Problem(**{"head_dim": 64, **problem})
+    return render(simt(wanted) if family == "simt" else steps(wanted.head_dim)[family], wanted, H200)
+
+
+@pytest.fixture(
+    params=[
+        ("simt", {}),
+        ("simt", {"head_dim": 40, "causal": True, "num_kv_heads": 4, "seqlen_k": 777}),
+        ("4.2.2", {"head_dim": 32}),
+        ("4.2.10", {}),
+    ],
+    ids=["simt", "simt-causal", "ladder-4.2.2", "ladder-4.2.10"],
+    name="kernel",
+)
+def a_kernel(request: pytest.FixtureRequest) -> Kernel:
+    family, problem = request.param
+    return make(family, **problem)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """The module's constants, read without running it."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            name, value = node.target.id, node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+        else:
+            continue
+        if name.isupper() and not name.startswith("_"):
+            found[name] = ast.literal_eval(value)
+    return found
+
+
+def test_the_module_carries_its_data(kernel: Kernel) -> None:
+    data = data_of(emit_module(kernel, device="NVIDIA H200", measurement=MEASURED))
+    assert data["PROBLEM"] == kernel.problem.to_dict()
+    assert data["VARIANT"] == {"family": kernel.variant.family, **kernel.variant.to_dict()}
+    assert data["DEVICE"] == {"name": "NVIDIA H200", "arch": 90}
+    assert data["MEASUREMENT"] == {k: v for k, v in MEASURED.items() if k != "times_us"}
+    assert data["SOURCE"] == kernel.source
+    assert data["HEAD_DIM"] == kernel.problem.head_dim
+    assert (data["THREADS"], data["SMEM_BYTES"]) == (kernel.launch.threads, kernel.launch.smem_bytes)
+    assert data.get("ROWS_PER_BLOCK") == kernel.launch.rows_per_block
+    assert data["SYMBOL"].decode() == kernel.symbol
+
+
+def test_the_module_is_deterministic_and_clean(kernel: Kernel, tmp_path: Path) -> None:
+    text = emit_module(kernel, device="NVIDIA H200", measurement=MEASURED)
+    assert text == emit_module(kernel, device="NVIDIA H200", measurement=dict(MEASURED))
+    compile(text, "module.py", "exec")
+    code = text.replace(kernel.source, "")
+    assert "\n\n\n\n" not in code and not re.search(r"[ \t]\n", code) and text.endswith(")\n")
+    assert not re.search(r"\b20\d\d-\d\d", code), "a date makes the output differ from day to day"
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    path = tmp_path / f"{kernel.problem.name}.py"
+    path.write_text(text)
+    for command in (["check"], ["format", "--check", "--line-length", "110"]):
+        result = subprocess.run([ruff, *command, "--isolated", path], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout
+
+
+def test_the_module_imports_without_pycuda_or_a_gpu(tmp_path: Path) -> None:
+    """Nothing of flashgen, nothing beyond numpy."""
+    (tmp_path / "best.py").write_text(emit_module(make(), device="H200"))
+    script = (
+        "import sys, best; loaded = {m.partition('.')[0] for m in sys.modules}; "
+        "print(*sorted(best.__all__), *loaded & {'flashgen', 'pycuda', 'torch', 'cupy', 'jinja2'})"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["DEVICE", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT", "attention"]
+
+
+@pytest.mark.parametrize("emit", [emit_cuda, emit_module])
+def test_figures_are_told_as_what_they_are(emit: Callable[..., str]) -> None:
+    chosen = make(causal=True, batch=2, num_q_heads=8, num_kv_heads=2, seqlen_q=100)
+
+    def told(**arguments: Any) -> str:
+        return " ".join(emit(chosen, **arguments).replace("//", "").split())
+
+    assert (
+        "Measured on NVIDIA H200, batch 2, 8 query and 2 key/value heads, 100 query and 4096 key rows, "
+        "with a causal mask: 5.123 ms (median), spread 1.2 %, 53.7 TFLOP/s, 168 registers per thread, "
+        "occupancy 25 %. Largest error per head against float64: 3.1e-07."
+    ) in told(device="NVIDIA H200", measurement=MEASURED)
+    predicted = told(device="GTX 1080", measurement={**MEASURED, "predicted": True})
+    assert "Predicted by a cost model, not measured, for GTX 1080" in predicted
+    assert "Measured on" not in predicted
+    assert "Not measured" in told(device="NVIDIA H200")
+
+
+def test_the_command_regenerates_the_variant() -> None:
+    chosen = make(causal=True, head_dim=40)
+    doc = ast.get_docstring(ast.parse(emit_module(chosen, device="H200")))
+    assert doc is not None
+    words = doc.partition("Regenerate:")[2].replace("\\\n", " ").split()
+    assert words[:3] == ["flashgen", "emit", "f32_d40_causal.py"]
+    assert "--causal" in words and words[words.index("--d") + 1] == "40"
+    settings = dict(w.split("=") for i, w in enumerate(words) if words[i - 1] == "--set")
+    family = type(chosen.variant)
+    assert family(**family.parse(settings)) == chosen.variant
+    assert words[words.index("--family") + 1] == family.family
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "plain\n",
+        '#define A(x) "\\"" \\\n  x\n',
+        "a '''b''' c\n",
+        'a """b""" c\n',
+        "both \"\"\" and '''\n",
+        'ends in a quote"',
+        "ends in a backslash\\",
+        "carriage\r\nreturn\r",
+        "\\N{BULLET} \\x41 \\u0041 {{ jinja }} {% raw %} é ≤\n",
+        "",
+    ],
+)
+def test_any_source_survives(source: str) -> None:
+    assert ast.literal_eval(source_literal(source)) == source
+    carried = dataclasses.replace(make(), source=source)
+    assert data_of(emit_module(carried, device="H200"))["SOURCE"] == source
+
+
+def test_literals() -> None:
+    data = {"a": True, "b": None, "c": 1e-7, "d": 'say "é"\\', "e": -3}
+    assert ast.literal_eval(to_literal(data)) == data
+    assert to_literal({}) == "{}"
+
+
+def test_the_cuda_file_is_the_source_with_its_figures(kernel: Kernel) -> None:
+    text = emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED)
+    assert text == emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED)
+    added = set(text.splitlines()) - set(kernel.source.splitlines())
+    assert added and all(line.startswith("// ") for line in added)
+    assert [line for line in text.splitlines() if not line.startswith("//")] == [
+        line for line in kernel.source.splitlines() if not line.startswith("//")
+    ]
+    assert "\n\n\n" not in text.partition("#include")[0]
+
+
+@pytest.mark.nvcc
+def test_the_cuda_file_builds_alone_with_its_launcher(kernel: Kernel, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
+    source = tmp_path / "best.cu"
+    source.write_text(emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED))
+    built = tmp_path / "best.o"
+    command = ["nvcc", "-std=c++17", "-O1", "-ftz=true", "-arch=sm_90", "-Werror", "all-warnings", "-c"]
+    result = subprocess.run([*command, source, "-o", built], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    symbols = subprocess.run(
+        ["nm", "--defined-only", built], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(rf"\bT {kernel.entry}$", symbols, re.MULTILINE)
