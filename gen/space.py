@@ -59,9 +59,10 @@ def enumerate_space(
     parameters = family.parameters()
     choices = [(fixed[p.name],) if p.name in fixed else p.choices for p in parameters]
     below = [prod(len(c) for c in choices[depth + 1 :]) for depth in range(len(parameters))]
-    rules_at = [[r for r in family.rules() if r.after == p.name] for p in parameters]
+    rules = [r for r in family.rules() if not (r.advisory and r.after in fixed)]
+    rules_at = [[r for r in rules if r.after == p.name] for p in parameters]
     # Beyond the last parameter that a rule waits for, everything is legal.
-    num_ruled = max((depth + 1 for depth, rules in enumerate(rules_at) if rules), default=0)
+    num_ruled = max((depth + 1 for depth, here in enumerate(rules_at) if here), default=0)
     prefixes: list[tuple[Value, ...]] = []
     removed: Counter[str] = Counter()
     defaults = {p.name: p.default for p in parameters}

@@ -61,18 +61,23 @@ Verdict = Callable[["Any", Problem, DeviceLimits], str | None]
 @dataclass(frozen=True)
 class Rule:
     """A reason to prune. It reads no parameter declared later than ``after``, so that one broken rule prunes
-    every variant sharing the parameters up to there."""
+    every variant sharing the parameters up to there.
+
+    A variant that breaks an ``advisory`` rule runs, but another one is sure to be as good: the search leaves
+    it out unless the user holds the parameter named by ``after``.
+    """
 
     name: str
     after: str
     verdict: Verdict
+    advisory: bool
 
 
-def rule(name: str, *, after: str) -> Callable[[Verdict], Verdict]:
+def rule(name: str, *, after: str, advisory: bool = False) -> Callable[[Verdict], Verdict]:
     """Marks a method ``(self, problem, limits) -> reason or None`` as a rule of its family."""
 
     def mark(method: Verdict) -> Verdict:
-        method.rule = (name, after)  # type: ignore[attr-defined]
+        method.rule = (name, after, advisory)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -127,9 +132,17 @@ class Variant:
     def check(self, problem: Problem, limits: DeviceLimits) -> None:
         """Raises `Illegal` for the first rule this variant breaks on that problem and card."""
         for each in self.rules():
-            reason = each.verdict(self, problem, limits)
+            reason = None if each.advisory else each.verdict(self, problem, limits)
             if reason is not None:
                 raise Illegal(each.name, reason)
+
+    def advice(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        """Why the search leaves this legal variant out, or None."""
+        for each in self.rules():
+            reason = each.verdict(self, problem, limits) if each.advisory else None
+            if reason is not None:
+                return f"{each.name}: {reason}"
+        return None
 
     @classmethod
     @cache
@@ -149,9 +162,13 @@ class Variant:
         for klass in reversed(cls.__mro__):
             for attribute, method in vars(klass).items():
                 if hasattr(method, "rule"):
-                    name, after = method.rule
-                    found[attribute] = Rule(name, after, method)
+                    name, after, advisory = method.rule
+                    found[attribute] = Rule(name, after, method, advisory)
         return tuple(sorted(found.values(), key=lambda r: order[r.after]))
+
+    @classmethod
+    def _choices(cls, name: str) -> tuple[Any, ...]:
+        return next(p.choices for p in cls.parameters() if p.name == name)
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> dict[str, Value]:
