@@ -162,7 +162,7 @@ def make_inputs(
 
 def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
     """The tensors side by side in one array (batch, seqlen, tensor, heads, head_dim)."""
-    whole = np.stack([x.transpose(0, 2, 1, 3) for x in tensors], axis=2)
+    whole = np.ascontiguousarray(np.stack([x.transpose(0, 2, 1, 3) for x in tensors], axis=2))
     return tuple(whole[:, :, i].transpose(0, 2, 1, 3) for i in range(len(tensors)))
 
 

@@ -1,0 +1,207 @@
+"""The tuned kernels on disk and the choice among them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import replace
+
+import pytest
+from flashgen.gen.families import FAMILIES
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner import library
+from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.library import Entry
+from flashgen.tuner.outcome import Measurement, TunedKernel
+
+LADDER = FAMILIES["ladder"]
+H200 = replace(preset("h200"), name="NVIDIA H200")
+H100 = replace(preset("h100"), name="NVIDIA H100 80GB HBM3")
+
+
+def tuned(problem=None, limits=H200, *, predicted=False, tuned_at="2026-01-01T00:00:00+00:00", variant=None):
+    problem = problem or Problem()
+    variant = variant or LADDER()
+    us = 100.0
+    return TunedKernel(
+        problem=problem,
+        variant=variant,
+        source=render(variant, problem, limits).source,
+        measurement=Measurement(
+            times_us=(us, us + 1, us + 2),
+            median_us=us + 1,
+            spread=0.01,
+            tflops=problem.flops / us * 1e-6,
+            registers=96,
+            spill_bytes=0,
+            smem_bytes=4096,
+            occupancy=0.25,
+            error=3e-7,
+            predicted=predicted,
+        ),
+        device=limits.name,
+        arch=limits.arch,
+        driver="580",
+        toolkit="nvcc 13.0.88",
+        flashgen="0.1.0",
+        seed=0,
+        tuned_at=tuned_at,
+    )
+
+
+def entry(problem=None, limits=H200, *, predicted=False, **others) -> Entry:
+    slug = ("sim_" if predicted else "") + limits.slug
+    return Entry(tuned(problem, limits, predicted=predicted, **others), slug)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    kernel = tuned(Problem(head_dim=40, causal=True))
+    paths = library.write(tmp_path, "nvidia_h200", kernel, cuda=kernel.source, module="X = 1\n")
+    assert paths.cu == tmp_path / "nvidia_h200" / "f32_d40_causal.cu"
+    assert paths.py.read_text() == "X = 1\n"
+    assert library.read(paths.json) == Entry(kernel, "nvidia_h200", paths.json)
+    (found,) = library.entries([tmp_path])
+    assert found.kernel == kernel
+    assert json.loads(paths.json.read_text())["predicted"] is False
+    assert not [p for p in paths.cu.parent.iterdir() if p not in (paths.cu, paths.py, paths.json)]
+
+
+def test_files_are_readable_by_others(tmp_path):
+    paths = library.write(tmp_path, "x", tuned(), cuda="", module="")
+    assert stat.S_IMODE(paths.cu.stat().st_mode) & 0o444 == 0o444
+
+
+def test_damaged_records_are_passed_over(tmp_path):
+    kernel = tuned()
+    paths = library.write(tmp_path, "nvidia_h200", kernel, cuda=kernel.source, module="")
+    for name, text in (("cut", paths.json.read_text()[:90]), ("other", "{}"), ("list", "[1]")):
+        (paths.json.parent / f"{name}.json").write_text(text)
+        with pytest.raises(FlashgenError, match=name):
+            library.read(paths.json.parent / f"{name}.json")
+    assert [e.kernel for e in library.entries([tmp_path])] == [kernel]
+
+
+def test_an_out_folder_that_cannot_be_written_says_so(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(FlashgenError, match="--out"):
+        library.check_writable(blocked / "out")
+    with pytest.raises(FlashgenError, match="flashgen emit"):
+        library.write(blocked, "x", tuned(), cuda="", module="")
+
+
+def test_the_shipped_folder_is_searched_last(tmp_path):
+    assert library.folders(tmp_path) == [tmp_path, library.shipped_folder()]
+    assert library.folders(library.shipped_folder()) == [library.shipped_folder()]
+
+
+@pytest.mark.parametrize(
+    ("slug", "other", "same"),
+    [
+        ("nvidia_h200", "h200", True),
+        ("sim_h200", "nvidia_h200", True),
+        ("nvidia_geforce_gtx_1080", "sim_gtx_1080", True),
+        ("nvidia_geforce_gtx_1080", "sim_gtx_1080_ti", False),
+        ("nvidia_a100_sxm4_80gb", "a100_sxm4_80gb", True),
+        ("h100", "h200", False),
+    ],
+)
+def test_same_card(slug, other, same):
+    assert library.same_card(slug, other) is same
+
+
+def test_an_exact_match_is_exact():
+    wanted = Problem(head_dim=128)
+    match = library.find([entry(), entry(wanted), entry(Problem(head_dim=32))], wanted, H200)
+    assert match is not None and match.exact
+    assert match.entry.kernel.problem == wanted
+    assert "measured" in match.how
+
+
+def test_head_dim_must_agree():
+    assert library.find([entry(Problem(head_dim=128))], Problem(head_dim=64), H200) is None
+
+
+def test_other_compute_capabilities_are_not_used():
+    assert library.find([entry(limits=preset("a100"))], Problem(), H200) is None
+
+
+def test_same_card_before_same_capability():
+    match = library.find([entry(limits=H100), entry(limits=H200)], Problem(), H200)
+    assert match is not None and match.exact and match.entry.kernel.device == "NVIDIA H200"
+    match = library.find([entry(limits=H100)], Problem(), H200)
+    assert match is not None and not match.exact
+    assert "another card of sm_90, NVIDIA H100" in match.how
+
+
+def test_measured_before_predicted():
+    shape = Problem(seqlen_q=128, seqlen_k=128)
+    measured, predicted = entry(limits=H100), entry(shape, H200, predicted=True)
+    match = library.find([predicted, measured], shape, H200)
+    assert match is not None and match.entry == measured
+    match = library.find([predicted], shape, H200)
+    assert match is not None and "predicted" in match.how and "nothing was measured" in match.how
+
+
+def test_same_mask_before_nearer_shape():
+    causal = entry(Problem(causal=True, seqlen_q=512, seqlen_k=512))
+    plain = entry(Problem())
+    match = library.find([plain, causal], Problem(causal=True), H200)
+    assert match is not None and match.entry == causal
+    assert "tuned for batch 4, heads 16, seqlen 512, asked for batch 4, heads 16, seqlen 4096" in match.how
+    match = library.find([plain], Problem(causal=True), H200)
+    assert match is not None and "tuned without the causal mask" in match.how
+
+
+def test_nearest_in_lengths_and_heads():
+    short, long = entry(Problem(seqlen_q=256, seqlen_k=256)), entry(Problem(seqlen_q=8192, seqlen_k=8192))
+    many = entry(Problem(batch=64, seqlen_q=256, seqlen_k=256))
+    for shape, best in (
+        (Problem(seqlen_q=300, seqlen_k=300), short),
+        (Problem(seqlen_q=5000, seqlen_k=5000), long),
+        (Problem(batch=50, seqlen_q=300, seqlen_k=300), many),
+    ):
+        match = library.find([short, long, many], shape, H200)
+        assert match is not None and match.entry == best
+
+
+def test_of_any_shape_the_last_tuned():
+    old = entry(Problem(), tuned_at="2026-01-01T00:00:00+00:00")
+    new = entry(Problem(batch=1), tuned_at="2026-01-02T00:00:00+00:00")
+    match = library.find([new, old], Problem(), H200, any_shape=True)
+    assert match is not None and match.entry == new and match.exact
+
+
+def test_the_family_asked_for():
+    simt = FAMILIES["simt"]
+    assert library.find([entry()], Problem(), H200, family=simt) is None
+    assert library.find([entry()], Problem(), H200, family=LADDER) is not None
+
+
+def test_last_tuned():
+    assert library.last_tuned([]) is None
+    first = entry(tuned_at="2026-01-01T00:00:00+00:00")
+    last = entry(Problem(head_dim=32), tuned_at="2026-01-03T00:00:00+00:00")
+    match = library.last_tuned([last, first])
+    assert match is not None and match.entry == last
+
+
+def test_a_prediction_never_shadows_a_measurement():
+    measured = entry(tuned_at="2026-01-01T00:00:00+00:00")
+    predicted = entry(limits=preset("h200"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
+    match = library.last_tuned([predicted, measured])
+    assert match is not None and match.entry == measured
+    elsewhere = entry(limits=preset("gtx-1080"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
+    match = library.last_tuned([elsewhere, measured])
+    assert match is not None and match.entry == elsewhere and "predicted" in match.how
+
+
+def test_seeds_are_the_nearest_winners_of_the_family():
+    near = entry(Problem(head_dim=64), variant=LADDER(br=64))
+    far = entry(Problem(head_dim=16), limits=preset("t4"), variant=LADDER(br=32))
+    farther = entry(Problem(head_dim=4), limits=preset("t4"), variant=LADDER(br=32, bc=16))
+    seeds = library.nearest_variants([farther, far, near], Problem(head_dim=40), H200, LADDER)
+    assert seeds == [LADDER(br=64), LADDER(br=32)]
+    assert library.nearest_variants([near], Problem(), H200, FAMILIES["simt"]) == []
