@@ -1,0 +1,99 @@
+"""The float64 reference against the definition, written out."""
+
+import math
+
+import numpy as np
+import pytest
+from flashgen.tuner import reference
+from flashgen.tuner.reference import DISTRIBUTIONS, LARGE_SCORE, attention, random_inputs
+
+
+def by_definition(q, k, v, scale, causal):
+    """One row at a time, in plain Python."""
+    batch, heads, n, d = q.shape
+    group, m = heads // k.shape[1], k.shape[2]
+    o = np.zeros(q.shape)
+    lse = np.full(q.shape[:3], -np.inf)
+    for b, h, i in np.ndindex(batch, heads, n):
+        seen = min(m, i + 1 + m - n) if causal else m
+        if seen <= 0:
+            continue
+        scores = [
+            scale * math.fsum(float(x) * float(y) for x, y in zip(q[b, h, i], key, strict=True))
+            for key in k[b, h // group, :seen]
+        ]
+        top = max(scores)
+        weights = [math.exp(s - top) for s in scores]
+        total = math.fsum(weights)
+        lse[b, h, i] = top + math.log(total)
+        for x in range(d):
+            o[b, h, i, x] = math.fsum(
+                w * float(row[x]) for w, row in zip(weights, v[b, h // group], strict=False)
+            )
+        o[b, h, i] /= total
+    return o, lse
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(5, 7), (7, 5), (1, 6), (6, 1), (6, 6)])
+@pytest.mark.parametrize("scale", [0.3, -0.5, 0.0])
+def test_matches_the_definition(n, m, causal, scale):
+    rng = np.random.default_rng(n * 10 + m)
+    q, k, v = (rng.standard_normal((2, h, length, 3)) for h, length in ((4, n), (2, m), (2, m)))
+    found = attention(q, k, v, scale=scale, causal=causal)
+    o, lse = by_definition(q, k, v, scale, causal)
+    np.testing.assert_allclose(found.o, o, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.lse, lse, rtol=1e-12, atol=1e-14)
+
+
+def test_rows_without_keys_are_zero_and_minus_infinity():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((1, 1, 6, 4)), *(rng.standard_normal((1, 1, 2, 4)) for _ in "kv")
+    found = attention(q, k, v, scale=1.0, causal=True)
+    assert (found.o[0, 0, :4] == 0).all() and np.isneginf(found.lse[0, 0, :4]).all()
+    assert np.isfinite(found.lse[0, 0, 4:]).all() and (found.o[0, 0, 4:] != 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_and_chosen_rows_agree_with_the_whole(monkeypatch, causal):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, h, length, 8)) for h, length in ((4, 70), (2, 50), (2, 50)))
+    whole = attention(q, k, v, scale=0.4, causal=causal)
+    rows = np.array([0, 3, 19, 20, 21, 44, 69])
+    chosen = attention(q, k, v, scale=0.4, causal=causal, rows=rows)
+    np.testing.assert_allclose(chosen.o, whole.o[:, :, rows], rtol=1e-13)
+    np.testing.assert_allclose(chosen.lse, whole.lse[:, :, rows], rtol=1e-13)
+    monkeypatch.setattr(reference, "MAX_SCORE_BYTES", 8 * 4 * 50 * 3)
+    blocked = attention(q, k, v, scale=0.4, causal=causal)
+    np.testing.assert_allclose(blocked.o, whole.o, rtol=1e-13, atol=1e-15)
+    assert blocked.max_score == pytest.approx(whole.max_score)
+
+
+def test_huge_scores_stay_finite():
+    q, k, v = (np.full((1, 1, 3, 2), x) for x in (1000.0, -1000.0, 2.0))
+    found = attention(q, k, v, scale=1.0)
+    np.testing.assert_allclose(found.o, 2.0)
+    np.testing.assert_allclose(found.lse, -2e6 + math.log(3))
+    assert found.max_score == 2e6
+
+
+@pytest.mark.parametrize("scale", [0.125, 0.7, -0.3])
+@pytest.mark.parametrize("head_dim", [1, 2, 64])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_inputs_are_as_their_name_says(name, head_dim, scale):
+    rng = np.random.default_rng(2)
+    q, k, v = random_inputs(name, (1, 2, 40, head_dim), (1, 1, 300, head_dim), scale=scale, rng=rng)
+    assert q.dtype == k.dtype == v.dtype == np.float32
+    assert len(np.unique(q)) > 40 * head_dim and len(np.unique(v)) > 150 * head_dim
+    scores = (q[0, 0].astype(float) @ k[0, 0].T.astype(float)) * scale
+    middle = np.median(scores, axis=0)
+    if name == "uniform":
+        assert np.abs(q).max() <= 3 and np.abs(v).max() > 2.9
+    elif name == "negative":
+        assert scores.max() < -104, "exp of every score underflows float32"
+    elif name in ("rising", "falling"):
+        ends = (middle[:20].mean(), middle[-20:].mean())
+        low, high = ends if name == "rising" else ends[::-1]
+        assert low < -LARGE_SCORE / 2 and high > LARGE_SCORE / 2
+    elif name == "spiked":
+        assert middle.max() > 30 and np.median(middle) < 10

@@ -1,0 +1,208 @@
+"""The suite passes what is right and catches each classic mistake, in the quick depth already."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import FakeRunner, Fault, attend_f32, fake_build
+from flashgen.gen.problem import Problem
+from flashgen.tuner import validate as module
+from flashgen.tuner.device import CorruptedMemory
+from flashgen.tuner.reference import Reference, attention
+from flashgen.tuner.validate import (
+    ERROR_BOUNDS,
+    Case,
+    WrongResult,
+    cases,
+    compare,
+    error_bound,
+    make_inputs,
+    sample_problem,
+    validate,
+)
+
+PROBLEM = Problem(batch=3, num_q_heads=4, num_kv_heads=2, seqlen_q=150, seqlen_k=130, head_dim=32)
+CAUSAL = replace(PROBLEM, causal=True)
+
+
+@pytest.mark.parametrize(
+    "problem", [PROBLEM, CAUSAL, replace(PROBLEM, head_dim=1), replace(PROBLEM, head_dim=40)]
+)
+@pytest.mark.parametrize("depth", ["quick", "full"])
+def test_right_kernel_passes(problem, depth):
+    error = validate(FakeRunner(), fake_build(problem=problem), seed=1, depth=depth, problem=problem)
+    assert 1e-9 < error < ERROR_BOUNDS["f32"]
+
+
+@pytest.mark.parametrize("depth", ["quick", "full"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.NO_MAXIMUM,
+        Fault.ZERO_MAXIMUM,
+        Fault.IGNORES_LAST_KEY,
+        Fault.WRONG_KV_HEAD,
+        Fault.IGNORES_SCALE,
+        Fault.HALF_PRECISION,
+        Fault.ONE_ELEMENT,
+        Fault.BASE_2_LSE,
+    ],
+)
+def test_each_mistake_is_caught(fault, seed, depth):
+    with pytest.raises(WrongResult, match=r"batch|row"):
+        validate(FakeRunner(), fake_build(fault, PROBLEM), seed=seed, depth=depth)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("fault", [Fault.TOP_LEFT_MASK, Fault.NAN_ROWS, Fault.IGNORES_LAST_KEY])
+def test_each_mistake_of_a_mask_is_caught(fault, seed):
+    with pytest.raises(WrongResult):
+        validate(FakeRunner(), fake_build(fault, CAUSAL), seed=seed)
+
+
+def test_runner_errors_pass_through():
+    with pytest.raises(CorruptedMemory):
+        validate(FakeRunner(), fake_build(Fault.STRAY_WRITE), seed=0)
+
+
+def test_inputs_differ_by_seed_and_repeat_by_seed():
+    def drawn(seed):
+        seen = []
+
+        class Spy(FakeRunner):
+            def attend(self, build, q, k, v, *, scale, want_lse=False):
+                seen.append(float(np.abs(q).sum()))
+                return super().attend(build, q, k, v, scale=scale, want_lse=want_lse)
+
+        validate(Spy(), fake_build(), seed=seed)
+        return seen
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+# -- what the suite covers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", ["quick", "full"])
+def test_cases_cover_what_kernels_get_wrong(depth):
+    variant = fake_build().kernel.variant
+    br, bc = 16, 16
+    drawn = [c for s in range(4) for c in cases(variant, PROBLEM, depth, np.random.default_rng(s))]
+    assert any(c.seqlen_q % br and c.seqlen_k % bc for c in drawn)
+    assert any(c.seqlen_k > 2 * bc and c.seqlen_q > br for c in drawn)
+    assert any(c.seqlen_q == 1 for c in drawn)
+    assert any(c.seqlen_q > c.seqlen_k for c in drawn) and any(c.seqlen_q < c.seqlen_k for c in drawn)
+    assert any(c.num_q_heads > c.num_kv_heads > 1 for c in drawn)
+    assert {"bnhd", "packed", "padded"} <= {c.layout for c in drawn}
+    assert {c.want_lse for c in drawn} == {True, False}
+    assert any(c.scale < 0 for c in drawn) and any(c.scale not in (1, -1) for c in drawn)
+    assert {"uniform", "normal", "rising", "negative"} <= {c.inputs for c in drawn}
+    if depth == "full":
+        assert any(c.seqlen_q % br == 0 and c.seqlen_k % bc == 0 for c in drawn)
+        assert any(c.scale == 0 for c in drawn) and any(c.seqlen_q == c.seqlen_k == 1 for c in drawn)
+        assert any(c.seqlen_q == 197 for c in drawn) and any(c.batch > 1 and c.num_q_heads > 1 for c in drawn)
+
+
+@pytest.mark.parametrize("head_dim", [1, 6, 32])
+@pytest.mark.parametrize("layout", module.LAYOUTS)
+def test_layouts_keep_the_values_and_the_alignment(layout, head_dim):
+    case = Case(2, 4, 2, 9, 9, layout=layout)
+    plain = make_inputs(replace(case, layout="bhnd"), head_dim, np.random.default_rng(5))
+    laid = make_inputs(case, head_dim, np.random.default_rng(5))
+    for a, b in zip(plain[:3], laid[:3], strict=True):
+        np.testing.assert_array_equal(a, b)
+        strides = [s // 4 for s in b.strides]
+        assert strides[3] == 1 and all(s % min(4, head_dim & -head_dim) == 0 for s in strides[:3])
+    if layout == "packed":
+        assert laid[1].strides[2] == 4 * 2 * 2 * head_dim, "a row of k, then one of v"
+    if layout == "padded":
+        assert laid[0].strides[2] > 4 * head_dim
+
+
+# -- bounds -------------------------------------------------------------------------------------------
+
+
+def test_bound_is_the_class_until_scores_are_large():
+    assert error_bound("f32", 64, 10) == error_bound("f32", 256, 16) == 2e-6
+    assert 1e-5 < error_bound("f32", 64, 150) < error_bound("f32", 256, 150) < 1e-4
+
+
+def tiny(o, lse=None):
+    expected = Reference(np.asarray(o, float), np.asarray(lse if lse is not None else [[[0.0]]], float), 1.0)
+    return expected, np.ones((1, 1, 2, 2))
+
+
+def test_errors_name_case_head_and_both_numbers():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, 20, 8)).astype(np.float32) for _ in "qkv")
+    expected = attention(q, k, v, scale=0.3)
+    o = expected.o.astype(np.float32)
+    assert 0 < compare(o, None, expected, v, "f32", "case") < 1e-7
+    o[1, 2] *= 1.00001
+    with pytest.raises(
+        WrongResult, match=r"my case: head 2 of batch 1: .* is 1\.0\de-05, at most 2\.0e-06 allowed"
+    ):
+        compare(o, None, expected, v, "f32", "my case")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_never_pass(bad):
+    expected, v = tiny([[[[1.0, 2.0]]]])
+    with pytest.raises(WrongResult):
+        compare(np.array([[[[1.0, bad]]]], np.float32), None, expected, v, "f32", "case")
+
+
+def test_masked_rows_must_be_exact():
+    expected, v = tiny([[[[0.0, 0.0]]]], [[[-np.inf]]])
+    zero = np.zeros((1, 1, 1, 2), np.float32)
+    minus_infinity = np.full((1, 1, 1), -np.inf, np.float32)
+    assert compare(zero, minus_infinity, expected, v, "f32", "case") == 0
+    with pytest.raises(WrongResult, match="row 0"):
+        compare(zero, np.zeros((1, 1, 1), np.float32), expected, v, "f32", "case")
+    with pytest.raises(WrongResult):
+        compare(zero + 1e-8, minus_infinity, expected, v, "f32", "case")
+
+
+# -- the real problem ---------------------------------------------------------------------------------
+
+
+def test_sample_keeps_lengths_and_group_and_fits():
+    big = Problem(batch=500, num_q_heads=32, num_kv_heads=8, seqlen_q=2048, seqlen_k=2048)
+    quick, full = sample_problem(big, "quick"), sample_problem(big, "full")
+    assert quick is not None and full is not None
+    assert (quick.batch, quick.num_q_heads, quick.num_kv_heads, quick.seqlen_q) == (1, 4, 1, 2048)
+    assert (full.num_q_heads, full.num_kv_heads, full.seqlen_k) == (32, 8, 2048)
+    assert full.min_bytes <= module.SAMPLE_BYTES < replace(full, batch=full.batch + 1).min_bytes
+    assert sample_problem(PROBLEM, "full") == PROBLEM
+    assert sample_problem(big, "quick", max_flops=1e6) is None
+    assert sample_problem(big, "full", max_flops=5e9) == quick
+
+
+def test_sample_catches_what_only_the_real_shape_shows():
+    problem = Problem(batch=2, num_q_heads=2, num_kv_heads=2, seqlen_q=600, seqlen_k=600, head_dim=32)
+
+    class LateRows(FakeRunner):
+        """Wrong in the last row of sequences longer than any of the suite."""
+
+        def attend(self, build, q, k, v, *, scale, want_lse=False):
+            o, lse = super().attend(build, q, k, v, scale=scale, want_lse=want_lse)
+            if q.shape[2] > 500:
+                o[-1, -1, -1] *= 1.1
+            return o, lse
+
+    build = fake_build(problem=problem)
+    validate(LateRows(), build, seed=0)
+    for depth in ("quick", "full"):
+        with pytest.raises(WrongResult, match="at its real lengths"):
+            validate(LateRows(), build, seed=0, depth=depth, problem=problem)
+
+
+def test_fake_attention_is_right():
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 2, 30, 8)).astype(np.float32) for _ in "qkv")
+    o, lse = attend_f32(q, k, v, 0.3, True)
+    expected = attention(q, k, v, scale=0.3, causal=True)
+    np.testing.assert_allclose(o, expected.o, atol=1e-6)
+    np.testing.assert_allclose(lse, expected.lse, atol=1e-6)
