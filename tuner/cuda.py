@@ -22,8 +22,8 @@ from . import nvml
 from .compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from .device import Build, CorruptedMemory, FlashgenError, LaunchError, Timing
 
-#: The bits of unwritten memory: a NaN that no arithmetic on the GPU produces.
-POISON = 0x7FC0DEAD
+#: The bits of unwritten memory: a signalling NaN, which no arithmetic yields.
+POISON = 0x7FA0DEAD
 #: Floats of poison before and after each tensor.
 GUARD_FLOATS = 4096
 #: Alignment of every tensor, in floats: what cudaMalloc gives.

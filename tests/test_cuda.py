@@ -1,0 +1,338 @@
+"""The CUDA runner against a stand-in for PyCUDA: addresses, guards, timing and errors, without a GPU."""
+
+import builtins
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import fake_cuda
+import numpy as np
+import pytest
+from fakes import attend_f32, fake_build
+from flashgen.gen.problem import Problem
+from flashgen.gen.variant import Launch
+from flashgen.tuner import cuda, nvml
+from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.reference import attention
+from flashgen.tuner.validate import Case, make_inputs, validate
+
+PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, seqlen_k=60, head_dim=32)
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch):
+    """A fake card in place of PyCUDA."""
+    fake_cuda.state.__init__()
+    fake_cuda.KERNELS.clear()
+    fake_cuda.Device.num_devices = 1
+    package = ModuleType("pycuda")
+    package.driver = fake_cuda  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pycuda", package)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", fake_cuda)
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    monkeypatch.setattr(cuda, "MIN_FLUSH_BYTES", 0)
+    cuda._driver.cache_clear()
+    yield fake_cuda.state
+    cuda._driver.cache_clear()
+
+
+@pytest.fixture
+def runner(card):
+    runner = cuda.find_device(0).open()
+    yield runner
+    runner.close()
+
+
+def right(args):
+    q, k, v, o = (args.tensor(i) for i in range(4))
+    result, lse = attend_f32(q, k, v, args.scale, causal=False)
+    o[...] = result
+    if args.lse() is not None:
+        args.lse()[...] = lse
+
+
+def build_of(tmp_path, kernel, name="kernel", problem=PROBLEM, smem_bytes=65536):
+    """A build whose launches call ``kernel``."""
+    fake_cuda.KERNELS[name] = kernel
+    cubin = tmp_path / f"{name}.cubin"
+    cubin.write_bytes(b"\x7fELF")
+    plain = fake_build(problem=problem)
+    launch = Launch(threads=128, smem_bytes=smem_bytes, rows_per_block=16)
+    return replace(plain, kernel=replace(plain.kernel, symbol=name, launch=launch), artifact=cubin)
+
+
+# -- the card -----------------------------------------------------------------------------------------
+
+
+def test_limits_are_read_from_the_driver():
+    device = cuda.find_device(0)
+    limits = device.limits
+    assert (limits.name, limits.slug, limits.arch, limits.num_sms) == ("NVIDIA H200", "nvidia_h200", 90, 132)
+    assert (limits.smem_per_block, limits.smem_per_sm) == (232448, 233472)
+    assert (limits.clock_mhz, limits.dram_gbps, limits.max_blocks_per_sm) == (1980, 4917, 32)
+    assert (device.spec, device.predicted, device.driver) == ("0", False, "CUDA 13.0")
+    assert cuda.count_devices() == 1
+
+
+def test_absent_cards_are_named():
+    with pytest.raises(FlashgenError, match="there is no CUDA device 3; this machine has device 0"):
+        cuda.find_device(3)
+    fake_cuda.Device.num_devices = 0
+    with pytest.raises(FlashgenError, match=r"no CUDA device.*nvidia-smi.*--device sim:"):
+        cuda.find_device(0)
+
+
+def test_absent_pycuda_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    monkeypatch.delitem(sys.modules, "pycuda")
+    with pytest.raises(FlashgenError, match=r"pip install flashgen\[cuda\].*--device sim:"):
+        cuda.find_device(0)
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("libcuda.so.1: cannot open shared object file", r"no CUDA device was found.*sim:"),
+        ("libcurand.so.10: cannot open shared object file", r"libcurand.*reinstall"),
+    ],
+)
+def test_pycuda_that_cannot_load_says_why(monkeypatch, message, advice):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "pycuda.driver":
+            raise ImportError(message)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(FlashgenError, match=advice):
+        cuda.find_device(0)
+
+
+def test_driver_that_fails_to_start_is_no_gpu(monkeypatch):
+    def fail():
+        raise fake_cuda.Error("cuInit failed: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(fake_cuda, "init", fail)
+    with pytest.raises(FlashgenError, match=r"no CUDA device was found \(cuInit failed.*sim:"):
+        cuda.count_devices()
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd", "packed", "padded"])
+@pytest.mark.parametrize("want_lse", [False, True])
+def test_any_layout_arrives_and_comes_back(runner, tmp_path, layout, want_lse):
+    case = Case(2, 4, 4, 33, 33, layout=layout)
+    q, k, v, scale = make_inputs(case, 32, np.random.default_rng(0))
+    o, lse = runner.attend(build_of(tmp_path, right), q, k, v, scale=scale, want_lse=want_lse)
+    expected = attention(q, k, v, scale=scale)
+    assert o.shape == q.shape and o.strides == q.strides
+    np.testing.assert_allclose(o, expected.o, atol=2e-6)
+    if want_lse:
+        np.testing.assert_allclose(lse, expected.lse, atol=2e-6)
+    else:
+        assert lse is None
+
+
+def test_shared_elements_of_q_get_an_o_of_their_own(runner, tmp_path):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 1, 20, 32)).astype(np.float32) for _ in "qkv")
+    wide = np.broadcast_to(q, (3, 2, 20, 32))
+    o, _ = runner.attend(
+        build_of(tmp_path, right), wide, *(np.broadcast_to(x, (3, 1, 20, 32)) for x in (k, v)), scale=0.2
+    )
+    assert o.flags.c_contiguous
+    np.testing.assert_array_equal(o[2, 1], o[0, 0])
+
+
+def test_whole_suite_passes_through_the_runner(runner, tmp_path):
+    assert 0 < validate(runner, build_of(tmp_path, right), seed=4, depth="full", problem=PROBLEM) < 2e-6
+
+
+def stray(offset, tensor=3):
+    def kernel(args):
+        right(args)
+        pointer = args.pointers[tensor]
+        extent = args.tensor(tensor).size
+        fake_cuda.state.at(pointer + 4 * (extent + offset if offset >= 0 else offset), 1)[0] = 7
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "complaint"),
+    [
+        (stray(0), "1 elements outside the outputs were written, the first 1 elements past the end of o"),
+        (stray(10), "the first 11 elements past the end of o"),
+        (stray(-1), "the first 1 elements before o"),
+        (stray(0, tensor=0), "elements before o"),
+    ],
+)
+def test_stray_writes_are_seen(runner, tmp_path, kernel, complaint):
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    with pytest.raises(CorruptedMemory, match=complaint):
+        runner.attend(build_of(tmp_path, kernel), q, k, v, scale=0.2)
+
+
+def test_overwritten_input_and_gap_are_seen(runner, tmp_path):
+    def spoils_input(args):
+        right(args)
+        args.tensor(1)[0, 0, 3, 3] += 1
+
+    q, k, v, scale = make_inputs(Case(1, 1, 1, 20, 20, layout="padded"), 32, np.random.default_rng(0))
+    with pytest.raises(CorruptedMemory, match="1 elements outside"):
+        runner.attend(build_of(tmp_path, spoils_input), q, k, v, scale=scale)
+
+    def fills_gap(args):
+        right(args)
+        fake_cuda.state.at(args.pointers[3] + 4 * 32, 1)[0] = 0
+
+    with pytest.raises(CorruptedMemory, match="in a gap that the strides of o leave"):
+        runner.attend(build_of(tmp_path, fills_gap, "gap"), q, k, v, scale=scale)
+
+
+def test_unwritten_output_is_seen(runner, tmp_path):
+    def forgets(args):
+        saved = args.tensor(3)[0, 0, 4:6].copy()
+        right(args)
+        args.tensor(3)[0, 0, 4:6] = saved
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    with pytest.raises(
+        CorruptedMemory, match=r"64 of 640 elements of o were not written, the first at \(0, 0, 4, 0\)"
+    ):
+        runner.attend(build_of(tmp_path, forgets), q, k, v, scale=0.2)
+
+
+def test_memory_around_inputs_is_poison(runner, tmp_path):
+    """A kernel that reads past the end of v and uses what it finds yields NaN."""
+
+    def reads_on(args):
+        right(args)
+        beyond = fake_cuda.state.at(args.pointers[2] + 4 * args.tensor(2).size, 1).view(np.float32)[0]
+        args.tensor(3)[0, 0, 0, 0] += 0 * beyond
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    o, _ = runner.attend(build_of(tmp_path, reads_on), q, k, v, scale=0.2)
+    assert np.isnan(o[0, 0, 0, 0]) and np.isfinite(o[0, 0, 1]).all()
+
+
+# -- errors -------------------------------------------------------------------------------------------
+
+
+def test_refused_launch_leaves_the_runner_alive(runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(fake_cuda.Function, "set_attribute", lambda *_: None)
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    with pytest.raises(LaunchError, match="kernel: cuLaunchKernel failed: invalid argument"):
+        runner.attend(build_of(tmp_path, right), q, k, v, scale=0.2)
+    assert runner.alive
+    runner.attend(build_of(tmp_path, right, "small", smem_bytes=1024), q, k, v, scale=0.2)
+
+
+def test_illegal_address_ends_the_runner(runner, tmp_path, card):
+    def faults(args):
+        card.sticky = fake_cuda.LogicError(
+            "cuStreamSynchronize failed: an illegal memory access was encountered"
+        )
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    with pytest.raises(LaunchError, match="illegal memory access"):
+        runner.attend(build_of(tmp_path, faults), q, k, v, scale=0.2)
+    assert not runner.alive
+    with pytest.raises(LaunchError, match="lost to an earlier error"):
+        runner.measure(build_of(tmp_path, right), PROBLEM)
+
+
+def test_damaged_cubin_is_a_launch_error(runner, tmp_path):
+    build = build_of(tmp_path, right)
+    build.artifact.write_bytes(b"junk")
+    with pytest.raises(LaunchError, match="kernel image is invalid"):
+        runner.measure(build, PROBLEM)
+
+
+def test_too_large_a_problem_names_both_numbers(runner, tmp_path):
+    big = replace(PROBLEM, batch=4096)
+    with pytest.raises(
+        FlashgenError, match=r"take \d+\.\d\d GiB, device 0 has 0\.0\d GiB free of 0\.0\d; choose"
+    ) as error:
+        runner.measure(build_of(tmp_path, right), big)
+    assert not isinstance(error.value, LaunchError)
+
+
+# -- timing -------------------------------------------------------------------------------------------
+
+
+def test_every_timed_launch_finds_a_cold_cache(runner, tmp_path, card):
+    card.durations_ms["kernel"] = 2.0
+    timing = runner.measure(build_of(tmp_path, right), PROBLEM, budget_ms=40)
+    assert timing.times_us == pytest.approx((2000.0,) * len(timing.times_us))
+    assert 15 <= len(timing.times_us) <= 20 and not timing.stopped_early and timing.busy == ""
+    assert card.flushed_bytes >= 2 * fake_cuda.device_attribute.L2_CACHE_SIZE
+
+
+def test_repeats_follow_the_budget_within_limits(runner, tmp_path, card):
+    build = build_of(tmp_path, right)
+    for duration_ms, repeats in ((0.001, cuda.MAX_REPEATS), (500.0, cuda.MIN_REPEATS)):
+        card.durations_ms["kernel"] = duration_ms
+        assert len(runner.measure(build, PROBLEM, budget_ms=100).times_us) == repeats
+    before = len(card.launches)
+    runner.measure(build, PROBLEM, budget_ms=100)
+    assert len(card.launches) - before == cuda.MIN_REPEATS + 1, "a slow kernel is warmed up once"
+
+
+def test_beaten_candidates_are_stopped_early(runner, tmp_path, card):
+    build = build_of(tmp_path, right)
+    card.durations_ms["kernel"] = 3.0
+    stopped = runner.measure(build, PROBLEM, best_us=1400.0)
+    assert stopped.stopped_early and len(stopped.times_us) == cuda.MIN_REPEATS
+    hopeless = runner.measure(build, PROBLEM, best_us=10.0)
+    assert hopeless.stopped_early and len(hopeless.times_us) == 1
+    behind = runner.measure(build, PROBLEM, best_us=2000.0)
+    assert not behind.stopped_early and len(behind.times_us) == cuda.BEHIND_REPEATS
+    close = runner.measure(build, PROBLEM, best_us=2900.0)
+    assert not close.stopped_early and len(close.times_us) > cuda.BEHIND_REPEATS
+
+
+def test_finalists_take_turns_in_both_directions(runner, tmp_path, card):
+    builds = [build_of(tmp_path, right, name) for name in "abc"]
+    card.durations_ms = {"a": 20.0, "b": 30.0, "c": 40.0}
+    timings = runner.measure_interleaved(builds, PROBLEM, rounds=4)
+    assert [t.times_us for t in timings] == [pytest.approx((ms * 1000,) * 4) for ms in (20, 30, 40)]
+    assert "".join(card.launches[-12:]) == "abccbaabccba"
+
+
+def test_timed_inputs_are_random_and_kept(runner, tmp_path, card):
+    seen = []
+
+    def looks(args):
+        seen.append([args.tensor(i).copy() for i in range(3)])
+        right(args)
+
+    build = build_of(tmp_path, looks)
+    runner.measure(build, PROBLEM, budget_ms=5)
+    q, k, v = seen[0]
+    assert q.shape == (1, 2, 50, 32) and k.shape == v.shape == (1, 1, 60, 32)
+    for x in (q, k, v):
+        assert 0.9 < x.std() < 1.1 and np.abs(x.mean()) < 0.1
+    assert not np.array_equal(k, v)
+    allocations = set(card.live)
+    runner.measure(build, PROBLEM, budget_ms=5)
+    assert set(card.live) == allocations
+    np.testing.assert_array_equal(seen[-1][0], q)
+
+
+def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda, "POOL_FLOATS", 1000)
+    seen = []
+    runner.measure(
+        build_of(tmp_path, lambda a: (seen.append(a.tensor(2).copy()), right(a))), PROBLEM, budget_ms=5
+    )
+    assert 0.9 < seen[0].std() < 1.1 and np.isfinite(seen[0]).all()
+
+
+def test_occupancy_counts_what_the_driver_reports(runner, tmp_path):
+    # 128 registers for 128 threads: four blocks of four warps on an SM of 64.
+    assert runner.occupancy(build_of(tmp_path, right, smem_bytes=1024)) == 16 / 64
+    assert runner.occupancy(build_of(tmp_path, right, "large", smem_bytes=200_000)) == 4 / 64
