@@ -1,9 +1,12 @@
 """The teaching family: its nine steps, what each changes, and that each is right."""
 
 import difflib
+import importlib.util
+import io
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from flashgen.gen.families.ladder import STEPS, Ladder, step_of, steps
 from flashgen.gen.limits import preset
@@ -11,6 +14,16 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
+from flashgen.tuner.device import Build, Timing
+from flashgen.tuner.ladder import CASES, LadderResult, Row, _Timer, parse_names
+from flashgen.tuner.ladderview import ladder_tables, row_line
+from flashgen.tuner.options import UsageError
+from flashgen.tuner.outcome import Measurement, Outcome, Status
+from flashgen.tuner.peers import torch_times
+from flashgen.tuner.reference import attention
+from flashgen.tuner.sim import SimDevice
+from flashgen.tuner.validate import validate
+from rich.console import Console
 
 GTX_1080 = preset("gtx-1080")
 NAMES = list(STEPS)
@@ -200,3 +213,175 @@ def test_shared_memory_is_exact(name, head_dim, tmp_path):
     ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+# -- on the emulated card ------------------------------------------------------------------------------------
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler is on PATH"
+)
+
+
+def emulate(name, head_dim, *, causal):
+    """A step's build on the emulated GTX 1080 and what runs it."""
+    device = SimDevice.from_spec("sim:gtx-1080")
+    problem = Problem(head_dim=head_dim, causal=causal)
+    return device.toolchain().build(render(steps(head_dim)[name], problem, device.limits)), device.open()
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_right(name, causal):
+    """Ragged lengths, grouped heads, the log-sum-exp, strides and scales of either sign, against float64."""
+    build, runner = emulate(name, 64, causal=causal)
+    assert 0 < validate(runner, build, seed=5) < 2e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [("4.2.2", 2), ("4.2.7", 3), ("4.2.9", 90), ("4.2.10", 80), ("4.2.9", 256)]
+)
+def test_other_head_dims_are_right(name, head_dim):
+    build, runner = emulate(name, head_dim, causal=True)
+    assert 0 < validate(runner, build, seed=6) < 2e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_very_negative_scores_are_right(name):
+    """A maximum that starts at 0 would leave exp2 of these scores, and with them the row, at zero."""
+    build, runner = emulate(name, 32, causal=False)
+    rng = np.random.default_rng(7)
+    q = np.full((1, 1, 40, 32), -3.0, np.float32)
+    k = (3 + 0.01 * rng.standard_normal((1, 1, 70, 32))).astype(np.float32)
+    v = rng.standard_normal((1, 1, 70, 32), dtype=np.float32)
+    o, lse = runner.attend(build, q, k, v, scale=1.0, want_lse=True)
+    expected = attention(q, k, v, scale=1.0, causal=False)
+    assert lse is not None and lse.max() < -250
+    np.testing.assert_allclose(lse, expected.lse, rtol=1e-6)
+    np.testing.assert_allclose(o, expected.o, atol=1e-4)
+
+
+# -- the run and its table -----------------------------------------------------------------------------------
+
+
+def measurement(median_us):
+    return Measurement(
+        times_us=(median_us,),
+        median_us=median_us,
+        spread=0.0,
+        tflops=1.0,
+        registers=64,
+        spill_bytes=0,
+        smem_bytes=1024,
+        occupancy=0.5,
+        error=3e-7,
+    )
+
+
+def row(name, median_us, **changes):
+    status = Status.OK if median_us else Status.LAUNCH_FAILED
+    return Row(
+        **{"case": "t10", "name": name, "title": name, "status": status, "median_us": median_us, **changes}
+    )
+
+
+def result(*rows):
+    return LadderResult(device="Card", driver="1", toolkit="nvcc", predicted=False, rows=rows)
+
+
+def test_the_reports_cases():
+    shapes = {name: (p.batch, p.num_q_heads, p.seqlen_q, p.seqlen_k, p.head_dim) for name, p in CASES.items()}
+    assert shapes == {
+        "t10": (10, 1, 2048, 2048, 64),
+        "t11": (13600, 1, 128, 128, 32),
+        "t22": (500, 1, 2048, 2048, 64),
+        "t29": (4, 1, 32768, 32768, 32),
+        "t30": (2, 1, 32768, 32768, 64),
+    }
+
+
+def test_speedups_pass_over_steps_without_a_time():
+    rows = [row("4.2.2", 800.0), row("4.2.3", None), row("4.2.4", 200.0), row("simt", 50.0)]
+    table = result(*rows)
+    assert [table.speedups(r) for r in rows] == [(1.0, None), (None, None), (4.0, 4.0), (16.0, None)]
+    data = table.to_dict()["cases"]["t10"]["rows"]
+    assert [each["ms"] for each in data] == [0.8, None, 0.2, 0.05]
+    assert data[2]["speedup_over_previous"] == 4.0
+    assert data[3]["tflops"] == pytest.approx(CASES["t10"].flops / 50e-6 / 1e12)
+
+
+def test_the_table_shows_times_scaling_and_failures():
+    rows = [
+        row("4.2.2", 90e6, scaled_from=8192, measurement=measurement(5.6e6)),
+        row("4.2.3", None, reason="registers: too many"),
+        row("fused", 400.0),
+    ]
+    console = Console(width=160, file=io.StringIO())
+    for table in ladder_tables(result(*rows)):
+        console.print(table)
+    text = console.file.getvalue()
+    assert "~90000.0" in text and "scaled from seqlen 8192" in text
+    assert "registers: too many" in text
+    assert "0.400" in text and "225000.00x" in text
+    assert row_line(rows[0]) == "t10 4.2.2: ~90000.0 ms"
+
+
+class SlowCard:
+    """Answers as a worker does; a launch takes ``us_per_square`` for each squared row of length."""
+
+    def __init__(self, us_per_square):
+        self.us_per_square = us_per_square
+        self.lengths = []
+
+    def evaluate(self, build, problem, *, max_spill_bytes):
+        self.lengths.append(problem.seqlen_q)
+        time_us = self.us_per_square * problem.seqlen_q**2
+        return Outcome(variant=build.kernel.variant, status=Status.OK, measurement=measurement(time_us))
+
+    def measure_interleaved(self, builds, problem, rounds):
+        return [Timing((self.us_per_square * problem.seqlen_q**2,)) for _ in builds]
+
+
+def built(tmp_path):
+    kernel = render(steps(64)["4.2.2"], CASES["t30"], GTX_1080)
+    return Build(kernel, tmp_path / "kernel.cubin", registers=64, spill_bytes=0, seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds_at_full_length", "lengths"),
+    [(5, [512, 2048, 8192, 32768]), (60, [512, 2048, 8192]), (6000, [512])],
+)
+def test_no_launch_takes_longer_than_the_limit(seconds_at_full_length, lengths, tmp_path):
+    card = SlowCard(seconds_at_full_length * 1e6 / 32768**2)
+    outcome, length = _Timer(card, False, limit_s=10).time(built(tmp_path), CASES["t30"])
+    assert card.lengths == lengths
+    assert length == lengths[-1]
+    assert outcome.measurement.median_us == pytest.approx(card.us_per_square * length**2)
+
+
+def test_an_emulated_kernel_is_checked_once(tmp_path):
+    card = SlowCard(1e-3)
+    timer, build = _Timer(card, True, limit_s=10), built(tmp_path)
+    first, _ = timer.time(build, CASES["t10"])
+    second, length = timer.time(build, CASES["t30"])
+    assert card.lengths == [2048] and length == 32768
+    assert second.measurement.median_us == pytest.approx(256 * first.measurement.median_us)
+    assert second.measurement.error == first.measurement.error
+
+
+def test_names_are_parsed_in_their_order():
+    assert parse_names("t22, t10", list(CASES), "case") == ["t10", "t22"]
+    assert parse_names(None, NAMES, "step") == NAMES
+    with pytest.raises(UsageError, match=r"unknown step '4\.2\.11'; did you mean '4\.2\.1"):
+        parse_names("4.2.11", NAMES, "step")
+    with pytest.raises(UsageError, match="no case was named"):
+        parse_names(",", list(CASES), "case")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
+def test_a_pytorch_that_cannot_run_is_an_entry_with_a_reason():
+    entries = list(torch_times([CASES["t10"]], 0))
+    assert [(e.problem, e.median_us) for e in entries] == [(0, None)]
+    assert "torch" in entries[0].reason
