@@ -1,0 +1,32 @@
+"""The ladder on a real card."""
+
+import pytest
+from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.devices import resolve
+from flashgen.tuner.ladder import FUSED, TUNED, UNFUSED, run_ladder
+from flashgen.tuner.outcome import Status
+from flashgen.tuner.peers import torch_installed
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def card():
+    try:
+        return resolve("0")
+    except FlashgenError as error:
+        pytest.skip(str(error))
+
+
+def test_steps_are_right_and_get_faster(card):
+    result = run_ladder(card, ["t10"], ["4.2.2", "4.2.5", "4.2.9", "4.2.10"])
+    rows = {row.name: row for row in result.rows}
+    ours = [rows[name] for name in ("4.2.2", "4.2.5", "4.2.9", "4.2.10", TUNED)]
+    assert [row.status for row in ours] == [Status.OK] * 5, [row.reason for row in ours]
+    times = [row.median_us for row in ours]
+    assert times == sorted(times, reverse=True)
+    assert all(0 < row.measurement.error < 2e-6 for row in ours)
+    if torch_installed():
+        assert rows[FUSED].median_us < rows[UNFUSED].median_us
+    else:
+        assert result.notes
