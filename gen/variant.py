@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from .limits import DeviceLimits
 from .problem import Problem
+from .work import Work
 
 Value = int | str | bool
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Variant:
-    """Base of all families. A subclass adds `param` fields, `rule` methods, a template and the four
+    """Base of all families. A subclass adds `param` fields, `rule` methods, a template and the
     properties of its resource use."""
 
     family: ClassVar[str] = ""
@@ -120,6 +121,10 @@ class Variant:
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Estimated 32-bit registers per thread."""
+        raise NotImplementedError
+
+    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+        """What the kernel makes a card do, from which its time is predicted."""
         raise NotImplementedError
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:

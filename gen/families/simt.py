@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ..limits import KIB, WARP, DeviceLimits
 from ..problem import Problem
+from ..simt_work import simt_work
 from ..tiles import (
     KEY_STEP,
     PADDED,
@@ -27,6 +28,7 @@ from ..tiles import (
     vector_group,
 )
 from ..variant import Variant, param, rule
+from ..work import Work
 
 FLOAT_BYTES = 4
 #: Micro-tile entries per lane beyond which S and O cannot both stay in registers.
@@ -161,6 +163,9 @@ class Simt(Variant):
         if self.stages == 2 and not limits.has_async_copy:
             staged = -(-self.bc * d // self.threads_per_block)
         return accumulators + fragments + resident_q + staged + 40
+
+    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+        return simt_work(self, problem, limits)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d = problem.head_dim

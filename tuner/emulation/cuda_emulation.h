@@ -1,0 +1,211 @@
+// CUDA C++ for a host compiler: the qualifiers, built-in variables, intrinsics and host functions that flashgen's
+// kernels use, so that g++ compiles them unchanged:
+//
+//   g++ -x c++ -std=c++17 -include cuda_emulation.h -I<here> -shared -fPIC kernel.cu runtime.cpp -o kernel.so -pthread
+//
+// Arithmetic is IEEE float32: compile with -ffp-contract=off, so that only fmaf fuses.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include <utility>
+
+#include "runtime.h"
+
+// ---- qualifiers --------------------------------------------------------------------------------------------------
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ const
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+// A block owns its host thread while it runs, so its shared memory is thread-local. Only dynamic shared memory exists
+// (`extern __shared__ ... shared_bytes[]`): that alone can be bounded and filled before each block.
+#define __shared__ __thread
+extern __thread unsigned char shared_bytes[emulation::kMaxSharedBytes + emulation::kSharedGuardBytes]
+    __attribute__((aligned(1024)));
+
+constexpr int warpSize = 32;
+
+// ---- vector types ------------------------------------------------------------------------------------------------
+
+struct __align__(8) float2 { float x, y; };
+struct float3 { float x, y, z; };
+struct __align__(16) float4 { float x, y, z, w; };
+struct __align__(8) int2 { int x, y; };
+struct __align__(16) int4 { int x, y, z, w; };
+struct __align__(8) uint2 { unsigned x, y; };
+struct __align__(16) uint4 { unsigned x, y, z, w; };
+
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// ---- arithmetic that the C library lacks -------------------------------------------------------------------------
+
+constexpr int min(int a, int b) { return b < a ? b : a; }
+constexpr int max(int a, int b) { return a < b ? b : a; }
+constexpr unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
+constexpr unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
+constexpr long min(long a, long b) { return b < a ? b : a; }
+constexpr long max(long a, long b) { return a < b ? b : a; }
+constexpr long long min(long long a, long long b) { return b < a ? b : a; }
+constexpr long long max(long long a, long long b) { return a < b ? b : a; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+
+namespace emulation {
+
+template <typename To, typename From>
+To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+}  // namespace emulation
+
+inline int __float_as_int(float x) { return emulation::bit_cast<int>(x); }
+inline unsigned __float_as_uint(float x) { return emulation::bit_cast<unsigned>(x); }
+inline float __int_as_float(int x) { return emulation::bit_cast<float>(x); }
+inline float __uint_as_float(unsigned x) { return emulation::bit_cast<float>(x); }
+
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+
+// ---- barriers and warp-wide functions ----------------------------------------------------------------------------
+// The last parameter is the line of the call, for messages.
+
+inline void __syncthreads(int line = __builtin_LINE()) { emulation::sync_block("__syncthreads", line); }
+inline void __syncwarp(unsigned mask = 0xffffffff, int line = __builtin_LINE()) {
+  emulation::sync_warp(mask, "__syncwarp", line);
+}
+
+namespace emulation {
+
+template <typename T>
+T shuffle(unsigned mask, T value, int source, const char* what, int line) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  bits = exchange(mask, bits, source, what, line);
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+}  // namespace emulation
+
+// A source outside the lane's own segment of `width` lanes stands for the lane itself, except that xor may reach
+// back into earlier segments.
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source, int width = warpSize, int line = __builtin_LINE()) {
+  const int lane = emulation::lane_of_warp();
+  return emulation::shuffle(mask, value, (lane & -width) | (source & (width - 1)), "__shfl_sync", line);
+}
+
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, int line = __builtin_LINE()) {
+  const int lane = emulation::lane_of_warp(), source = lane - int(delta);
+  return emulation::shuffle(mask, value, source < (lane & -width) ? lane : source, "__shfl_up_sync", line);
+}
+
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, int line = __builtin_LINE()) {
+  const int lane = emulation::lane_of_warp(), source = lane + int(delta);
+  return emulation::shuffle(mask, value, source >= (lane & -width) + width ? lane : source, "__shfl_down_sync", line);
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, int line = __builtin_LINE()) {
+  const int lane = emulation::lane_of_warp(), source = lane ^ lane_mask;
+  return emulation::shuffle(mask, value, source >= (lane & -width) + width ? lane : source, "__shfl_xor_sync", line);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+  return emulation::ballot(mask, predicate != 0, "__ballot_sync", line);
+}
+inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+  return emulation::ballot(mask, predicate != 0, "__any_sync", line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+  return emulation::ballot(mask, predicate == 0, "__all_sync", line) == 0;
+}
+
+// ---- asynchronous copies -----------------------------------------------------------------------------------------
+
+inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes, size_t zero_fill = 0,
+                                    int line = __builtin_LINE()) {
+  emulation::copy_async(shared, global, bytes, zero_fill, line);
+}
+inline void __pipeline_commit() { emulation::commit_copies(); }
+inline void __pipeline_wait_prior(size_t groups) { emulation::wait_for_copies(groups); }
+
+// ---- host functions ----------------------------------------------------------------------------------------------
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorMisalignedAddress = 716,
+  cudaErrorLaunchFailure = 719,
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+typedef struct CUstream_st* cudaStream_t;
+
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
+  return cudaError_t(emulation::allow_shared_bytes(reinterpret_cast<const void*>(kernel), value));
+}
+
+namespace emulation {
+
+template <typename... Parameters, size_t... I>
+void call_kernel(void (*kernel)(Parameters...), void** parameters, std::index_sequence<I...>) {
+  kernel(*static_cast<Parameters*>(parameters[I])...);
+}
+
+}  // namespace emulation
+
+// Runs the whole grid before it returns: a stream has nothing left to wait for.
+template <typename... Parameters>
+cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** parameters,
+                             size_t shared_bytes, cudaStream_t) {
+  const emulation::KernelCall call = [](const void* address, void** values) {
+    using Kernel = void (*)(Parameters...);
+    emulation::call_kernel(reinterpret_cast<Kernel>(const_cast<void*>(address)), values,
+                           std::index_sequence_for<Parameters...>());
+  };
+  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), grid, block, parameters, shared_bytes));
+}
+
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorMisalignedAddress: return "misaligned address";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
+  }
+  return "unrecognized error code";
+}

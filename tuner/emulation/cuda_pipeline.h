@@ -1,0 +1,4 @@
+// Found in place of CUDA's <cuda_pipeline.h>.
+#pragma once
+
+#include "cuda_emulation.h"

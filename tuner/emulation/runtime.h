@@ -1,0 +1,67 @@
+// What the device code of an emulated kernel asks of the run-time behind it (runtime.cpp).
+//
+// A block runs on one thread of the host. Its CUDA threads are fibers: each runs until it must wait for others, at a
+// barrier or a warp-wide exchange, and only there do they interleave.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+};
+
+// __thread, not thread_local: none has a constructor, and __thread spares every use the check for one.
+extern __thread uint3 threadIdx, blockIdx;
+extern __thread dim3 blockDim, gridDim;
+
+namespace emulation {
+
+// Room for the largest dynamic shared memory of any card (227 KiB) and a guard band behind it.
+constexpr size_t kMaxSharedBytes = 227 * 1024;
+constexpr size_t kSharedGuardBytes = 4096;
+
+// Fills shared memory at the start of a block and the target of an asynchronous copy in flight: a signalling NaN, so
+// that arithmetic on it yields NaN and raises FE_INVALID, while merely moving it does neither.
+constexpr uint32_t kUninitialized = 0x7fa00000;
+
+// The defaults are the least that any card allows. Set by emulation_configure.
+struct Config {
+  uint64_t seed = 0;  // of the order in which fibers run
+  int64_t shared_bytes_per_block = 48 * 1024;
+  int32_t threads_per_block = 1024;
+  int32_t host_threads = 0;  // that blocks are spread over; 0: one per core
+};
+
+// `what` names the CUDA function for messages, `line` the place in the kernel's source.
+void sync_block(const char* what, int line);
+void sync_warp(uint32_t mask, const char* what, int line);
+
+// The bits that lane `source` passed in; kUninitialized when the mask does not name it.
+uint64_t exchange(uint32_t mask, uint64_t bits, int source, const char* what, int line);
+uint32_t ballot(uint32_t mask, bool predicate, const char* what, int line);
+
+void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, int line);
+void commit_copies();
+void wait_for_copies(size_t groups_left_in_flight);
+
+int lane_of_warp();
+
+// `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
+using KernelCall = void (*)(const void* kernel, void** parameters);
+int launch(KernelCall call, const void* kernel, dim3 grid, dim3 block, void** parameters, size_t shared_bytes);
+int allow_shared_bytes(const void* kernel, int bytes);
+
+}  // namespace emulation
+
+extern "C" {
+void emulation_configure(const emulation::Config* config);
+// Why the last launch from this host thread failed; empty when it did not.
+const char* emulation_message();
+}

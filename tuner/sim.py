@@ -1,0 +1,413 @@
+"""A card one does not have: kernels compiled for the host by an emulation of CUDA, times from a cost model.
+
+``sim:gtx-1080`` compiles the generated source itself, unchanged, with g++ and the headers in ``emulation/``,
+runs it for real on small problems, and predicts how long it would take on the card. Times are predictions,
+always.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..gen.abi import pack_args
+from ..gen.kernel import Kernel
+from ..gen.limits import WARP, DeviceLimits
+from ..gen.problem import Problem
+from . import costmodel
+from .cache import cached
+from .compile import run_compiler
+from .device import Build, CorruptedMemory, LaunchError, Timing
+from .toolchain import HostCompiler, find_host_compiler
+
+PREFIX = "sim:"
+EMULATION = Path(__file__).with_name("emulation")
+#: What marks memory that nobody wrote: a signalling NaN, which no arithmetic yields. As in ``runtime.h``.
+UNWRITTEN = 0x7FA00000
+#: Bytes watched on either side of each array; CUDA aligns allocations to 256 bytes.
+GUARD_BYTES = 4096
+ALIGNMENT = 256
+#: A kernel of a small problem that runs longer than this under the sanitizer hangs.
+SANITIZE_TIMEOUT_S = 300.0
+#: The sanitizer's runner exits with these: the launch was refused or failed; the sanitizer found something.
+LAUNCH_FAILED_EXIT, SANITIZER_EXIT = 3, 99
+#: Under which compilers, and so the sanitizer, know the kernel's source.
+SOURCE_NAME = "kernel.cu"
+
+COMPILE_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    # Only what the source writes as fmaf is fused, so that results do not depend on the host.
+    "-ffp-contract=off",
+    # nvcc does not exploit aliasing either: kernels view floats as vectors.
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    # Fibers switch by longjmp to another stack, which fortified libraries take for a mistake.
+    "-U_FORTIFY_SOURCE",
+    "-w",  # the kernel is nvcc's to warn about
+)
+FAST_FLAGS = ("-O2",)
+SANITIZE_FLAGS = (
+    "-O1",
+    "-g1",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,alignment",
+    "-fno-sanitize-recover=alignment",
+)
+
+
+class _Config(ctypes.Structure):
+    """``emulation::Config``."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("shared_bytes_per_block", ctypes.c_int64),
+        ("threads_per_block", ctypes.c_int32),
+        ("host_threads", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class SimDevice:
+    """An emulated card. ``sanitize`` runs kernels under AddressSanitizer, some ten times slower."""
+
+    name: str
+    limits: DeviceLimits
+    sanitize: bool = False
+
+    @property
+    def spec(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def predicted(self) -> bool:
+        return True
+
+    @property
+    def driver(self) -> str:
+        return "emulated"
+
+    def toolchain(self) -> SimToolchain:
+        """Raises FlashgenError when there is no C++ compiler."""
+        return SimToolchain(self.limits, find_host_compiler(), self.sanitize)
+
+    def open(self) -> SimRunner:
+        return SimRunner(self.limits, sanitize=self.sanitize)
+
+
+@dataclass(frozen=True)
+class SimToolchain:
+    """g++ or clang++ with the emulation headers. Artifacts are shared libraries, or programs to sanitize."""
+
+    limits: DeviceLimits
+    compiler: HostCompiler
+    sanitize: bool = False
+
+    @property
+    def version(self) -> str:
+        return f"{self.compiler.version}, emulating {self.limits.name}"
+
+    def build(self, kernel: Kernel) -> Build:
+        """The kernel for the host, from the cache where it is there. Raises `BuildError`."""
+        started = time.monotonic()
+        suffix, extra = ".so", ["-shared"]
+        if self.sanitize:
+            suffix, extra = ".run", [f"-DEMULATION_ENTRY={kernel.entry}"]
+        runtime = self._runtime()
+
+        def produce(artifact: Path) -> Mapping[str, Any]:
+            source = artifact.with_name(SOURCE_NAME)
+            source.write_text(kernel.source, encoding="utf-8")
+            command = [*self._command(), *extra, "-x", "c++", str(source)]
+            command += [str(EMULATION / "runner.cpp")] if self.sanitize else []
+            run_compiler([*command, "-x", "none", str(runtime), "-o", str(artifact)], artifact.parent)
+            artifact.chmod(0o755)
+            return {}
+
+        entry = cached([kernel.source, *self._how(), *extra], suffix, produce)
+        return Build(
+            kernel,
+            entry.path,
+            registers=kernel.variant.registers(kernel.problem, self.limits),
+            spill_bytes=0,
+            seconds=time.monotonic() - started,
+            cached=entry.hit,
+        )
+
+    def _runtime(self) -> Path:
+        """What all kernels share, compiled once."""
+
+        def produce(artifact: Path) -> Mapping[str, Any]:
+            command = [*self._command(), "-c", str(EMULATION / "runtime.cpp"), "-o", str(artifact)]
+            run_compiler(command, artifact.parent)
+            return {}
+
+        return cached(["runtime", *self._how()], ".o", produce).path
+
+    def _flags(self) -> tuple[str, ...]:
+        return (*COMPILE_FLAGS, *(SANITIZE_FLAGS if self.sanitize else FAST_FLAGS), *_machine_flags())
+
+    def _command(self) -> list[str]:
+        header = str(EMULATION / "cuda_emulation.h")
+        return [str(self.compiler.path), *self._flags(), f"-I{EMULATION}", "-include", header]
+
+    def _how(self) -> tuple[str, ...]:
+        """All that determines an artifact beside the kernel's source."""
+        return (self.compiler.version, *self._flags(), _emulation_source())
+
+
+@cache
+def _emulation_source() -> str:
+    return "\0".join(path.name + path.read_text() for path in sorted(EMULATION.glob("*.[hc]*")))
+
+
+@cache
+def _machine_flags() -> tuple[str, ...]:
+    """FMA where the host has it (aarch64 always does): fmaf is then an instruction instead of a call."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        features = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    return ("-mfma",) if re.search(r"^flags\s*:.*\bfma\b", features, re.MULTILINE) else ()
+
+
+class SimRunner:
+    """Runs kernels on the host and predicts their times. ``seed`` draws the order in which threads run."""
+
+    def __init__(self, limits: DeviceLimits, *, sanitize: bool = False, seed: int = 0) -> None:
+        self.limits = limits
+        self.sanitize = sanitize
+        self.seed = seed
+
+    def attend(
+        self,
+        build: Build,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float,
+        want_lse: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Runner.attend`. Sanitizing, a `LaunchError` also tells of accesses out of bounds or of what
+        nobody wrote, with the line of the kernel's source."""
+        batch, num_q_heads, seqlen_q, _ = q.shape
+        # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
+        o = np.empty_like(q)
+        lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
+        arrays = {"q": _Array.like(q), "k": _Array.like(k), "v": _Array.like(v)}
+        arrays["o"] = _Array.like(o, copy=False)
+        if lse is not None:
+            arrays["lse"] = _Array.like(lse, copy=False)
+        strides = [stride // 4 for x in (q, k, v, o) for stride in x.strides[:3]]
+        sizes = [batch, num_q_heads, k.shape[1], seqlen_q, k.shape[2]]
+        launch = self._launch_sanitized if self.sanitize else self._launch
+        launch(build, arrays, strides, sizes, scale)
+        for name, array in arrays.items():
+            array.check(name, build.kernel)
+        for name in ("o", "lse"):
+            if name in arrays:
+                arrays[name].check_written(name, build.kernel)
+        o[...] = arrays["o"].view
+        if lse is not None:
+            lse[...] = arrays["lse"].view
+        return o, lse
+
+    def _config(self) -> _Config:
+        return _Config(self.seed, self.limits.smem_per_block, self.limits.max_threads_per_block, _cores())
+
+    def _launch(
+        self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
+    ) -> None:
+        pointers = [arrays[name].view.ctypes.data if name in arrays else 0 for name in ARRAY_NAMES]
+        library = _load(build.artifact)
+        library.emulation_configure(ctypes.byref(self._config()))
+        status = library[build.kernel.entry](pack_args(pointers, strides, sizes, scale), None)
+        if status:
+            raise _launch_error(build.kernel, status, library.emulation_message().decode())
+
+    def _launch_sanitized(
+        self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
+    ) -> None:
+        args = pack_args([0] * len(ARRAY_NAMES), strides, sizes, scale)
+        with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+            request, reply = Path(folder) / "request", Path(folder) / "reply"
+            with request.open("wb") as file:
+                file.write(bytes(self._config()) + args)
+                for name in ARRAY_NAMES:
+                    file.write(arrays[name].serialized() if name in arrays else ABSENT)
+            done = _run_sanitized([str(build.artifact), str(request), str(reply)])
+            if done.returncode == LAUNCH_FAILED_EXIT:
+                status, message = done.stdout.split(maxsplit=1)
+                raise _launch_error(build.kernel, int(status), message.strip())
+            if done.returncode:
+                raise LaunchError(_explain_report(build.kernel, done))
+            words = np.fromfile(reply, np.uint32)
+        first = 0
+        for name in ("o", "lse"):
+            if name in arrays:
+                first = arrays[name].receive(words, first)
+
+    def measure(
+        self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
+    ) -> Timing:
+        """What the cost model predicts: one time, always the same."""
+        prediction = costmodel.predict(build.kernel.variant, problem, self.limits)
+        return Timing((prediction.median_us,))
+
+    def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
+        return [self.measure(build, problem) for build in builds]
+
+    def occupancy(self, build: Build) -> float:
+        launch = build.kernel.launch
+        blocks = self.limits.blocks_per_sm(launch.threads, build.registers, launch.smem_bytes)
+        return blocks * -(-launch.threads // WARP) * WARP / self.limits.max_threads_per_sm
+
+    def close(self) -> None:
+        pass
+
+
+#: In the order of ``AttentionArgs``.
+ARRAY_NAMES = ("q", "k", "v", "o", "lse")
+#: An array that is not there, as `_Array.serialized` would write it.
+ABSENT = bytes(8 * 10)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A copy of an array with its strides: unwritten memory between its rows, and guards around it."""
+
+    memory: np.ndarray
+    """All of it as 32-bit words: guard, extent, guard."""
+    extent: slice
+    view: np.ndarray
+    """The array itself, in the extent."""
+    pristine: np.ndarray = field(repr=False)
+    """The memory before the launch."""
+    is_output: bool = False
+
+    @classmethod
+    def like(cls, array: np.ndarray, *, copy: bool = True) -> _Array:
+        if array.dtype != np.float32 or array.strides[-1] != 4:
+            raise ValueError(f"rows of contiguous float32 are needed, not {array.dtype} by {array.strides}")
+        spans = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
+        below, above = -sum(min(s, 0) for s in spans), sum(max(s, 0) for s in spans)
+        words, guard, slack = (below + above) // 4 + 1, GUARD_BYTES // 4, ALIGNMENT // 4
+        memory = np.full(guard + slack + words + guard, UNWRITTEN, np.uint32)
+        first = guard + -(memory.ctypes.data // 4 + guard) % slack
+        view = np.ndarray(
+            array.shape, np.float32, memory.data, offset=4 * first + below, strides=array.strides
+        )
+        if copy:
+            view[...] = array
+        return cls(memory, slice(first, first + words), view, memory.copy(), is_output=not copy)
+
+    def check(self, name: str, kernel: Kernel) -> None:
+        """Raises CorruptedMemory when the guards, or an input, are not as they were."""
+        for place, part in (
+            ("before", slice(0, self.extent.start)),
+            ("in" if not self.is_output else "", self.extent),
+            ("past", slice(self.extent.stop, None)),
+        ):
+            if not place:
+                continue
+            changed = np.flatnonzero(self.memory[part] != self.pristine[part])
+            if changed.size:
+                raise CorruptedMemory(
+                    f"{kernel.symbol} overwrote {4 * changed.size} bytes {place} {name}, "
+                    f"the first of them byte {4 * int(changed[0])} there"
+                )
+
+    def check_written(self, name: str, kernel: Kernel) -> None:
+        """Raises CorruptedMemory when elements still hold what they were poisoned with."""
+        unwritten = np.argwhere(self.view.view(np.uint32) == UNWRITTEN)
+        if len(unwritten):
+            raise CorruptedMemory(
+                f"{kernel.symbol} left {len(unwritten)} of {self.view.size} elements of {name} unwritten, "
+                f"the first at {tuple(int(i) for i in unwritten[0])}"
+            )
+
+    def serialized(self) -> bytes:
+        """For ``runner.cpp``: words, offset of the first element, shape, strides (in words), data."""
+        words = self.memory[self.extent]
+        offset = (self.view.ctypes.data - words.ctypes.data) // 4
+        missing = 4 - self.view.ndim
+        shape = (1,) * missing + self.view.shape
+        strides = (0,) * missing + tuple(stride // 4 for stride in self.view.strides)
+        return np.array([len(words), offset, *shape, *strides], np.int64).tobytes() + words.tobytes()
+
+    def receive(self, words: np.ndarray, first: int) -> int:
+        """Takes this array's extent out of the runner's reply; returns where the next one starts."""
+        count = self.extent.stop - self.extent.start
+        self.memory[self.extent] = words[first : first + count]
+        return first + count
+
+
+@cache
+def _load(artifact: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(artifact))
+    library.emulation_message.restype = ctypes.c_char_p
+    return library
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _launch_error(kernel: Kernel, status: int, message: str) -> LaunchError:
+    return LaunchError(f"{kernel.symbol}: {message or f'its launcher returned CUDA error {status}'}")
+
+
+# -- the sanitizer --------------------------------------------------------------------------------------
+
+
+def _run_sanitized(command: list[str]) -> subprocess.CompletedProcess[str]:
+    options = f"exitcode={SANITIZER_EXIT}:detect_leaks=0:abort_on_error=0"
+    environment = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1"}
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SANITIZE_TIMEOUT_S,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"the kernel did not finish within {SANITIZE_TIMEOUT_S:.0f} s under the sanitizer"
+        ) from None
+
+
+def _explain_report(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> str:
+    """What AddressSanitizer found, in one or two lines: what, where in memory, which thread, which line."""
+    report = done.stderr
+    where = re.search(rf"{re.escape(SOURCE_NAME)}:(\d+)", report)
+    line = ""
+    if where:
+        number = int(where[1])
+        lines = kernel.source.splitlines()
+        text = lines[number - 1].strip() if number <= len(lines) else ""
+        line = f"\n  line {number}: {text}"
+    found = re.search(r"^flashgen: (.*)$", report, re.MULTILINE)
+    misaligned = re.search(r"runtime error: (.*)$", report, re.MULTILINE)
+    if found or misaligned:
+        return f"{kernel.symbol}: {(found or misaligned)[1]}{line}"  # type: ignore[index]
+    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    return f"{kernel.symbol}: the sanitized kernel ended by {ending}{line}\n{report[-2000:]}"
