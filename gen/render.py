@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -47,8 +48,17 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
             entry=entry,
             symbol=f"{entry}_kernel",
             args_bytes=ARGS_BYTES,
+            settings={name: str(value).lower() for name, value in variant.to_dict().items()},
             **variant.to_dict(),
             **variant.constants(problem, limits),
         )
     )
+    source = _tidy(source)
     return Kernel(problem, variant, limits.arch, source, entry, f"{entry}_kernel", launch)
+
+
+def _tidy(source: str) -> str:
+    """Without the blank lines that template blocks leave behind: at most one in a row, none inside a brace."""
+    source = re.sub(r"\n{3,}", "\n\n", source)
+    source = re.sub(r"\{\n\n", "{\n", source)
+    return re.sub(r"\n\n(\s*\})", r"\n\1", source)
