@@ -1,0 +1,223 @@
+"""Emitted files proved again: read as data, run on an emulated card, and refused when they are wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flashgen.gen.emit import emit_cuda, emit_module
+from flashgen.gen.families.ladder import steps
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import PRESETS, preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner import prove as proving
+from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.prove import Emitted, find_compute_sanitizer, prove, read_emitted
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+FIGURES: dict[str, Any] = {"median_us": 10.0, "tflops": 1.0, "error": 3e-7, "predicted": False}
+
+
+def make(step: str = "4.2.10", **problem: Any) -> Kernel:
+    wanted = Problem(**{"head_dim": 16, **problem})
+    return render(steps(wanted.head_dim)[step], wanted, preset("gtx-1080"))
+
+
+def write(folder: Path, kernel: Kernel, suffix: str, edit: tuple[str, str] | None = None) -> Path:
+    path = folder / f"best{suffix}"
+    text = (emit_cuda if suffix == ".cu" else emit_module)(kernel, device="GTX 1080", measurement=FIGURES)
+    if edit is not None:
+        assert edit[0] in text
+        text = text.replace(*edit)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "cards", lambda: ([], "no CUDA device"))
+
+
+@pytest.mark.parametrize("step", ["4.2.2", "4.2.10"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_module_is_read_without_being_run(tmp_path: Path, step: str, causal: bool) -> None:
+    kernel = make(step, causal=causal, batch=3, seqlen_k=77)
+    path = write(tmp_path, kernel, ".py", ("import numpy as np\n", "import numpy as np\nraise SystemExit\n"))
+    assert read_emitted(path) == Emitted(path, kernel, "GTX 1080")
+
+
+@pytest.mark.parametrize("step", ["4.2.2", "4.2.10"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_cuda_file_is_read(tmp_path: Path, step: str, causal: bool) -> None:
+    kernel = make(step, causal=causal)
+    path = write(tmp_path, kernel, ".cu")
+    assert read_emitted(path) == Emitted(path, replace(kernel, source=path.read_text()), "GTX 1080")
+    path.write_text(kernel.source)  # without figures: the card is known by its architecture alone
+    assert read_emitted(path) == Emitted(path, kernel, "sm_61")
+
+
+@needs_compiler
+@pytest.mark.parametrize("suffix", [".py", ".cu"])
+def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, make(), suffix)
+    proof = prove(path, seed=3)
+    assert proof.device == "GTX 1080" and proof.how == "emulated, from its source" and not proof.sanitized
+    assert set(proof.errors) == {"full", "causal"} and proof.cases > 50
+    assert 0 < proof.worst <= proof.bound == 2e-6
+    assert proof.to_dict()["worst"] == proof.worst
+    assert prove(path, device="sim:v100", seed=3).device == PRESETS["v100"].name
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ("true", r"best\.py, full mask: wrong result: .* queries, .* head \d+ of batch"),
+        ("false", r"best\.py, causal mask: wrong result: .* queries"),
+    ],
+)
+def test_a_wrong_kernel_is_refused_with_the_case(tmp_path: Path, mask: str, message: str) -> None:
+    path = write(tmp_path, make(), ".py", ("kCausal = FLASHGEN_CAUSAL;", f"kCausal = {mask};"))
+    with pytest.raises(FlashgenError, match=message):
+        prove(path)
+
+
+@needs_compiler
+def test_the_sanitizer_finds_what_a_result_does_not_show(tmp_path: Path) -> None:
+    kernel = make()
+    assert prove(write(tmp_path, kernel, ".py"), sanitize=True).sanitized
+    first = re.search(r"\) \{\n  extern __shared__.*\n.*SharedStorage& smem.*\n", kernel.source)
+    assert first is not None
+    # Reads far past the keys, and makes nothing of it.
+    reads = "  if (args.k[64LL * args.seqlen_k * args.batch * args.num_kv_heads * kD] == 7) return;\n"
+    path = write(tmp_path, kernel, ".py", (first[0], first[0] + reads))
+    with pytest.raises(FlashgenError, match=r"(?s)best\.py, full mask: .*line \d+: if \(args\.k"):
+        prove(path, sanitize=True)
+
+
+def test_what_is_not_ours_is_refused(tmp_path: Path) -> None:
+    for name, text, message in (
+        ("best.txt", "", "neither a .py nor a .cu file"),
+        ("gone.py", None, "gone.py cannot be read: No such file"),
+        ("other.py", "import os\n", "does not read as a kernel of this flashgen .*'VARIANT'"),
+        ("other.cu", "int main() {}\n", "has no family in its header"),
+        ("bad.py", "def\n", "does not read as a kernel.*SyntaxError"),
+    ):
+        path = tmp_path / name
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(FlashgenError, match=message):
+            read_emitted(path)
+    (tmp_path / "binary.cu").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FlashgenError, match="cannot be read"):
+        read_emitted(tmp_path / "binary.cu")
+    path = write(tmp_path, make(), ".py", ('"bc": ', '"bd": '))
+    with pytest.raises(FlashgenError, match=r"no parameter 'bd'.*emit it again"):
+        read_emitted(path)
+
+
+def test_a_card_that_is_too_small_or_unknown(tmp_path: Path) -> None:
+    path = write(tmp_path, make(), ".py")
+    emitted = read_emitted(path)
+    big = replace(emitted.kernel, launch=replace(emitted.kernel.launch, smem_bytes=70000))
+    with pytest.raises(FlashgenError, match=r"needs 70000 bytes.*T4 allows 65536.*made for GTX 1080"):
+        proving._check_fits(replace(emitted, kernel=big), preset("t4"))
+    strange = replace(emitted, device="Riva 128", kernel=replace(emitted.kernel, arch=35))
+    with pytest.raises(FlashgenError, match="Riva 128 resembles no preset"):
+        proving._default_device(strange)
+    # Another card of the same architecture stands in.
+    strange = replace(emitted, device="Quadro GV100", kernel=replace(emitted.kernel, arch=70))
+    assert proving._default_device(strange).limits == PRESETS["v100"]
+    with pytest.raises(FlashgenError, match="unknown device"):
+        prove(path, device="sum:gtx-1080")
+
+
+# ---- compute-sanitizer, by a stand-in ----------------------------------------------------------------------
+
+
+def fake_sanitizer(folder: Path, script: str) -> Path:
+    tool = folder / "compute-sanitizer"
+    tool.write_text(f"#!{sys.executable}\nimport subprocess, sys\n{script}")
+    tool.chmod(0o755)
+    return tool
+
+
+class Card:
+    """Sent to the sanitized process: runs attention by numpy."""
+
+    limits = preset("h200")
+
+    def toolchain(self) -> Card:
+        return self
+
+    def build(self, kernel: Kernel) -> Any:
+        from fakes import fake_build
+
+        return replace(fake_build(problem=kernel.problem))
+
+    def open(self) -> Any:
+        from fakes import FakeRunner
+
+        class Runner(FakeRunner):
+            def close(self) -> None:
+                pass
+
+        return Runner()
+
+
+def test_every_tool_of_compute_sanitizer_runs_the_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    run = f"open({str(log)!r}, 'a').write(sys.argv[2] + '\\n')\n"
+    passes = run + "sys.exit(subprocess.run(sys.argv[sys.argv.index(sys.executable):]).returncode)\n"
+    tool = fake_sanitizer(tmp_path, passes)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert find_compute_sanitizer() == tool
+    monkeypatch.setattr(proving, "_pickled", lambda *_: b"")
+    monkeypatch.setattr(
+        subprocess, "run", _replacing(subprocess.run, "import sys; print('largest error 3e-07')")
+    )
+    error = proving._sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
+    assert error == 3e-7
+    assert log.read_text().split() == ["memcheck", "racecheck", "initcheck", "synccheck"]
+    fails = run + "print('========= Invalid __global__ read of size 4'); sys.exit(86)\n"
+    fake_sanitizer(tmp_path, fails)
+    with pytest.raises(FlashgenError, match=r"(?s)memcheck \(out-of-bounds.*Invalid __global__ read"):
+        proving._sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
+
+
+def _replacing(run: Any, script: str) -> Any:
+    """subprocess.run with another script for the sanitized interpreter."""
+
+    def replaced(command: list[str], **options: Any) -> Any:
+        return run([*command[:-1], script], **options)
+
+    return replaced
+
+
+def test_no_compute_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+    with pytest.raises(FlashgenError, match="compute-sanitizer was not found"):
+        find_compute_sanitizer()
+
+
+def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    import io
+    import pickle
+
+    from fakes import Fault, fake_build
+
+    proving.run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(), 1))))
+    assert float(capsys.readouterr().out.split()[-1]) < 2e-6
+    with pytest.raises(SystemExit):
+        proving.run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(Fault.ONE_ELEMENT), 1))))
+    assert "wrong result" in capsys.readouterr().out

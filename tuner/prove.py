@@ -1,0 +1,431 @@
+"""Proving an emitted file again on this machine: `flashgen validate best.py` or ``best.cu``.
+
+A module is imported and called through its ``attention()``; a .cu file, and anything on an emulated card, is
+built from its source. Both masks go through the full suite of `validate`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..gen.families import family_named
+from ..gen.kernel import Kernel
+from ..gen.limits import PRESETS, DeviceLimits
+from ..gen.problem import Problem
+from ..gen.variant import Launch
+from .cuda import CudaDevice, CudaRunner, GuardedImage, output_strides
+from .device import Build, Device, FlashgenError, LaunchError, Toolchain
+from .devices import cards, resolve
+from .library import same_card
+from .sim import PREFIX, SimDevice, SimRunner
+from .validate import ERROR_BOUNDS, Depth, cases, validate
+from .worker import DEADLINE_S, Worker
+
+#: What compute-sanitizer looks for, tool by tool.
+SANITIZER_TOOLS = {
+    "memcheck": "out-of-bounds and misaligned accesses",
+    "racecheck": "races in shared memory",
+    "initcheck": "reads of memory nobody wrote",
+    "synccheck": "barriers that threads miss",
+}
+SANITIZER_EXIT = 86
+SANITIZER_TIMEOUT_S = 1800
+#: The full suite of a large tile takes an emulated card minutes.
+EMULATED_DEADLINE_S = 4 * DEADLINE_S
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """An emitted file as data: its kernel, under the mask it was tuned with, and the card it names."""
+
+    path: Path
+    kernel: Kernel
+    device: str
+
+    @property
+    def is_module(self) -> bool:
+        return self.path.suffix == ".py"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved: on which device, how, with how many cases, and the largest per-head error by mask."""
+
+    file: str
+    device: str
+    how: str
+    sanitized: bool
+    cases: int
+    errors: dict[str, float]
+    bound: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors.values(), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"worst": self.worst}
+
+
+def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0) -> Proof:
+    """Proves the file correct on ``device`` (`0`, `sim:gtx-1080`), under both masks.
+
+    Without ``device``: this machine's first card, or else the file's own card emulated. ``sanitize`` runs a
+    quick suite under AddressSanitizer (emulated) or compute-sanitizer (a card).
+
+    Raises:
+        FlashgenError: the file cannot be read or is none of flashgen's, the device or a tool is missing, or
+            the kernel is wrong; then the message names the case.
+    """
+    emitted = read_emitted(path)
+    target = resolve(device) if device is not None else _default_device(emitted)
+    kernel = replace(emitted.kernel, arch=target.limits.arch)
+    _check_fits(emitted, target.limits)
+    depth: Depth = "quick" if sanitize else "full"
+    errors: dict[str, float] = {}
+    count = 0
+    for causal in (kernel.problem.causal, not kernel.problem.causal):
+        masked = _with_mask(kernel, causal)
+        mask = "causal" if causal else "full"
+        with _named(path, mask):
+            errors[mask] = _prove_mask(emitted, masked, target, sanitize, seed)
+        rng = np.random.default_rng([seed, int(masked.digest, 16)])
+        count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
+    how = "compiled from its source"
+    if isinstance(target, SimDevice):
+        how = "emulated, from its source"
+    elif emitted.is_module and not sanitize:
+        how = "through its attention()"
+    bound = ERROR_BOUNDS[kernel.problem.dtype]
+    return Proof(str(path), target.limits.name, how, sanitize, count, errors, bound)
+
+
+def _prove_mask(emitted: Emitted, kernel: Kernel, target: Device, sanitize: bool, seed: int) -> float:
+    if isinstance(target, SimDevice):
+        if sanitize:
+            return _sanitize_emulated(kernel, target, seed)
+        with Worker(target, seed=seed, deadline_s=EMULATED_DEADLINE_S) as worker:
+            return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
+    assert isinstance(target, CudaDevice)
+    if sanitize:
+        return _sanitize_on_card(kernel, target, seed)
+    if emitted.is_module:
+        build = Build(kernel, emitted.path.resolve(), registers=0, spill_bytes=0, seconds=0.0)
+        with Worker(ModuleDevice(target, emitted.path.resolve()), seed=seed) as worker:
+            return worker.validate_full(build, kernel.problem)
+    with Worker(target, seed=seed) as worker:
+        return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
+
+
+def _with_mask(kernel: Kernel, causal: bool) -> Kernel:
+    """The kernel under that mask, chosen as the compiler's -DFLASHGEN_CAUSAL would."""
+    if causal == kernel.problem.causal:
+        return kernel
+    source = f"#define FLASHGEN_CAUSAL {int(causal)}\n{kernel.source}"
+    return replace(kernel, problem=replace(kernel.problem, causal=causal), source=source)
+
+
+@contextlib.contextmanager
+def _named(path: Path, mask: str) -> Iterator[None]:
+    """Puts the file and the mask before what a failure says."""
+    try:
+        yield
+    except FlashgenError as error:
+        raise type(error)(f"{path}, {mask} mask: {error}") from error
+
+
+def _check_fits(emitted: Emitted, limits: DeviceLimits) -> None:
+    needed = emitted.kernel.launch.smem_bytes
+    if needed > limits.smem_per_block:
+        raise FlashgenError(
+            f"{emitted.path} needs {needed} bytes of shared memory per block, {limits.name} allows "
+            f"{limits.smem_per_block}; it was made for {emitted.device}: choose such a card with --device"
+        )
+
+
+def _default_device(emitted: Emitted) -> Device:
+    found, _ = cards()
+    if found:
+        return found[0]
+    slug = re.sub(r"[^a-z0-9]+", "_", emitted.device.lower()).strip("_")
+    same = [name for name, card in PRESETS.items() if same_card(card.slug, slug)]
+    alike = [name for name, card in PRESETS.items() if card.arch == emitted.kernel.arch]
+    for name in same + alike:
+        return resolve(PREFIX + name)
+    raise FlashgenError(
+        f"there is no CUDA card here, and {emitted.device} resembles no preset; name one with "
+        "--device sim:<preset> (`flashgen devices` lists them)"
+    )
+
+
+# -- reading --------------------------------------------------------------------------------------------
+
+
+def read_emitted(path: Path) -> Emitted:
+    """The kernel of an emitted .py or .cu file, read as data: nothing of it is run.
+
+    Raises:
+        FlashgenError: it cannot be read, or flashgen did not write it.
+    """
+    if path.suffix not in (".py", ".cu"):
+        raise FlashgenError(f"{path} is neither a .py nor a .cu file; validate what `flashgen emit` wrote")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FlashgenError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        kernel, device = _read_module(text) if path.suffix == ".py" else _read_cuda(text)
+    except (KeyError, TypeError, ValueError, SyntaxError, AttributeError) as error:
+        raise FlashgenError(
+            f"{path} does not read as a kernel of this flashgen ({type(error).__name__}: {error}); emit it "
+            "again with `flashgen emit`"
+        ) from error
+    return Emitted(path, kernel, device)
+
+
+def _read_module(text: str) -> tuple[Kernel, str]:
+    constants: dict[str, Any] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign):
+            target, value = node.target, node.value
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+        else:
+            continue
+        if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
+            with contextlib.suppress(ValueError):
+                constants[target.id] = ast.literal_eval(value)
+    parameters = dict(constants["VARIANT"])
+    variant = family_named(parameters.pop("family")).from_dict(parameters)
+    symbol = constants["SYMBOL"].decode()
+    launch = Launch(constants["THREADS"], constants["SMEM_BYTES"], constants.get("ROWS_PER_BLOCK"))
+    kernel = Kernel(
+        Problem.from_dict(constants["PROBLEM"]),
+        variant,
+        constants["DEVICE"]["arch"],
+        constants["SOURCE"],
+        symbol.removesuffix("_kernel"),
+        symbol,
+        launch,
+    )
+    return kernel, constants["DEVICE"]["name"]
+
+
+def _read_cuda(text: str) -> tuple[Kernel, str]:
+    """From the header comment and the constants; the sizes tuned for are not in the file."""
+
+    def find(pattern: str, what: str) -> str:
+        found = re.search(pattern, text, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"it has no {what}")
+        return found[1]
+
+    # The command in the header that regenerates the file names every parameter.
+    family = family_named(find(r"^// .*--family (\w+)", "family in its header"))
+    header = text.partition("\n#")[0]
+    variant = family(**family.parse(dict(re.findall(r"--set (\w+)=(\w+)", header))))
+    entry = find(r'^extern "C" int (\w+)\(const AttentionArgs\*', "host launcher")
+    name = re.fullmatch(r"attention_(\w+)_d(\d+)", entry)
+    if name is None:
+        raise ValueError(f"its launcher is called {entry!r}")
+    problem = Problem(
+        dtype=name[1],
+        head_dim=int(name[2]),
+        causal=find(r"^#define FLASHGEN_CAUSAL ([01])", "FLASHGEN_CAUSAL") == "1",
+    )
+    smem_bytes = int(find(r"sizeof\(SharedStorage\) == (\d+)", "size of shared memory"))
+    arch = int(find(r"-arch=sm_(\d+)", "architecture in its header"))
+    launch = Launch(variant.threads(), smem_bytes, variant.rows_per_block())
+    device = re.search(r"^// (?:Measured on|Predicted .*? for) ([^,]+),", text, re.MULTILINE)
+    kernel = Kernel(problem, variant, arch, text, entry, f"{entry}_kernel", launch)
+    return kernel, device[1] if device else f"sm_{arch}"
+
+
+# -- a module as a device -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModuleDevice:
+    """A card whose kernels are run by an emitted module's ``attention()``."""
+
+    card: CudaDevice
+    module: Path
+
+    @property
+    def spec(self) -> str:
+        return self.card.spec
+
+    @property
+    def limits(self) -> DeviceLimits:
+        return self.card.limits
+
+    @property
+    def driver(self) -> str:
+        return self.card.driver
+
+    @property
+    def predicted(self) -> bool:
+        return False
+
+    def toolchain(self) -> Toolchain:
+        """The card's own; the module compiles by itself."""
+        return self.card.toolchain()
+
+    def open(self) -> ModuleRunner:
+        return ModuleRunner(self.card, self.module)
+
+
+class ModuleRunner(CudaRunner):
+    """Calls an emitted module on PyCUDA arrays that lie in guarded memory."""
+
+    def __init__(self, card: CudaDevice, path: Path) -> None:
+        super().__init__(card)
+        spec = importlib.util.spec_from_file_location(f"flashgen_proved_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise FlashgenError(f"{path} cannot be imported")
+        self._module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(self._module)
+        except Exception as error:
+            raise FlashgenError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+
+    def attend(
+        self,
+        build: Build,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float,
+        want_lse: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Runner.attend`. The log-sum-exp is allocated by the module, from guarded memory too."""
+        from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
+
+        image = GuardedImage()
+        placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
+        placed.append((*image.add_output("o", q.shape, output_strides(q)), q.shape))
+        rows = q.shape[:3]
+        lse_at, _ = (
+            image.add_output("the log-sum-exp", rows, (rows[1] * rows[2], rows[2], 1))
+            if want_lse
+            else (None, None)
+        )
+        before = image.before()
+        after = np.empty_like(before)
+        with self._launch_errors(build):
+            base = self._arena_of(image.floats)
+            self._cuda.memcpy_htod(base, before)
+
+            def allocate(size: int) -> int:
+                if lse_at is None or size != 4 * rows[0] * rows[1] * rows[2]:
+                    raise LaunchError(f"attention() allocated {size} bytes that nothing asked for")
+                return base + 4 * lse_at
+
+            arrays = [
+                GPUArray(
+                    shape,
+                    np.float32,
+                    allocator=allocate,
+                    gpudata=base + 4 * at,
+                    strides=tuple(4 * s for s in strides),
+                )
+                for at, strides, shape in placed
+            ]
+            causal = build.kernel.problem.causal
+            try:
+                self._module.attention(
+                    *arrays[:3], causal=causal, scale=scale, out=arrays[3], return_lse=want_lse
+                )
+            except (ImportError, RuntimeError, TypeError, ValueError) as error:
+                raise LaunchError(f"attention() refused: {error}") from error
+            self._cuda.Context.synchronize()
+            self._cuda.memcpy_dtoh(after, base)
+        outputs = image.outputs(before, after)
+        return outputs[0], outputs[1] if want_lse else None
+
+
+# -- sanitizers -----------------------------------------------------------------------------------------
+
+
+def _sanitize_emulated(kernel: Kernel, target: SimDevice, seed: int) -> float:
+    """Each launch is a program of its own under AddressSanitizer, so nothing here can crash."""
+    build = replace(target, sanitize=True).toolchain().build(kernel)
+    return validate(SimRunner(target.limits, sanitize=True, seed=seed), build, seed=seed, depth="quick")
+
+
+def _sanitize_on_card(kernel: Kernel, target: CudaDevice, seed: int) -> float:
+    """The quick suite in a process under each tool of compute-sanitizer."""
+    tool = find_compute_sanitizer()
+    build = target.toolchain().build(kernel)
+    error = 0.0
+    for name, finds in SANITIZER_TOOLS.items():
+        command = [str(tool), "--tool", name, "--error-exitcode", str(SANITIZER_EXIT), "--print-limit", "3"]
+        script = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from {__name__} import run_quick_suite; run_quick_suite(sys.stdin.buffer)"
+        )
+        try:
+            done = subprocess.run(
+                [*command, sys.executable, "-c", script],
+                input=_pickled(target, build, seed),
+                capture_output=True,
+                timeout=SANITIZER_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"no end within {SANITIZER_TIMEOUT_S} s under {name}") from None
+        told = (done.stdout + done.stderr).decode(errors="replace")
+        result = re.search(r"^largest error (\S+)$", told, re.MULTILINE)
+        if done.returncode or result is None:
+            raise LaunchError(f"compute-sanitizer {name} ({finds}):\n{told.strip()[-2000:]}")
+        error = max(error, float(result[1]))
+    return error
+
+
+def find_compute_sanitizer() -> Path:
+    """compute-sanitizer of $PATH, /usr/local/cuda or PyPI. Raises FlashgenError where there is none."""
+    found = shutil.which("compute-sanitizer")
+    places = [Path(found)] if found else sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))
+    for folder in filter(None, sys.path):
+        places += sorted(Path(folder, "nvidia").glob("*/bin/compute-sanitizer"))
+    if not places:
+        raise FlashgenError(
+            "compute-sanitizer was not found; it comes with the CUDA toolkit (or `pip install "
+            "nvidia-cuda-sanitizer-api`). Or sanitize on an emulated card: --device sim:<preset>"
+        )
+    return places[0]
+
+
+def _pickled(target: CudaDevice, build: Build, seed: int) -> bytes:
+    import pickle
+
+    return pickle.dumps((target, build, seed))
+
+
+def run_quick_suite(stream: Any) -> None:
+    """The process under compute-sanitizer: validates the build that comes in by ``stream``."""
+    import pickle
+
+    target, build, seed = pickle.load(stream)
+    runner = target.open()
+    try:
+        error = validate(runner, build, seed=seed, depth="quick")
+    except FlashgenError as failure:
+        print(failure)
+        sys.exit(1)
+    finally:
+        runner.close()
+    print(f"largest error {error:.9g}")
