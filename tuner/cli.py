@@ -421,3 +421,104 @@ def devices_command(json_: Json = False) -> None:
         )
     else:
         show_devices(_console(False), found, trouble, tools)
+
+
+@app.command("validate")
+@reports_errors
+def validate_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .py or .cu file that flashgen emitted.")],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="Where to run it; this machine's card, or else the file's own card emulated.",
+        ),
+    ] = None,
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize", help="Under AddressSanitizer (emulated card) or compute-sanitizer (CUDA card)."
+        ),
+    ] = False,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Proves an emitted kernel correct again, on this machine, against float64.
+
+    Example: [bold]flashgen validate best.py --device sim:gtx-1080[/bold]
+    """
+    from .prove import prove
+
+    proof = prove(file, device=device, sanitize=sanitize, seed=seed)
+    if json_:
+        _print_json(proof.to_dict())
+        return
+    masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
+    _console(False).print(
+        f"{proof.file} is correct on {proof.device}: {proof.how}{', sanitized' if proof.sanitized else ''}, "
+        f"{proof.cases} cases, largest error per head {masks} ({proof.bound:.0e} allowed)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("ladder")
+@reports_errors
+def ladder_command(
+    device: DeviceOption = "0",
+    cases: Annotated[
+        str | None, typer.Option("--cases", metavar="NAMES", help="Of t10,t11,t22,t29,t30; all by default.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", metavar="NAMES", help="As in 4.2.9,4.2.10; all by default.")
+    ] = None,
+    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Time PyTorch too, if installed.")] = True,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit", min=0.001, metavar="SECONDS", help="Longest launch that is made; then scaled."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    out: Out = DEFAULT_OUT,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Times every step of the teaching family, the tuned kernel and PyTorch on the report's cases.
+
+    Example: [bold]flashgen ladder --device 0 --cases t10,t22[/bold]
+    """
+    from ..gen.families.ladder import STEPS
+    from .devices import resolve
+    from .ladder import CASES, LIMIT_S, parse_names, run_ladder
+    from .ladderview import ladder_tables, row_line
+
+    case_names = parse_names(cases, list(CASES), "case")
+    step_names = parse_names(steps, list(STEPS), "step")
+    console = _console(json_)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    with _ends_softly(say) as stop:
+        result = run_ladder(
+            resolve(device),
+            case_names,
+            step_names,
+            out=out,
+            with_torch=torch,
+            limit_s=LIMIT_S if limit is None else limit,
+            seed=seed,
+            jobs=jobs,
+            on_row=lambda row: say(row_line(row)),
+            stop=stop,
+        )
+    if json_:
+        _print_json(result.to_dict())
+        return
+    for table in ladder_tables(result):
+        console.print(table)
+    for note in result.notes:
+        say(note)

@@ -10,14 +10,24 @@ from ..gen.problem import Problem
 from ..gen.variant import Variant
 from . import costmodel
 
+GEN = Path(__file__).resolve().parents[1] / "gen"
 #: Predicted time of a variant, in microseconds.
 Prior = Callable[[Variant], float]
 
 
 def prior_of(problem: Problem, limits: DeviceLimits) -> Prior:
-    return lambda variant: costmodel.predict(variant, problem, limits).median_us
+    """The cost model's time; infinite for a variant that it says cannot be resident."""
+
+    def predicted_us(variant: Variant) -> float:
+        try:
+            return costmodel.predict(variant, problem, limits).median_us
+        except ValueError:
+            return float("inf")
+
+    return predicted_us
 
 
 def cost_model_version() -> str:
-    """What tells one cost model's predictions from another's."""
-    return Path(costmodel.__file__).read_text(encoding="utf-8")
+    """What tells one cost model's predictions from another's: its source and that of the work it weighs."""
+    counted = sorted(GEN.glob("*work.py"))
+    return "\0".join(path.read_text(encoding="utf-8") for path in (Path(costmodel.__file__), *counted))

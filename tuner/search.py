@@ -160,8 +160,10 @@ class Search:
         study.sampler = self._sampler
         self._best_us = float("inf")
         for _, outcome in outcomes(study, catalogue.family):
-            self.earlier.append(outcome)
-            self._note(outcome)
+            # Under --set an earlier run may have tried what lies outside of this run's space.
+            if catalogue.row(outcome.variant) is not None:
+                self.earlier.append(outcome)
+                self._note(outcome)
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.params.keys() == self._names():
                 self._take(catalogue.family(**trial.params))
@@ -174,7 +176,7 @@ class Search:
 
     @property
     def best_us(self) -> float | None:
-        """Fastest so far, earlier runs of the study included."""
+        """Fastest so far in this space, earlier runs of the study included."""
         return None if self._best_us == float("inf") else self._best_us
 
     def ask(self) -> Proposal | None:
@@ -211,8 +213,7 @@ class Search:
         measured = outcome.measurement
         if outcome.status is Status.OK and measured is not None and measured.median_us < self._best_us:
             self._best_us = measured.median_us
-            # Under --set the best of an earlier run may lie outside of this run's space.
-            self._sampler.best_row = row if row is not None else self._sampler.best_row
+            self._sampler.best_row = row
 
     def _take(self, variant: Variant) -> int | None:
         row = self.catalogue.row(variant)

@@ -1,0 +1,403 @@
+"""The coordinator: whole runs with a stand-in for the card, and on an emulated card from the command line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from flashgen.gen.families import FAMILIES
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import PRESETS, DeviceLimits
+from flashgen.gen.problem import Problem
+from flashgen.gen.variant import Variant
+from flashgen.tuner import library
+from flashgen.tuner.catalogue import build_catalogue
+from flashgen.tuner.device import Build, BuildError, FlashgenError
+from flashgen.tuner.kept import kernels_in_storage
+from flashgen.tuner.outcome import Measurement, Outcome, Status
+from flashgen.tuner.study import open_storage
+from flashgen.tuner.tune import FinalsStarted, SpaceReady, TrialDone, TuneOptions, tune
+
+LADDER = FAMILIES["ladder"]
+PROBLEM = Problem(head_dim=40)
+
+
+def cost(variant: Variant) -> float:
+    v = variant.to_dict()
+    return 100.0 + abs(int(v["br"]) - 64) + 2 * abs(int(v["bc"]) - 16) + 20 / int(v["vec"])
+
+
+@dataclass(frozen=True)
+class StandInToolchain:
+    """Builds nothing; refuses variants with ``bc`` in ``refuses``."""
+
+    refuses: tuple[int, ...] = ()
+    disk_full_after: int | None = None
+    built: list[Kernel] = field(default_factory=list, compare=False)
+    version: str = "stand-in 1.0"
+
+    def build(self, kernel: Kernel) -> Build:
+        self.built.append(kernel)
+        if self.disk_full_after is not None and len(self.built) > self.disk_full_after:
+            raise FlashgenError("the kernel cache cannot be written: No space left on device")
+        if kernel.variant.to_dict()["bc"] in self.refuses:
+            raise BuildError("ptxas fatal: made to fail")
+        return Build(kernel, Path("nowhere"), registers=40, spill_bytes=0, seconds=0.001)
+
+
+@dataclass(frozen=True)
+class StandInDevice:
+    limits: DeviceLimits = PRESETS["h200"]
+    chain: StandInToolchain = StandInToolchain()
+    spec: str = "0"
+    predicted: bool = False
+    driver: str = "580"
+
+    def toolchain(self) -> StandInToolchain:
+        return self.chain
+
+    def open(self):
+        raise AssertionError("the stand-in evaluator opens nothing")
+
+
+class StandInEvaluator:
+    """Made-up times; ``noise`` lets a variant look better in its trial than it is."""
+
+    def __init__(self, *, wrong: tuple[int, ...] = (), wrong_in_full: tuple[int, ...] = ()) -> None:
+        self.wrong, self.wrong_in_full = wrong, wrong_in_full
+        self.evaluated: list[Variant] = []
+        self.finalists: list[Variant] = []
+        self.closed = False
+        self.on_evaluate = lambda: None
+
+    def evaluate(self, build: Build, problem: Problem, *, best_us: float | None = None) -> Outcome:
+        self.on_evaluate()
+        variant = build.kernel.variant
+        self.evaluated.append(variant)
+        if variant.to_dict()["br"] in self.wrong:
+            return Outcome(
+                variant=variant, status=Status.WRONG, reason="head 0: error 1.0, 2e-06 allowed\nmore"
+            )
+        return self._fine(build, problem, cost(variant))
+
+    def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
+        self.finalists = [b.kernel.variant for b in builds]
+        return [
+            Outcome(variant=b.kernel.variant, status=Status.WRONG, reason="wrong in full")
+            if b.kernel.variant.to_dict()["bc"] in self.wrong_in_full
+            else self._fine(b, problem, cost(b.kernel.variant) + 1)
+            for b in builds
+        ]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _fine(self, build: Build, problem: Problem, us: float) -> Outcome:
+        measurement = Measurement(
+            times_us=(us,) * 5,
+            median_us=us,
+            spread=0.02,
+            tflops=problem.flops / us * 1e-6,
+            registers=build.registers,
+            spill_bytes=0,
+            smem_bytes=build.kernel.launch.smem_bytes,
+            occupancy=0.5,
+            error=2e-7,
+        )
+        return Outcome(variant=build.kernel.variant, status=Status.OK, measurement=measurement)
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch) -> TuneOptions:
+    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    return TuneOptions(
+        device=StandInDevice(),
+        problem=PROBLEM,
+        families=(LADDER,),
+        trials=40,
+        storage=str(tmp_path / "out" / "tuning.sqlite3"),
+        out=tmp_path / "out",
+        jobs=2,
+    )
+
+
+def run(options: TuneOptions, evaluator: StandInEvaluator | None = None, **others):
+    evaluator = evaluator or StandInEvaluator()
+    return tune(options, make_evaluator=lambda device: evaluator, **others)
+
+
+def test_a_run_finds_and_writes_the_best(options):
+    events = []
+    evaluator = StandInEvaluator(wrong=(128,))
+    result = run(options, evaluator, report=events.append)
+    assert (result.trials_run, result.trials_earlier) == (40, 0)
+    assert len(set(evaluator.evaluated)) == 40
+    assert evaluator.closed
+    best = min((v for v in evaluator.evaluated if v.to_dict()["br"] != 128), key=cost)
+    assert cost(result.kernel.variant) == cost(best)
+    assert result.kernel.measurement.median_us == cost(best) + 1  # the finalists' time, not the trial's
+    assert sum(result.counts.values()) == 40
+    assert result.reasons == {"wrong: head 0: error 1.0, 2e-06 allowed": result.counts["wrong"]}
+    assert 1 < len(evaluator.finalists) <= 6
+    (found,) = library.entries([options.out])
+    assert replace(found.kernel, source="") == replace(result.kernel, source="")
+    assert "attention_f32_d40_kernel" in found.kernel.source
+    compile(result.paths.py.read_text(), "f32_d40.py", "exec")
+    kinds = [type(e) for e in events]
+    assert kinds[0] is SpaceReady and kinds[-1] is FinalsStarted and kinds.count(TrialDone) == 40
+    trials = [e for e in events if isinstance(e, TrialDone)]
+    assert [e.number for e in trials] == list(range(1, 41))
+    medians = [e.best.measurement.median_us for e in trials if e.best and e.best.measurement]
+    assert medians == sorted(medians, reverse=True)
+    json.dumps(result.to_dict())
+
+
+def test_the_same_command_resumes(options):
+    first, second = StandInEvaluator(), StandInEvaluator()
+    run(replace(options, trials=15), first)
+    result = run(options, second)
+    assert (result.trials_run, result.trials_earlier) == (25, 15)
+    assert not set(first.evaluated) & set(second.evaluated)
+    # The budget is spent: nothing more to try, but the winner is written all the same.
+    third = StandInEvaluator()
+    result = run(options, third)
+    assert (result.trials_run, third.evaluated) == (0, [])
+    assert cost(result.kernel.variant) == min(map(cost, first.evaluated + second.evaluated))
+
+
+def test_a_budget_of_minutes(options):
+    evaluator = StandInEvaluator()
+    evaluator.on_evaluate = lambda: time.sleep(0.05)
+    started = time.monotonic()
+    result = run(replace(options, trials=None, minutes=0.02), evaluator)
+    assert 1.0 < time.monotonic() - started < 6.0
+    assert 3 < result.trials_run == len(evaluator.evaluated)
+    assert not result.interrupted
+
+
+def test_a_compiler_that_fails_ends_no_run(options):
+    device = StandInDevice(chain=StandInToolchain(refuses=(4, 8, 32, 64)))
+    result = run(replace(options, device=device))
+    assert result.kernel.variant.to_dict()["bc"] == 16
+    assert result.counts["compile-failed"] > 0
+    assert result.reasons["compile-failed: ptxas fatal: made to fail"] == result.counts["compile-failed"]
+
+
+def test_when_nothing_works_the_reasons_are_told(options):
+    device = StandInDevice(chain=StandInToolchain(refuses=(4, 8, 16, 32, 64)))
+    with pytest.raises(
+        FlashgenError, match=r"none of 40 variants tried works.*40 x compile-failed: ptxas fatal"
+    ):
+        run(replace(options, device=device))
+
+
+def test_no_legal_variant(options):
+    with pytest.raises(FlashgenError, match=r"no variant of 'ladder' is legal.*divisibility"):
+        run(replace(options, problem=Problem(head_dim=7), held={"vec": 4}))
+
+
+def test_finalists_wrong_in_full_do_not_win(options):
+    evaluator = StandInEvaluator(wrong_in_full=(16,))
+    try:
+        result = run(options, evaluator)
+    except FlashgenError as error:
+        assert "every finalist failed" in str(error)
+    else:
+        assert result.kernel.variant.to_dict()["bc"] != 16
+    assert any(v.to_dict()["bc"] == 16 for v in evaluator.finalists)
+
+
+def test_stopping_keeps_the_best_so_far(options):
+    stop = threading.Event()
+    evaluator = StandInEvaluator()
+    evaluator.on_evaluate = lambda: stop.set() if len(evaluator.evaluated) == 9 else None
+    result = run(options, evaluator, stop=stop)
+    assert result.interrupted
+    assert result.trials_run == 10
+    assert cost(result.kernel.variant) == min(map(cost, evaluator.evaluated))
+    assert result.paths.cu.exists() and not evaluator.finalists
+    # What was in flight is free to be tried again.
+    assert run(options).trials_run == 30
+
+
+def test_stopping_before_the_first_trial_ends(options):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(FlashgenError, match="before the first trial"):
+        run(options, stop=stop)
+
+
+def test_a_full_disk_loses_no_finished_trial(options):
+    device = StandInDevice(chain=StandInToolchain(disk_full_after=12))
+    with pytest.raises(FlashgenError, match="No space left"):
+        run(replace(options, device=device))
+    assert run(options).trials_earlier > 0
+
+
+def test_a_winner_that_cannot_be_written_is_kept_in_the_study(options, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "write_text", full)
+        with pytest.raises(FlashgenError, match=r"No space left on device.*flashgen emit"):
+            run(options)
+    assert library.entries([options.out]) == []
+    (kept,) = kernels_in_storage(options.storage)
+    assert kept.kernel.measurement.median_us == cost(kept.kernel.variant) + 1
+    assert kept.rendered is not None and kept.kernel.source == kept.rendered.source
+
+
+def test_an_unfinished_study_gives_its_best_trial(options, monkeypatch):
+    evaluator = StandInEvaluator()
+
+    def die() -> None:
+        if len(evaluator.evaluated) == 12:
+            raise RuntimeError("killed")
+
+    evaluator.on_evaluate = die
+    with pytest.raises(RuntimeError, match="killed"):
+        run(options, evaluator)
+    (kept,) = kernels_in_storage(options.storage)
+    assert cost(kept.kernel.variant) == min(map(cost, evaluator.evaluated))
+    assert kept.kernel.measurement.median_us == cost(kept.kernel.variant)
+    assert run(options).trials_earlier == 12
+
+
+def test_held_parameters_do_not_replace_a_faster_kernel(options):
+    best = run(options)
+    held = run(replace(options, held={"br": 256, "bc": 32}, trials=10))
+    assert held.kept_faster == best.paths.json
+    assert library.read(best.paths.json).kernel.variant == best.kernel.variant
+    assert held.kernel.variant.to_dict()["br"] == 256
+
+
+def test_several_families_compete(options, monkeypatch):
+    simt = FAMILIES["simt"]
+    free = ("q_layout", "k_layout", "unroll", "min_blocks")
+    few = {p.name: p.default for p in simt.parameters() if p.name not in free}
+
+    def narrow(family, problem, limits, held, *, jobs):
+        return build_catalogue(family, problem, limits, few if family is simt else held, jobs=jobs)
+
+    monkeypatch.setattr("flashgen.tuner.tune.build_catalogue", narrow)
+    evaluator = StandInEvaluator()
+    result = run(replace(options, problem=Problem(), families=(LADDER, simt), trials=20), evaluator)
+    assert len(result.studies) == 2 and result.trials_run == len(evaluator.evaluated)
+    families = [type(v) for v in evaluator.evaluated]
+    assert families == [LADDER] * 10 + [simt] * (len(families) - 10) and len(families) > 12
+    assert cost(result.kernel.variant) == min(map(cost, evaluator.evaluated))
+
+
+def test_the_library_seeds_the_search(options):
+    run(options)
+    evaluator = StandInEvaluator()
+    run(replace(options, problem=Problem(head_dim=44), trials=5), evaluator)
+    (winner,) = [e.kernel.variant for e in library.entries([options.out]) if e.kernel.problem == PROBLEM]
+    assert winner in evaluator.evaluated[:2]  # two compilers: either may be first
+
+
+def test_an_out_folder_that_cannot_be_written_is_told_at_once(options, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    evaluator = StandInEvaluator()
+    with pytest.raises(FlashgenError, match="--out"):
+        run(replace(options, out=blocked), evaluator)
+    assert not evaluator.evaluated
+
+
+def test_another_compiler_starts_another_study(options):
+    run(options)
+    newer = StandInDevice(chain=StandInToolchain(version="stand-in 2.0"))
+    assert run(replace(options, device=newer)).trials_earlier == 0
+
+
+def test_coordinator_overhead_is_small(options):
+    started = time.monotonic()
+    run(replace(options, trials=200))
+    assert time.monotonic() - started < 20.0  # 200 trials that cost nothing: a tenth of a second each at most
+
+
+# -- on the emulated card, from the command line --------------------------------------------------------
+
+#: A space small enough to be enumerated at once.
+HELD = [f"--set={s}" for s in ("br=64", "threads_per_block=128", "lanes=8", "bc=32", "vec=4")]
+
+
+def command(out: Path, *more: str) -> list[str]:
+    program = "from flashgen.tuner.cli import main; main()"
+    where = ["--device", "sim:gtx-1080", "--d", "32", "--out", str(out)]
+    return [sys.executable, "-c", program, "tune", *where, *HELD, *more]
+
+
+def finished_trials(out: Path) -> list[dict]:
+    from optuna.study import get_all_study_names, load_study
+
+    storage = open_storage(str(out / "tuning.sqlite3"))
+    (name,) = get_all_study_names(storage)
+    trials = load_study(study_name=name, storage=storage).trials
+    return [t.params for t in trials if t.state.name in ("COMPLETE", "PRUNED")]
+
+
+def wait_for_trials(out: Path, count: int, process: subprocess.Popen, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        if (out / "tuning.sqlite3").exists():
+            try:
+                if len(finished_trials(out)) >= count:
+                    return
+            except (ValueError, FlashgenError):
+                pass  # the study is not there yet
+        time.sleep(0.2)
+    raise AssertionError(f"no {count} trials within {seconds} s; exit code {process.poll()}")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return {**os.environ, "FLASHGEN_CACHE": str(tmp_path_factory.mktemp("cache"))}
+
+
+def test_kill_and_resume_on_the_emulated_card(tmp_path, cache):
+    process = subprocess.Popen(
+        command(tmp_path, "--trials=50"), env=cache, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    wait_for_trials(tmp_path, 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = finished_trials(tmp_path)
+    done = subprocess.run(
+        command(tmp_path, f"--trials={len(before) + 2}", "--json"), env=cache, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["predicted"] is True and result["measurement"]["predicted"] is True
+    assert (result["trials_earlier"], result["trials_run"]) == (len(before), 2)
+    after = finished_trials(tmp_path)
+    assert after[: len(before)] == before
+    assert len({json.dumps(p, sort_keys=True) for p in after}) == len(after)
+    assert result["measurement"]["error"] < 2e-6
+    assert Path(result["files"]["cu"]).parent == tmp_path / "sim_gtx_1080"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, cache, signum):
+    process = subprocess.Popen(
+        command(tmp_path, "--trials=50"), env=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_trials(tmp_path, 1, process)
+    process.send_signal(signum)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "ending with the best so far" in output and "the same command goes on" in output
+    assert "Traceback" not in errors
+    (kernel,) = library.entries([tmp_path])
+    assert kernel.predicted
