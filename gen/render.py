@@ -58,7 +58,7 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
 
 
 def _tidy(source: str) -> str:
-    """Without the blank lines that template blocks leave behind: at most one in a row, none inside a brace."""
+    """Without the blank lines that template blocks leave behind: one in a row, none beside a brace."""
     source = re.sub(r"\n{3,}", "\n\n", source)
     source = re.sub(r"\{\n\n", "{\n", source)
     return re.sub(r"\n\n(\s*\})", r"\n\1", source)
