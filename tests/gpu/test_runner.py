@@ -1,0 +1,203 @@
+"""Kernels on a real card: right over a sample of the space, timed sensibly, faults recognised."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flashgen.gen.abi import pack_args
+from flashgen.gen.families.simt import Simt
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.variant import Illegal, Variant
+from flashgen.tuner.compile import CompilePool
+from flashgen.tuner.cuda import CudaDevice, CudaRunner
+from flashgen.tuner.device import Build, BuildError, CorruptedMemory, LaunchError
+from flashgen.tuner.measure import median, spread
+from flashgen.tuner.validate import WrongResult, validate
+
+PROBLEMS = [
+    Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, head_dim=d, causal=causal)
+    for d, causal in ((64, False), (64, True), (128, False), (40, True), (1, False), (7, True), (256, False))
+]
+SAMPLE = 6
+TIMED = Problem(batch=4, num_q_heads=16, num_kv_heads=16, seqlen_q=2048, seqlen_k=2048, head_dim=64)
+
+
+@pytest.fixture(scope="module")
+def runner(device: CudaDevice) -> Iterator[CudaRunner]:
+    runner = device.open()
+    yield runner
+    runner.close()
+
+
+def sample(problem: Problem, device: CudaDevice, count: int, seed: int = 0) -> list[Variant]:
+    """Legal variants drawn by chance: the whole space takes long to enumerate."""
+    rng = random.Random(seed)
+    found: list[Variant] = []
+    for _ in range(200_000):
+        variant = Simt(**{p.name: rng.choice(p.choices) for p in Simt.parameters()})
+        try:
+            variant.check(problem, device.limits)
+        except Illegal:
+            continue
+        found.append(variant)
+        if len(found) == count:
+            break
+    return found
+
+
+def build_all(device: CudaDevice, variants: list[Variant], problem: Problem) -> list[Build]:
+    with CompilePool(device.toolchain()) as pool:
+        futures = [pool.submit(render(v, problem, device.limits)) for v in variants]
+        results = [f.result() for f in futures]
+    builds = []
+    for result in results:
+        assert not isinstance(result, BuildError), str(result)
+        builds.append(result)
+    return builds
+
+
+def default_build(device: CudaDevice, problem: Problem = TIMED) -> Build:
+    return build_all(device, sample(problem, device, 1), problem)[0]
+
+
+def broken(device: CudaDevice, build: Build, *edits: tuple[str, str]) -> Build:
+    """The kernel with its source changed."""
+    source = build.kernel.source
+    for old, new in edits:
+        assert old in source, old
+        source = source.replace(old, new, 1)
+    return device.toolchain().build(replace(build.kernel, source=source))
+
+
+def with_body(device: CudaDevice, build: Build, statement: str) -> Build:
+    """The kernel with a statement before all others."""
+    view = "  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);\n"
+    return broken(device, build, (view, view + statement + "\n"))
+
+
+def test_limits_agree_with_the_preset(device: CudaDevice) -> None:
+    limits = device.limits
+    alike = [p for p in PRESETS.values() if p.arch == limits.arch]
+    for each in alike:
+        assert (limits.smem_per_block, limits.smem_per_sm) == (each.smem_per_block, each.smem_per_sm)
+        assert limits.max_threads_per_sm == each.max_threads_per_sm
+        assert limits.max_blocks_per_sm == each.max_blocks_per_sm
+    assert limits.num_sms > 0 and limits.clock_mhz > 500 and limits.dram_gbps > 50 and limits.l2_bytes > 2**18
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
+def test_sampled_variants_are_right(device: CudaDevice, runner: CudaRunner, problem: Problem) -> None:
+    variants = sample(problem, device, SAMPLE)
+    assert variants
+    for seed, build in enumerate(build_all(device, variants, problem)):
+        error = validate(runner, build, seed=seed, depth="quick", problem=problem)
+        assert 0 < error < 2e-6, build.kernel.variant.name
+
+
+def test_full_suite_on_one_variant(device: CudaDevice, runner: CudaRunner) -> None:
+    problem = PROBLEMS[1]
+    assert 0 < validate(runner, default_build(device, problem), seed=1, depth="full", problem=problem) < 2e-6
+
+
+@pytest.mark.parametrize("tensor", ["q", "k", "v", "o"])
+def test_offsets_beyond_32_bits(device: CudaDevice, runner: CudaRunner, tensor: str) -> None:
+    """A second batch whose elements lie past 2**31, by its stride."""
+    cuda = runner._cuda
+    shape, floats, gap = (2, 1, 33, 64), 33 * 64, 2**31 + 64
+    needed = 4 * (gap + floats)
+    if cuda.mem_get_info()[0] < needed + 2**30:
+        pytest.skip(f"needs {needed / 2**30:.0f} GiB of free device memory")
+    problem = Problem(batch=2, num_q_heads=1, num_kv_heads=1, seqlen_q=33, seqlen_k=33, head_dim=64)
+    build = default_build(device, problem)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for _ in "qkv")
+    expected, _ = runner.attend(build, q, k, v, scale=0.1)
+    far = cuda.mem_alloc(needed)
+    near = {name: cuda.to_device(x) for name, x in (("q", q), ("k", k), ("v", v), ("o", np.zeros_like(q)))}
+    if tensor != "o":
+        for batch, part in enumerate({"q": q, "k": k, "v": v}[tensor]):
+            cuda.memcpy_htod(int(far) + 4 * gap * batch, np.ascontiguousarray(part))
+    pointers = [int(far) if name == tensor else int(near[name]) for name in "qkvo"]
+    strides = [s for name in "qkvo" for s in (gap if name == tensor else floats, floats, 64)]
+    runner._launcher(build, problem, pack_args([*pointers, 0], strides, (2, 1, 1, 33, 33), 0.1))()
+    cuda.Context.synchronize()
+    found = np.empty(shape, np.float32)
+    for batch in range(2):
+        stride = gap if tensor == "o" else floats
+        cuda.memcpy_dtoh(found[batch], pointers[3] + 4 * stride * batch)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_occupancy_is_a_share(device: CudaDevice, runner: CudaRunner) -> None:
+    assert 0 < runner.occupancy(default_build(device)) <= 1
+
+
+# -- timing -------------------------------------------------------------------------------------------
+
+
+def test_times_are_steady_and_scale(device: CudaDevice, runner: CudaRunner) -> None:
+    build = default_build(device)
+    first, second = (runner.measure(build, TIMED) for _ in range(2))
+    assert len(first.times_us) >= 5 and spread(first.times_us) < 0.1
+    assert abs(median(first.times_us) / median(second.times_us) - 1) < 0.05
+    doubled = runner.measure(build, replace(TIMED, batch=2 * TIMED.batch))
+    assert 1.7 < median(doubled.times_us) / median(first.times_us) < 2.3
+    # No kernel beats the card: twice the peak, for the clocks may boost.
+    assert TIMED.flops / median(first.times_us) * 1e-6 < 2 * device.limits.fp32_tflops
+
+
+def test_beaten_kernel_is_stopped(device: CudaDevice, runner: CudaRunner) -> None:
+    timing = runner.measure(default_build(device), TIMED, best_us=1.0)
+    assert timing.stopped_early and len(timing.times_us) == 1
+
+
+def test_interleaved_times_agree_with_those_alone(device: CudaDevice, runner: CudaRunner) -> None:
+    builds = build_all(device, sample(TIMED, device, 3), TIMED)
+    alone = [median(runner.measure(b, TIMED).times_us) for b in builds]
+    together = runner.measure_interleaved(builds, TIMED, rounds=11)
+    for one, timing in zip(alone, together, strict=True):
+        assert len(timing.times_us) == 11
+        assert abs(median(timing.times_us) / one - 1) < 0.1
+
+
+# -- faults that the context survives -----------------------------------------------------------------
+
+
+def test_wrong_scale_is_caught(device: CudaDevice, runner: CudaRunner) -> None:
+    build = broken(device, default_build(device), ("args.scale", "1.01f * args.scale"))
+    with pytest.raises(WrongResult):
+        validate(runner, build, seed=0)
+
+
+def test_unwritten_output_is_caught(device: CudaDevice, runner: CudaRunner) -> None:
+    build = with_body(device, default_build(device), "  if (blockIdx.x == 0) return;")
+    with pytest.raises(CorruptedMemory, match="not written"):
+        validate(runner, build, seed=0)
+
+
+def test_stray_write_is_caught(device: CudaDevice, runner: CudaRunner) -> None:
+    build = with_body(device, default_build(device), "  if (threadIdx.x == 0) args.o[-1] = 0.0f;")
+    with pytest.raises(CorruptedMemory, match="the first 1 elements before o"):
+        validate(runner, build, seed=0)
+
+
+def test_too_much_shared_memory_is_refused_and_survived(device: CudaDevice, runner: CudaRunner) -> None:
+    build = default_build(device)
+    launch = replace(build.kernel.launch, smem_bytes=device.limits.smem_per_sm + 1024)
+    # An artifact of another name: the runner keeps loaded kernels by it.
+    copy = build.artifact.with_suffix(".copy.cubin")
+    copy.write_bytes(build.artifact.read_bytes())
+    greedy = replace(build, kernel=replace(build.kernel, launch=launch), artifact=copy)
+    try:
+        with pytest.raises(LaunchError):
+            validate(runner, greedy, seed=0)
+    finally:
+        copy.unlink()
+    assert runner.alive
+    assert validate(runner, build, seed=0) > 0
