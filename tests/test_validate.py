@@ -126,7 +126,7 @@ def test_layouts_keep_the_values_and_the_alignment(layout, head_dim):
 
 def test_bound_is_the_class_until_scores_are_large():
     assert error_bound("f32", 64, 10) == error_bound("f32", 256, 16) == 2e-6
-    assert 1e-5 < error_bound("f32", 64, 150) < error_bound("f32", 256, 150) < 1e-4
+    assert 8e-6 < error_bound("f32", 64, 150) < error_bound("f32", 256, 150) < 2e-5
 
 
 def tiny(o, lse=None):
