@@ -149,7 +149,8 @@ class Simt(Variant):
         tiles = self.layouts(problem.head_dim)
         q_floats = tiles["q"].floats if "q" in tiles else 0
         kv_floats = (tiles["k"].floats + tiles["v"].floats) * self.smem_buffers(limits)
-        return FLOAT_BYTES * (q_floats + kv_floats + self.warps * tiles["p"].floats)
+        statistics = -(-self.br // 4) * 4
+        return FLOAT_BYTES * (q_floats + kv_floats + self.warps * tiles["p"].floats + statistics)
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         d = problem.head_dim
