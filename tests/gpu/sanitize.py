@@ -1,0 +1,351 @@
+"""compute-sanitizer over a sample of variants: `python tests/gpu/sanitize.py`.
+
+Draws variants of the simt family that between them take every value of every parameter where they can, adds
+the steps of the ladder, builds them, and launches each over small ragged problems under memcheck, racecheck,
+initcheck and synccheck, a process per tool. Prints a table; exits with 1 when a tool reports anything or a
+result is wrong, with 77 where compute-sanitizer cannot run.
+
+The launching process needs numpy and the CUDA driver alone. Every tensor is an allocation of its own, just as
+large as it must be, and outputs are left as they came: memcheck and initcheck see all there is to see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CANNOT_RUN_EXIT, SANITIZER_EXIT = 77, 86
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+TIMEOUT_S = 540
+#: Head dim and mask of the sampled simt variants.
+PROBLEMS = (
+    (64, False),
+    (64, True),
+    (32, True),
+    (128, False),
+    (40, False),
+    (80, True),
+    (7, True),
+    (1, False),
+    (256, False),
+    (90, True),
+)
+LADDER_HEAD_DIMS = (32, 64)
+#: On inputs in ±3, float32 stays far below this; a kernel that the tool disturbed does not.
+ALLOWED_ERROR = 1e-5
+
+
+# ---- the process under the sanitizer -----------------------------------------------------------------------
+
+
+def launch_all(manifest: Path) -> None:
+    """Launches every kernel of the manifest over its shapes; prints a line ``# name`` before each."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(function: str, *arguments: Any) -> None:
+        status = getattr(driver, function)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            driver.cuGetErrorName(status, ctypes.byref(text))
+            raise SystemExit(f"{function} failed: {(text.value or b'?').decode()}")
+
+    context = ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuCtxSetCurrent", context)
+
+    def allocate(size: int) -> ctypes.c_void_p:
+        address = ctypes.c_void_p()
+        call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address
+
+    rng = np.random.default_rng(0)
+    for entry in json.loads(manifest.read_text()):
+        print(f"# {entry['name']}", flush=True)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuModuleLoad", ctypes.byref(module), entry["cubin"].encode())
+        call("cuModuleGetFunction", ctypes.byref(function), module, entry["symbol"].encode())
+        call("cuFuncSetAttribute", function, 8, entry["smem_bytes"])
+        for batch, heads, kv_heads, rows, keys in entry["shapes"]:
+            d = entry["head_dim"]
+            shapes = [(batch, heads, rows, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, d)]
+            hosts = [rng.uniform(-3, 3, shape).astype(np.float32) for shape in shapes]
+            o, lse = np.empty(shapes[0], np.float32), np.empty(shapes[0][:3], np.float32)
+            device = [allocate(x.nbytes) for x in (*hosts, o, lse)]
+            for address, x in zip(device, hosts, strict=False):
+                call("cuMemcpyHtoD_v2", address, ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes))
+            strides = [s // 4 for x in (*hosts, o) for s in x.strides[:3]]
+            sizes = (batch, heads, kv_heads, rows, keys)
+            scale = 1 / math.sqrt(d)
+            packed = entry_args(entry["args_format"], [a.value or 0 for a in device], strides, sizes, scale)
+            tiles = -(-rows // entry["rows_per_block"]) if entry["rows_per_block"] else 1
+            parameters = ctypes.byref(ctypes.c_char_p(packed))
+            grid = (batch * heads * tiles, 1, 1, entry["threads"], 1, 1)
+            call("cuLaunchKernel", function, *grid, entry["smem_bytes"], None, parameters, None)
+            call("cuCtxSynchronize")
+            for address, x in zip(device[3:], (o, lse), strict=True):
+                call("cuMemcpyDtoH_v2", ctypes.c_void_p(x.ctypes.data), address, ctypes.c_size_t(x.nbytes))
+            for address in device:
+                call("cuMemFree_v2", address)
+            error = difference(o, lse, *hosts, causal=entry["causal"])
+            if not error <= ALLOWED_ERROR:
+                print(f"!!!!!!!!! wrong by {error:.2e} with {rows} rows and {keys} keys", flush=True)
+        call("cuModuleUnload", module)
+    print("# done", flush=True)
+
+
+def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
+    import struct
+
+    return struct.pack(layout, *pointers, *strides, *sizes, scale)
+
+
+def difference(
+    o: np.ndarray, lse: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool
+) -> float:
+    """The largest deviation of o and the log-sum-exp from float64's; infinite for NaN."""
+    k, v = (np.repeat(x.astype(np.float64), q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    scores = q.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])
+    if causal:
+        hidden = np.arange(k.shape[2]) > np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+        scores[..., hidden] = -np.inf
+    top = np.maximum(scores.max(axis=3, keepdims=True), -1e300)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=3, keepdims=True)
+    seen = total > 0
+    expected = weights @ v / np.where(seen, total, 1)
+    wanted = np.where(seen, np.log(np.where(seen, total, 1)) + top, -np.inf)[..., 0]
+    same = np.isneginf(lse) & np.isneginf(wanted)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.abs(lse - wanted) / np.maximum(1, np.abs(wanted)))
+    errors = np.concatenate([np.abs(o - expected).ravel(), apart.ravel()])
+    return float(np.where(np.isnan(errors), np.inf, errors).max())
+
+
+# ---- choosing and building ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one tool said: findings by kernel, how many kernels ran, whether it could run at all."""
+
+    tool: str
+    findings: dict[str, list[str]]
+    ran: int
+    finished: bool
+    supported: bool
+    seconds: float
+    tail: str
+
+    @property
+    def clean(self) -> bool:
+        return self.supported and self.finished and not self.findings
+
+
+def choose(count: int, seed: int, limits: Any) -> list[Any]:
+    """Kernels of at least ``count`` simt variants over `PROBLEMS`, then of the ladder's steps.
+
+    The variants take every value of every parameter that is legal in one of the problems.
+    """
+    from flashgen.gen.families.ladder import steps
+    from flashgen.gen.families.simt import Simt
+    from flashgen.gen.problem import Problem
+    from flashgen.gen.render import render
+    from flashgen.gen.variant import Illegal
+    from flashgen.tuner.catalogue import build_catalogue
+
+    rng = random.Random(seed)
+    problems = [
+        Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, head_dim=d, causal=c)
+        for d, c in PROBLEMS
+    ]
+    catalogues = [build_catalogue(Simt, problem, limits) for problem in problems]
+    parameters = Simt.parameters()
+    unseen = {(p.name, choice) for p in parameters for choice in p.choices}
+    total = len(unseen)
+    kernels: list[Any] = []
+
+    def take(which: int, rows: list[int]) -> None:
+        """Of the rows, the one with most values that none before it had."""
+        drawn = [(row, catalogues[which].variant(row)) for row in rng.sample(rows, min(100, len(rows)))]
+        row, variant = max(drawn, key=lambda each: len(unseen & set(each[1].to_dict().items())))
+        catalogues[which].take(row)
+        unseen.difference_update(variant.to_dict().items())
+        kernels.append(render(variant, problems[which], limits))
+
+    order = list(range(len(problems)))
+    for column, parameter in enumerate(parameters):
+        for code, choice in enumerate(parameter.choices):
+            rng.shuffle(order)
+            for which in order if (parameter.name, choice) in unseen else ():
+                rows = np.flatnonzero(catalogues[which].codes[column] == code).tolist()
+                if rows:
+                    take(which, rows)
+                    break
+    while len(kernels) < count:
+        which = len(kernels) % len(problems)
+        take(which, catalogues[which].sample(100, rng))
+    missing = ", ".join(f"{name}={value}" for name, value in sorted(unseen, key=str))
+    print(f"{len(kernels)} simt variants with {total - len(unseen)} of {total} parameter values")
+    print(f"nowhere legal here: {missing or 'none'}")
+    for d in LADDER_HEAD_DIMS:
+        for causal in (False, True):
+            problem = Problem(head_dim=d, causal=causal)
+            for variant in steps(d).values():
+                try:
+                    kernels.append(render(variant, problem, limits))
+                except Illegal as error:
+                    print(f"left out: {variant.name}: {error}")
+    return kernels
+
+
+def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
+    """Builds all and writes what `launch_all` needs."""
+    from flashgen.gen.abi import ARGS_FORMAT
+    from flashgen.tuner.compile import CompilePool
+    from flashgen.tuner.device import BuildError
+
+    with CompilePool(toolchain) as pool:
+        built = [future.result() for future in [pool.submit(kernel) for kernel in kernels]]
+    entries = []
+    for kernel, build in zip(kernels, built, strict=True):
+        if isinstance(build, BuildError):
+            raise SystemExit(f"{kernel.variant.name} does not build: {build}")
+        br, bc = kernel.launch.rows_per_block or kernel.variant.br, kernel.variant.bc
+        entries.append(
+            {
+                "name": f"{kernel.problem.name.partition('_b2')[0]} {kernel.variant.name}",
+                "cubin": str(build.artifact),
+                "symbol": kernel.symbol,
+                "threads": kernel.launch.threads,
+                "smem_bytes": kernel.launch.smem_bytes,
+                "rows_per_block": kernel.launch.rows_per_block,
+                "head_dim": kernel.problem.head_dim,
+                "causal": kernel.problem.causal,
+                "args_format": ARGS_FORMAT,
+                # Two tiles of rows by three of keys, both ragged, with shared heads; less than a tile of
+                # each; rows beyond the keys, which a causal mask leaves without any.
+                "shapes": [(1, 2, 1, br + 5, 2 * bc + 3), (2, 1, 1, 3, max(1, bc - 3)), (1, 1, 1, br + 1, 1)],
+            }
+        )
+    path.write_text(json.dumps(entries))
+    return len(entries)
+
+
+# ---- running the tools -------------------------------------------------------------------------------------
+
+
+def run_tool(tool: str, sanitizer: Path, manifest: Path) -> Report:
+    command = [str(sanitizer), "--tool", tool, "--error-exitcode", str(SANITIZER_EXIT), "--print-limit", "50"]
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, __file__, "--launch", str(manifest)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        output, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as error:
+        output, code = (error.stdout or b"").decode(errors="replace"), -1
+    return parse(tool, output, code, time.monotonic() - started)
+
+
+def parse(tool: str, output: str, code: int, seconds: float) -> Report:
+    """Assigns what the tool said to the kernel that was running."""
+    findings: dict[str, list[str]] = {}
+    current, ran, summaries = "before the first kernel", 0, 0
+    for line in output.splitlines():
+        if line.startswith("# "):
+            current = line[2:]
+            ran += current != "done"
+        elif line.startswith("!!!!!!!!! "):
+            findings.setdefault(current, []).append(line[10:])
+        elif re.match(r"=+ (RACECHECK|ERROR|LEAK)? ?SUMMARY", line):
+            summaries += 1
+        elif re.match(
+            r"=+ (Invalid|Error|Warning|Race|Uninitialized|Barrier|Divergent|Program hit|Misaligned|Out)",
+            line,
+        ):
+            findings.setdefault(current, []).append(line.lstrip("= "))
+    finished = "\n# done" in f"\n{output}" and summaries > 0
+    if finished and code and not findings:
+        findings["the process"] = [f"exit code {code}"]
+    supported = "Device not supported" not in output
+    return Report(tool, findings, ran, finished, supported, seconds, output[-2000:])
+
+
+def main() -> int:
+    from flashgen.tuner.cuda import find_device
+    from flashgen.tuner.device import FlashgenError
+    from flashgen.tuner.prove import find_compute_sanitizer
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--variants", type=int, default=36, help="simt variants to draw at least (default 36)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tools", default=",".join(TOOLS), help="comma-separated (default all four)")
+    parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.launch is not None:
+        launch_all(options.launch)
+        return 0
+    try:
+        device, sanitizer = find_device(0), find_compute_sanitizer()
+        toolchain = device.toolchain()
+    except FlashgenError as error:
+        print(error)
+        return CANNOT_RUN_EXIT
+    with tempfile.TemporaryDirectory(prefix="flashgen-sanitize-") as folder:
+        started = time.monotonic()
+        kernels = choose(options.variants, options.seed, device.limits)
+        manifest = Path(folder) / "manifest.json"
+        count = write_manifest(kernels, toolchain, manifest)
+        print(f"{count} kernels built in {time.monotonic() - started:.0f} s; {sanitizer}", flush=True)
+        tools = options.tools.split(",")
+        with ThreadPoolExecutor(len(tools)) as pool:
+            reports = list(pool.map(lambda tool: run_tool(tool, sanitizer, manifest), tools))
+    return show(reports, count)
+
+
+def show(reports: list[Report], count: int) -> int:
+    """Prints the table and every finding; returns the exit code."""
+    print(f"{'tool':<10} {'kernels':>8} {'findings':>9} {'seconds':>8}  verdict")
+    for report in reports:
+        found = sum(map(len, report.findings.values()))
+        complete = report.finished and report.ran == count
+        verdict = (
+            "clean" if report.clean and complete else "FAILED" if report.supported else "cannot run here"
+        )
+        print(f"{report.tool:<10} {report.ran:>4}/{count:<3} {found:>9} {report.seconds:>8.1f}  {verdict}")
+    for report in reports:
+        for name, lines in report.findings.items():
+            print(f"\n{report.tool}, {name}:")
+            print("\n".join(f"    {line}" for line in lines[:5]))
+        if not report.finished:
+            print(f"\n{report.tool} did not finish:\n{report.tail}")
+    if any(not report.supported for report in reports):
+        return CANNOT_RUN_EXIT
+    return 0 if all(report.clean and report.ran == count for report in reports) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

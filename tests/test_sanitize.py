@@ -1,0 +1,138 @@
+"""The script that runs compute-sanitizer, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from flashgen.gen.abi import ARGS_FORMAT
+from flashgen.gen.limits import preset
+from flashgen.tuner import reference
+
+HERE = Path(__file__).parent
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sanitize", HERE / "gpu" / "sanitize.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sanitize"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+
+def test_the_sample_takes_every_legal_value(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = script.choose(30, 1, preset("h200"))
+    simt = [k for k in kernels if k.variant.family == "simt"]
+    assert len(simt) >= 30 and len({k.digest for k in simt}) == len(simt)
+    assert {k.problem.causal for k in simt} == {False, True}
+    assert len({k.problem.head_dim for k in simt}) >= 6
+    assert sum(k.variant.family == "ladder" for k in kernels) >= 30
+    assert "simt variants with" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_launches_are_right_and_wrong_ones_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = tmp_path / "libcuda.so.1"
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        str(HERE / "fake_driver.cpp"),
+        "-o",
+        str(built),
+    ]
+    subprocess.run(command, check=True)
+    driver = ctypes.CDLL(str(built))
+    driver.fake_reset(16, 9, 0, 232448)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    entries = []
+    for causal in (False, True):
+        cubin = tmp_path / f"{causal}.cubin"
+        cubin.write_text(f"causal={int(causal)}")
+        entries.append(
+            {
+                "name": f"mask {causal}",
+                "cubin": str(cubin),
+                "symbol": "kernel",
+                "threads": 128,
+                "smem_bytes": 4096,
+                "rows_per_block": None if causal else 64,
+                "head_dim": 16,
+                "causal": causal,
+                "args_format": ARGS_FORMAT,
+                "shapes": [(1, 2, 1, 69, 35), (2, 1, 1, 3, 13), (1, 1, 1, 65, 1)],
+            }
+        )
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps(entries))
+    script.launch_all(manifest)
+    assert capsys.readouterr().out == "# mask False\n# mask True\n# done\n"
+    assert driver.fake_num_launches() == 6
+    assert driver.fake_num_allocated() == 0
+    manifest.write_text(json.dumps([entries[0] | {"causal": True}]))
+    script.launch_all(manifest)
+    assert "!!!!!!!!! wrong by" in capsys.readouterr().out
+
+
+def test_the_comparison_agrees_with_the_reference() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.uniform(-3, 3, s).astype(np.float32) for s in ((2, 4, 9, 8), (2, 2, 5, 8), (2, 2, 5, 8)))
+    for causal in (False, True):
+        right = reference.attention(q, k, v, scale=8**-0.5, causal=causal)
+        assert script.difference(right.o, right.lse, q, k, v, causal=causal) < 1e-12
+        assert script.difference(right.o + 0.1, right.lse, q, k, v, causal=causal) == pytest.approx(0.1)
+        assert script.difference(right.o * np.nan, right.lse, q, k, v, causal=causal) == np.inf
+        assert script.difference(right.o, right.lse + 1, q, k, v, causal=causal) > 0.05
+
+
+OUTPUT = """========= COMPUTE-SANITIZER
+# first
+# second
+========= Invalid __shared__ read of size 4 bytes
+=========     at kernel+0x10
+========= Error: Race reported between Write access and Read access
+!!!!!!!!! wrong by 1.00e-02 with 3 rows and 5 keys
+# done
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_findings_go_to_the_kernel_that_ran() -> None:
+    report = script.parse("memcheck", OUTPUT, 86, 1.0)
+    assert report.ran == 2 and report.finished and report.supported and not report.clean
+    assert list(report.findings) == ["second"] and len(report.findings["second"]) == 3
+    clean = "\n".join(line for line in OUTPUT.splitlines() if "#" in line or "SUMMARY" in line)
+    assert script.parse("memcheck", clean, 0, 1.0).clean
+    assert not script.parse("memcheck", clean, 86, 1.0).clean  # the exit code alone is enough
+    assert not script.parse("memcheck", clean.replace("# done\n", ""), 0, 1.0).clean
+    assert not script.parse("memcheck", clean.replace("=========", ""), 0, 1.0).clean
+    refused = script.parse("memcheck", "========= Error: Device not supported\n", 1, 1.0)
+    assert not refused.supported and not refused.clean
+
+
+def test_the_exit_code_is_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    clean = script.Report("memcheck", {}, 5, True, True, 1.0, "")
+    dirty = script.Report("racecheck", {"kernel": ["Race reported"]}, 5, True, True, 1.0, "")
+    short = script.Report("racecheck", {}, 4, True, True, 1.0, "")
+    refused = script.Report("racecheck", {}, 0, False, False, 1.0, "Device not supported")
+    assert script.show([clean, clean], 5) == 0
+    assert script.show([clean, dirty], 5) == 1
+    assert script.show([clean, short], 5) == 1
+    assert script.show([clean, refused], 5) == script.CANNOT_RUN_EXIT
+    assert "Race reported" in capsys.readouterr().out
