@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections import Counter
 from itertools import product
 
@@ -322,3 +324,16 @@ def test_a_storage_that_cannot_be_opened_says_so(tmp_path):
         open_storage(str(blocked))  # a file, but no database
     with pytest.raises(FlashgenError, match="--storage"):
         open_storage("nosuch://host/db")
+
+
+def test_runs_that_start_at_once_share_a_new_file(tmp_path):
+    where = str(tmp_path / "trials.sqlite3")
+    program = (
+        "import sys; from flashgen.tuner.study import *; "
+        "print(open_study(open_storage(sys.argv[1]), sys.argv[1], 'shared', {'seed': 1}).study_name)"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, where], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert [run.communicate()[0] for run in runs] == ["shared\n"] * 4

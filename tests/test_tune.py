@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,9 +25,11 @@ from flashgen.tuner import library
 from flashgen.tuner.catalogue import build_catalogue
 from flashgen.tuner.device import Build, BuildError, FlashgenError
 from flashgen.tuner.kept import kernels_in_storage
+from flashgen.tuner.options import UsageError
 from flashgen.tuner.outcome import Measurement, Outcome, Status
 from flashgen.tuner.study import open_storage
 from flashgen.tuner.tune import FinalsStarted, SpaceReady, TrialDone, TuneOptions, tune
+from optuna.study import get_all_study_names, load_study
 
 LADDER = FAMILIES["ladder"]
 PROBLEM = Problem(head_dim=40)
@@ -201,7 +205,8 @@ def test_when_nothing_works_the_reasons_are_told(options):
 
 
 def test_no_legal_variant(options):
-    with pytest.raises(FlashgenError, match=r"no variant of 'ladder' is legal.*divisibility"):
+    why = r"no variant of 'ladder' with vec=4 is legal.*vec=4 does not divide head dim 7"
+    with pytest.raises(UsageError, match=why):
         run(replace(options, problem=Problem(head_dim=7), held={"vec": 4}))
 
 
@@ -303,7 +308,7 @@ def test_the_library_seeds_the_search(options):
     evaluator = StandInEvaluator()
     run(replace(options, problem=Problem(head_dim=44), trials=5), evaluator)
     (winner,) = [e.kernel.variant for e in library.entries([options.out]) if e.kernel.problem == PROBLEM]
-    assert winner in evaluator.evaluated[:2]  # two compilers: either may be first
+    assert winner in evaluator.evaluated[:4]  # of the first batch, whichever is built first
 
 
 def test_an_out_folder_that_cannot_be_written_is_told_at_once(options, tmp_path):
@@ -323,41 +328,37 @@ def test_another_compiler_starts_another_study(options):
 
 def test_coordinator_overhead_is_small(options):
     started = time.monotonic()
-    run(replace(options, trials=200))
-    assert time.monotonic() - started < 20.0  # 200 trials that cost nothing: a tenth of a second each at most
+    run(replace(options, trials=100))
+    assert time.monotonic() - started < 15.0  # some 20 ms of ours each, while the card is busy
 
 
 # -- on the emulated card, from the command line --------------------------------------------------------
 
-#: A space small enough to be enumerated at once.
-HELD = [f"--set={s}" for s in ("br=64", "threads_per_block=128", "lanes=8", "bc=32", "vec=4")]
-
 
 def command(out: Path, *more: str) -> list[str]:
     program = "from flashgen.tuner.cli import main; main()"
-    where = ["--device", "sim:gtx-1080", "--d", "32", "--out", str(out)]
-    return [sys.executable, "-c", program, "tune", *where, *HELD, *more]
+    what = ["--device", "sim:gtx-1080", "--d", "32", "--family", "ladder", "--set", "hoisted=true"]
+    return [sys.executable, "-c", program, "tune", *what, "--out", str(out), *more]
 
 
 def finished_trials(out: Path) -> list[dict]:
-    from optuna.study import get_all_study_names, load_study
-
+    """Parameters of the finished trials, by their numbers."""
     storage = open_storage(str(out / "tuning.sqlite3"))
     (name,) = get_all_study_names(storage)
     trials = load_study(study_name=name, storage=storage).trials
     return [t.params for t in trials if t.state.name in ("COMPLETE", "PRUNED")]
 
 
-def wait_for_trials(out: Path, count: int, process: subprocess.Popen, seconds: float = 60.0) -> None:
+def wait_for_trials(out: Path, count: int, process: subprocess.Popen, seconds: float = 90.0) -> None:
+    """Waits until so many trials have finished, reading the file only."""
+    where = f"file:{out}/tuning.sqlite3?mode=ro"
+    finished = "select count(*) from trials where state in ('COMPLETE', 'PRUNED')"
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
-        if (out / "tuning.sqlite3").exists():
-            try:
-                if len(finished_trials(out)) >= count:
-                    return
-            except (ValueError, FlashgenError):
-                pass  # the study is not there yet
-        time.sleep(0.2)
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(where, uri=True)) as file:
+            if file.execute(finished).fetchone()[0] >= count:
+                return
+        time.sleep(0.1)
     raise AssertionError(f"no {count} trials within {seconds} s; exit code {process.poll()}")
 
 

@@ -79,7 +79,7 @@ class RunView:
                 self._trial(event)
             case FinalsStarted():
                 self._stop()
-                self._print(f"timing the {len(event.finalists)} fastest once more, in turns")
+                self._print(f"validating the {len(event.finalists)} fastest in full and timing them in turns")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -153,6 +153,8 @@ def show_result(console: Console, result: TuneResult) -> None:
     table.add_row("shared memory", f"{m.smem_bytes} bytes per block")
     table.add_row("occupancy", f"{100 * m.occupancy:.0f} %")
     table.add_row("error", f"{m.error:.1e} against float64")
+    if m.busy:
+        table.add_row("doubtful", escape(m.busy), style="yellow")
     table.add_row("trials", trial_words(result))
     table.add_row("trials kept in", result.storage)
     console.print(table)
@@ -184,9 +186,11 @@ def trial_words(result: TuneResult) -> str:
 
 
 def finalists_table(finalists: Sequence[Outcome]) -> Table:
-    table = Table(title="finalists, timed in turns")
-    for name, justify in (("median", "right"), ("spread", "right"), ("error", "right"), ("variant", "left")):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    predicted = any(o.measurement is not None and o.measurement.predicted for o in finalists)
+    table = Table(title=f"finalists, validated in full{'' if predicted else ' and timed in turns'}")
+    for heading in ("predicted" if predicted else "median", "spread", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("variant", overflow="fold")
     ordered = sorted(finalists, key=lambda o: o.measurement.median_us if o.measurement else float("inf"))
     for outcome in ordered:
         m = outcome.measurement
@@ -195,7 +199,7 @@ def finalists_table(finalists: Sequence[Outcome]) -> Table:
                 "-", "-", "-", f"{changed_settings(outcome.variant)}: {outcome.status}, {outcome.reason}"
             )
         else:
-            spread = "predicted" if m.predicted else f"{100 * m.spread:.1f} %"
+            spread = "-" if m.predicted else f"{100 * m.spread:.1f} %"
             table.add_row(
                 microseconds(m.median_us), spread, f"{m.error:.1e}", changed_settings(outcome.variant)
             )

@@ -11,8 +11,10 @@ import datetime
 import hashlib
 import json
 import os
+import re
 import socket
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -85,12 +87,21 @@ def open_storage(where: str) -> BaseStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(f"{path} is not writable")
-        storage = RDBStorage(
-            where if "://" in where else f"sqlite:///{path}",
-            engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}},
-        )
-        _write_ahead(storage)
-        return storage
+        return _open_sqlite(where if "://" in where else f"sqlite:///{path}")
+
+
+def _open_sqlite(url: str) -> RDBStorage:
+    """Two runs that make the same new file at once stand in each other's way: the later one tries again."""
+    for patience in (0.2, 0.5, 1.0, 2.0, None):
+        try:
+            storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}})
+            _write_ahead(storage)
+            return storage
+        except SQLAlchemyError as error:
+            if patience is None or not re.search("already exists|locked|UNIQUE", str(error)):
+                raise
+            time.sleep(patience)
+    raise AssertionError("unreachable")
 
 
 def _write_ahead(storage: RDBStorage) -> None:
@@ -102,6 +113,8 @@ def _write_ahead(storage: RDBStorage) -> None:
         connection.execute("PRAGMA synchronous=NORMAL")
 
     storage.engine.dispose()
+    with storage.engine.connect():
+        pass
 
 
 def fingerprint(family: type[Variant], *versions: str) -> str:

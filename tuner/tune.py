@@ -28,6 +28,7 @@ from .catalogue import Catalogue, build_catalogue
 from .compile import CompilePool
 from .device import Build, BuildError, Device, FlashgenError
 from .kept import TUNED
+from .options import UsageError
 from .outcome import Outcome, Status, TunedKernel
 from .prior import cost_model_version, prior_of
 from .search import Proposal, Search
@@ -256,12 +257,7 @@ def _prepare(
     device, problem = options.device, options.problem
     catalogue = build_catalogue(family, problem, device.limits, options.held, jobs=options.jobs)
     if not len(catalogue):
-        rules = ", ".join(f"{name} {count}" for name, count in catalogue.removed.items())
-        raise FlashgenError(
-            f"no variant of {family.family!r} is legal for {problem.name} on {device.limits.name}"
-            f"{' with the parameters held' if options.held else ''} (removed by rule: {rules}); "
-            "`flashgen space` shows more"
-        )
+        raise _nothing_legal(catalogue, options.held)
     slug = library.device_slug(device)
     mark = fingerprint(family, toolkit, cost_model_version() if device.predicted else "")
     about = {
@@ -304,6 +300,24 @@ def _prepare(
         )
     )
     return run
+
+
+def _nothing_legal(catalogue: Catalogue, held: Mapping[str, Value]) -> FlashgenError:
+    problem, limits = catalogue.problem, catalogue.limits
+    rules = ", ".join(f"{name} {count}" for name, count in catalogue.removed.items())
+    what = f"no variant of {catalogue.family.family!r}"
+    where = f"is legal for {problem.name} on {limits.name}"
+    if not held:
+        return FlashgenError(f"{what} {where} (removed by rule: {rules}); `flashgen space` shows more")
+    settings = " ".join(f"{name}={value}" for name, value in held.items())
+    example = ""
+    try:
+        catalogue.family(**held).check(problem, limits)
+    except Illegal as error:
+        example = f"; with defaults elsewhere: {error}"
+    return UsageError(
+        f"{what} with {settings} {where} (removed by rule: {rules}{example}); hold fewer or others"
+    )
 
 
 def _search(
@@ -353,18 +367,12 @@ def _search(
             if not in_flight or stop.is_set() or out_of_time:
                 break
             ready, _ = wait(in_flight, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-            for future in ready:
-                if stop.is_set():
-                    break
-                proposal = in_flight.pop(future)
-                try:
-                    outcome = _evaluate(proposal, future.result(), options, evaluator, search.best_us)
-                except BaseException:
-                    in_flight[future] = proposal
-                    raise
-                finish(proposal, outcome)
-                # One at a time: the compilers must not run dry while several builds wait for the card.
-                break
+            if not ready or stop.is_set():
+                continue
+            # One at a time, the first asked first: the compilers must not run dry meanwhile.
+            future = min(ready, key=lambda each: in_flight[each].trial.number)
+            outcome = _evaluate(in_flight[future], future.result(), options, evaluator, search.best_us)
+            finish(in_flight.pop(future), outcome)
     finally:
         for future, proposal in in_flight.items():
             future.cancel()

@@ -1,0 +1,293 @@
+"""Every command, and every error a user can make: its message, its exit code, its JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flashgen.tuner import library
+from flashgen.tuner.cli import app
+from typer.testing import CliRunner
+
+SIM = ["--device", "sim:gtx-1080"]
+#: Few variants of the family that is enumerated fastest.
+HELD = ["--family=ladder", *(f"--set={s}" for s in ("br=64", "bc=32", "hoisted=true", "transposed=true"))]
+
+
+@pytest.fixture
+def flashgen(tmp_path, monkeypatch):
+    """Runs a command in an empty folder; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, code: int = 0):
+        result = CliRunner().invoke(app, list(arguments))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def nothing_shipped(tmp_path, monkeypatch):
+    """A flashgen that comes without tuned kernels."""
+    empty = tmp_path / "shipped"
+    empty.mkdir()
+    monkeypatch.setattr(library, "shipped_folder", lambda: empty)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A folder in which one kernel was tuned on the emulated card, and what the command printed."""
+    folder = tmp_path_factory.mktemp("tuned")
+    program = "from flashgen.tuner.cli import main; main()"
+    command = [sys.executable, "-c", program, "tune", *SIM, "--d", "32", "--trials", "3", "--json", *HELD]
+    environment = {**os.environ, "FLASHGEN_CACHE": str(folder / "cache")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout), done.stderr
+
+
+COMMANDS = ("tune", "space", "emit", "validate", "devices", "ladder")
+
+
+def test_version(flashgen):
+    assert flashgen("--version").stdout.startswith("flashgen 0.")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_and_json(flashgen, command):
+    text = flashgen(command, "--help").stdout
+    assert f"Example: flashgen {command}" in text
+    assert "--json" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("tune --device sim:gtx-1081", "unknown preset 'gtx-1081'; did you mean 'gtx-1080'?"),
+        ("tune --device gtx-1080", "write --device sim:gtx-1080"),
+        ("tune --device gpu", "unknown device 'gpu'"),
+        ("tune --device -1", "unknown device '-1'"),
+        ("tune --device sim:t4 --d 0", "head_dim is 0; it must lie in 1..256"),
+        ("tune --device sim:t4 --d 257", "head_dim is 257; it must lie in 1..256"),
+        ("tune --device sim:t4 --seqlen 0", "seqlen_q is 0"),
+        (
+            "tune --device sim:t4 --heads 12 --kv-heads 5",
+            "num_q_heads 12 is not a multiple of num_kv_heads 5",
+        ),
+        ("tune --device sim:t4 --dtype f23", "unknown dtype 'f23'; did you mean 'f32'?"),
+        ("tune --device sim:t4 --family smit", "unknown family 'smit'; did you mean 'simt'?"),
+        ("tune --device sim:t4 --set bq=64", "no parameter 'bq'"),
+        ("tune --device sim:t4 --set stage=2", "did you mean 'stages'?"),
+        ("tune --device sim:t4 --set bc=7", "bc=7 is not a choice; choose from"),
+        ("tune --device sim:t4 --set bc", "is not of the form name=value"),
+        (
+            "tune --device sim:t4 --family simt --family ladder --set bc=64",
+            "--set holds parameters of one family",
+        ),
+        ("space --device sim:nope --d 64", "unknown preset 'nope'"),
+        ("emit best.txt", "name the file .cu (CUDA C++) or .py (Python module)"),
+        ("emit my-best.py", "could not be imported"),
+        ("emit best.cu --preset h300", "unknown preset 'h300'"),
+        ("emit best.cu --preset h200 --device 0", "give one"),
+        ("emit best.cu --set bc=64", "--set needs a card"),
+        ("emit best.cu --preset h200 --set bc=63", "bc=63 is not a choice"),
+        ("emit best.cu --preset gtx-1080 --d 300", "head_dim is 300"),
+        ("ladder --device sim:t4 --cases t12", "unknown case 't12'"),
+    ],
+)
+def test_wrong_usage_exits_2_with_the_way_out(flashgen, arguments, words):
+    result = flashgen(*arguments.split(), code=2)
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_an_error_in_json(flashgen):
+    result = flashgen("tune", "--device", "sim:gtx-1081", "--json", code=2)
+    assert json.loads(result.stdout) == {
+        "error": "unknown preset 'gtx-1081'; did you mean 'gtx-1080'?",
+        "exit_code": 2,
+    }
+
+
+def test_an_option_of_the_wrong_type(flashgen):
+    assert "--trials" in flashgen("tune", "--trials", "many", code=2).stderr
+
+
+def test_an_illegal_variant_names_both_numbers(flashgen):
+    arguments = ["--family", "ladder", "--set", "br=256", "--set", "bc=64", "--set", "q_in_registers=false"]
+    result = flashgen("tune", *SIM, "--d", "256", *arguments, code=2)
+    assert "shared memory: needs 393216 bytes, sm_61 allows 49152" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "words"),
+    [
+        ("pycuda", "tune --device 0", "flashgen[cuda]"),
+        ("g++", "tune --device sim:gtx-1080 --d 32", "apt install g++"),
+        ("out", "tune --device sim:gtx-1080 --d 32 --out blocked/out", "choose another with --out"),
+        ("storage", "tune --device sim:gtx-1080 --d 32 --storage blocked/trials.sqlite3", "--storage"),
+        ("driver", "tune --device sim:gtx-1080 --d 32 --storage nosql://host/db", "--storage"),
+        ("file", "validate missing.py", "missing.py"),
+    ],
+)
+def test_what_is_missing_exits_1_with_the_way_out(flashgen, tmp_path, monkeypatch, missing, command, words):
+    (tmp_path / "blocked").write_text("in the way")
+    if missing == "pycuda":
+        monkeypatch.setitem(sys.modules, "pycuda", None)
+        monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    if missing == "g++":
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+    held = HELD if command.startswith("tune") else []
+    result = flashgen(*command.split(), *held, code=1)
+    assert words in result.stderr and result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+
+
+def test_space_counts_every_combination(flashgen):
+    data = json.loads(
+        flashgen("space", "--family", "ladder", "--device", "gtx-1080", "--d", "40", "--json").stdout
+    )
+    assert data["total"] == data["legal"] + sum(data["removed"].values()) > 1000
+    assert data["removed"]["shared memory"] > 0
+    times = [s["predicted_us"] for s in data["survivors"]]
+    assert times == sorted(times) and len(times) == 20
+    assert all(s["smem_bytes"] <= 49152 for s in data["survivors"])
+
+
+def test_space_shows_rules_and_survivors(flashgen):
+    text = flashgen(
+        "space", "--family", "ladder", "--device", "sim:gtx-1080", "--d", "40", "--limit", "3"
+    ).stdout
+    assert "removed by shared memory" in text and "legal" in text
+    assert "the 3 fastest predicted" in text
+
+
+def test_space_judges_an_illegal_variant(flashgen):
+    arguments = ["--family", "ladder", "--device", "rtx-3090", "--d", "256", "--set", "br=256"]
+    text = flashgen("space", *arguments, "--set", "bc=64", "--set", "q_in_registers=false").stdout
+    assert "illegal: shared memory: needs 393216 bytes, sm_86 allows 101376" in text
+    data = json.loads(flashgen("space", *arguments, "--set", "q_in_registers=false", "--json").stdout)
+    assert data["verdict"]["legal"] is False and data["verdict"]["rule"] == "shared memory"
+    assert "bc" in data["verdict"]["completed_by_defaults"]
+
+
+def test_space_judges_a_legal_variant(flashgen):
+    settings = "br=64 bc=16 split_queries=true vec=4 hoisted=true coalesced=true stats_in_registers=true"
+    settings += " transposed=true q_in_registers=true"
+    held = [f"--set={s}" for s in settings.split()]
+    result = flashgen("space", "--family", "ladder", "--device", "gtx-1080", "--d", "64", *held)
+    assert "shared memory: needs 8192 bytes, sm_61 allows 49152" in result.stdout
+    data = json.loads(
+        flashgen("space", "--family", "ladder", "--device", "gtx-1080", "--d", "64", *held, "--json").stdout
+    )
+    assert (data["legal"], data["verdict"]["legal"], data["verdict"]["completed_by_defaults"]) == (
+        1,
+        True,
+        [],
+    )
+
+
+def test_tune_prints_json_alone_and_says_predicted(tuned):
+    folder, result, errors = tuned
+    assert result["predicted"] is True
+    assert result["counts"] == {"ok": 3}
+    assert result["measurement"]["error"] < 2e-6
+    assert {"br", "bc"} <= set(result["variant"])
+    assert "predicted" in errors and "Traceback" not in errors
+    for kind, file in result["files"].items():
+        path = folder / file
+        assert path.suffix == f".{kind}" and path.parent.name == "sim_gtx_1080"
+    assert "redicted" in (folder / result["files"]["cu"]).read_text()
+
+
+def test_emit_writes_the_last_tuned(tuned, flashgen, nothing_shipped):
+    folder, result, _ = tuned
+    for name in ("best.cu", "best.py"):
+        text = flashgen("emit", name, "--out", str(folder / "out")).stdout
+        assert "the last tuned" in text and "predicted" in text
+        assert Path(name).read_text() == (folder / result["files"][name[5:]]).read_text()
+
+
+def test_emit_says_when_it_is_a_nearest_match(tuned, flashgen, nothing_shipped):
+    out = str(tuned[0] / "out")
+    text = flashgen("emit", "best.cu", *SIM, "--d", "32", "--seqlen", "512", "--out", out).stdout
+    assert "nothing was tuned for just this; the nearest match is" in text and "asked for" in text
+    data = json.loads(
+        flashgen("emit", "best.cu", *SIM, "--d", "32", "--causal", "--out", out, "--json").stdout
+    )
+    assert data["tuned"] and data["predicted"] and "without the causal mask" in data["how"]
+
+
+def test_emit_finds_what_only_the_trials_hold(tuned, flashgen, nothing_shipped, tmp_path):
+    folder, result, _ = tuned
+    storage = str(folder / "out" / "tuning.sqlite3")
+    flashgen("emit", "best.cu", "--out", str(tmp_path / "empty"), "--storage", storage)
+    assert Path("best.cu").read_text() == (folder / result["files"]["cu"]).read_text()
+
+
+def test_emit_renders_a_variant_untuned(flashgen, nothing_shipped):
+    data = json.loads(flashgen("emit", "best.py", "--preset", "v100", "--d", "32", *HELD, "--json").stdout)
+    assert data["tuned"] is False and "untuned" in data["how"] and data["measurement"] is None
+    assert (data["variant"]["br"], data["variant"]["bc"], data["arch"]) == (64, 32, 70)
+    compile(Path("best.py").read_text(), "best.py", "exec")
+
+
+def test_emit_names_the_limit_an_illegal_variant_breaks(flashgen, nothing_shipped):
+    arguments = [
+        "--family",
+        "ladder",
+        "--preset",
+        "gtx-1080",
+        "--d",
+        "256",
+        "--set",
+        "br=256",
+        "--set",
+        "bc=64",
+    ]
+    result = flashgen("emit", "best.cu", *arguments, code=2)
+    assert "shared memory: needs" in result.stderr and "sm_61 allows 49152" in result.stderr
+    assert not Path("best.cu").exists()
+
+
+def test_emit_where_nothing_was_tuned(flashgen, nothing_shipped):
+    assert "nothing was tuned yet" in flashgen("emit", "best.cu", code=1).stderr
+    text = flashgen("emit", "best.cu", "--preset", "gtx-1080", "--d", "40", "--family", "ladder").stdout
+    assert "nothing was tuned for f32, head dim 40 on GTX 1080" in text and "untuned" in text
+    assert "attention_f32_d40" in Path("best.cu").read_text()
+
+
+def test_emit_to_a_place_that_cannot_be_written(tuned, flashgen, nothing_shipped, tmp_path):
+    (tmp_path / "blocked").write_text("")
+    result = flashgen("emit", "blocked/best.cu", "--out", str(tuned[0] / "out"), code=1)
+    assert "cannot be written" in result.stderr
+    (tmp_path / "folder.cu").mkdir()
+    assert "is a folder" in flashgen("emit", "folder.cu", code=2).stderr
+
+
+def test_validate_an_emitted_module(tuned, flashgen):
+    folder, result, _ = tuned
+    proof = json.loads(flashgen("validate", str(folder / result["files"]["py"]), *SIM, "--json").stdout)
+    assert proof["worst"] < 2e-6 and set(proof["errors"]) == {"full", "causal"}
+
+
+def test_devices(flashgen):
+    data = json.loads(flashgen("devices", "--json").stdout)
+    assert data["presets"]["gtx-1080"]["smem_per_block"] == 49152
+    assert bool(data["cards"]) != bool(data["no_card_because"])
+    tools = {tool["name"]: tool for tool in data["tools"]}
+    assert {"nvcc", "g++", "NVRTC", "PyCUDA", "PyTorch"} <= set(tools)
+    assert all(bool(tool["found"]) != bool(tool["missing"]) for tool in tools.values())
+    assert "gtx-1080" in flashgen("devices").stdout
