@@ -126,7 +126,7 @@ def test_layouts_keep_the_values_and_the_alignment(layout, head_dim):
 
 def test_bound_is_the_class_until_scores_are_large():
     assert error_bound("f32", 64, 10) == error_bound("f32", 256, 16) == 2e-6
-    assert 8e-6 < error_bound("f32", 64, 150) < error_bound("f32", 256, 150) < 2e-5
+    assert 1e-5 < error_bound("f32", 64, 150) < error_bound("f32", 256, 150) < 3e-5
 
 
 def tiny(o, lse=None):
@@ -172,7 +172,7 @@ def test_sample_keeps_lengths_and_group_and_fits():
     big = Problem(batch=500, num_q_heads=32, num_kv_heads=8, seqlen_q=2048, seqlen_k=2048)
     quick, full = sample_problem(big, "quick"), sample_problem(big, "full")
     assert quick is not None and full is not None
-    assert (quick.batch, quick.num_q_heads, quick.num_kv_heads, quick.seqlen_q) == (1, 4, 1, 2048)
+    assert (quick.batch, quick.num_q_heads, quick.num_kv_heads, quick.seqlen_q) == (1, 2, 1, 2048)
     assert (full.num_q_heads, full.num_kv_heads, full.seqlen_k) == (32, 8, 2048)
     assert full.min_bytes <= module.SAMPLE_BYTES < replace(full, batch=full.batch + 1).min_bytes
     assert sample_problem(PROBLEM, "full") == PROBLEM

@@ -184,6 +184,21 @@ def test_interrupt_is_the_parents_to_handle(worker):
     assert pid_of(worker) == pid and os.getsid(pid) != os.getsid(0)
 
 
+def test_interrupted_request_leaves_no_stale_answer(worker, monkeypatch):
+    worker.evaluate(fake_build(), PROBLEM)
+    pipe = worker._process.pipe
+    real = type(pipe).poll
+
+    def interrupted(self, timeout=0.0):
+        monkeypatch.setattr(type(pipe), "poll", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(pipe), "poll", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        worker.evaluate(fake_build(Fault.NO_MAXIMUM), PROBLEM)
+    assert worker.evaluate(fake_build(), PROBLEM).status is Status.OK
+
+
 def test_worker_outlives_the_thread_that_started_it():
     worker = Worker(FakeDevice())
     thread = threading.Thread(target=worker.evaluate, args=(fake_build(), PROBLEM))

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..gen.problem import ITEM_BYTES, Problem
+from ..gen.problem import Problem
 from ..gen.variant import Variant
 from . import reference
 from .device import Build, FlashgenError, Runner
@@ -38,7 +38,7 @@ ELEMENT_FACTOR = 6.0
 #: Rows of each head of the real problem that are compared.
 SAMPLED_ROWS = 64
 #: Most bytes of q, k, v and o that the check of the real problem may take.
-SAMPLE_BYTES = 2**30
+SAMPLE_BYTES = 2**27
 LAYOUTS = ("bhnd", "bnhd", "packed", "padded")
 
 
@@ -261,26 +261,22 @@ SAMPLE_SEEDS = 4
 
 def sample_problem(problem: Problem, depth: Depth, max_flops: float = math.inf) -> Problem | None:
     """``problem`` with as few batches and heads as the check needs: all that fit in `SAMPLE_BYTES` in full
-    depth, one group of heads in quick depth. None when even one head has more than ``max_flops``."""
+    depth, one or two that share a K and V in quick depth. None when they have more than ``max_flops``."""
     group = problem.num_q_heads // problem.num_kv_heads
-    one = replace(problem, batch=1, num_q_heads=group, num_kv_heads=1)
+    one = replace(problem, batch=1, num_q_heads=min(group, 2), num_kv_heads=1)
     sample = one
     if depth == "full":
         per_batch = replace(problem, batch=1)
-        largest = SAMPLE_BYTES // _tensor_bytes(per_batch)
+        largest = SAMPLE_BYTES // per_batch.min_bytes
         if largest >= 1:
             sample = replace(problem, batch=min(problem.batch, largest))
         else:
-            heads = max(1, SAMPLE_BYTES // _tensor_bytes(one))
-            sample = replace(one, num_q_heads=heads * group, num_kv_heads=heads)
+            whole_group = replace(one, num_q_heads=group)
+            groups = max(1, SAMPLE_BYTES // whole_group.min_bytes)
+            sample = replace(one, num_q_heads=groups * group, num_kv_heads=groups)
     if sample.flops > max_flops:
         sample = one
     return sample if sample.flops <= max_flops else None
-
-
-def _tensor_bytes(problem: Problem) -> int:
-    rows = 2 * problem.num_q_heads * problem.seqlen_q + 2 * problem.num_kv_heads * problem.seqlen_k
-    return problem.batch * rows * problem.head_dim * ITEM_BYTES[problem.dtype]
 
 
 @dataclass(frozen=True)

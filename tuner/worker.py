@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -44,6 +44,9 @@ DEADLINE_S = 60.0
 EMULATED_SAMPLE_FLOPS: dict[Depth, float] = {"quick": 2e7, "full": 4e8}
 FINAL_ROUNDS = 25
 LAST_WORDS_BYTES = 2000
+#: The reference's matrices are small, and compilers hold the other cores: threads that wait for one another
+#: there take twenty times as long as one alone.
+ONE_BLAS_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 POLL_S = 0.1
 
 
@@ -89,6 +92,9 @@ class _Occupancy:
 _Request = _Evaluate | _Validate | _Interleave | _Occupancy
 
 
+PHASES = ("validate", "measure")
+
+
 @dataclass(frozen=True)
 class _Phase:
     """Sent ahead of the answer: what the process is about to do."""
@@ -117,8 +123,7 @@ class _Process:
     pipe: Connection
     lifeline: int
     printed: Any
-    phase: str = "starting"
-    seconds: dict[str, float] = field(default_factory=dict)
+    phase: str = "open the device"
 
 
 class Worker:
@@ -134,6 +139,7 @@ class Worker:
         self._seed = seed
         self._requests = 0
         self._process: _Process | None = None
+        self._seconds: dict[str, float] = {}
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -270,7 +276,7 @@ class Worker:
     ) -> Outcome:
         seconds = {"compile": build.seconds}
         if status is not Status.SPILLED:
-            seconds |= self._seconds
+            seconds |= {phase: self._seconds[phase] for phase in PHASES if phase in self._seconds}
         return Outcome(
             variant=build.kernel.variant,
             status=status,
@@ -281,22 +287,22 @@ class Worker:
 
     # -- the process -----------------------------------------------------------------------------------------
 
-    _seconds: dict[str, float]
-
     def _next_seed(self) -> int:
         """Fresh inputs for every request, the same again for the same run."""
         self._requests += 1
         return 1_000_003 * self._seed + self._requests
 
     def _ask(self, request: _Request, *, deadline_s: float | None = None) -> Any:
-        self._seconds = {}
         process = self._process or self._start()
+        self._seconds = {}
+        process.phase = "answer"
         try:
             process.pipe.send(request)
         except OSError:
             # It died between two requests: that is not this build's doing.
             self._discard()
             process = self._start()
+            process.phase = "answer"
             process.pipe.send(request)
         answer = self._await(process, deadline_s or self.deadline_s)
         if not answer.usable:
@@ -326,6 +332,7 @@ class Worker:
             pass_fds=fds,
             # A session of its own: the terminal's Ctrl-C does not reach it.
             start_new_session=True,
+            env={**os.environ, **ONE_BLAS_THREAD},
         )
         theirs.close()
         os.close(lifeline_theirs)
@@ -341,6 +348,16 @@ class Worker:
 
     def _await(self, process: _Process, deadline_s: float) -> _Answer:
         """The answer to what was asked. Kills a process that does not give one in time."""
+        try:
+            return self._listen(process, deadline_s)
+        except FlashgenError:
+            raise
+        except BaseException:
+            # Interrupted: the answer that is still to come must not be taken for the next request's.
+            self._discard()
+            raise
+
+    def _listen(self, process: _Process, deadline_s: float) -> _Answer:
         deadline = time.monotonic() + deadline_s
         phase_began = time.monotonic()
         while True:
@@ -348,8 +365,7 @@ class Worker:
                 if process.pipe.poll(max(0.0, min(deadline - time.monotonic(), POLL_S))):
                     message = process.pipe.recv()
                     now = time.monotonic()
-                    if process.phase != "starting":
-                        self._seconds[process.phase] = now - phase_began
+                    self._seconds[process.phase] = now - phase_began
                     if isinstance(message, _Answer):
                         return message
                     process.phase, phase_began = message.name, now
