@@ -435,7 +435,7 @@ def _starved(name: str, rows: int, columns: int, least: float) -> str | None:
 
 def _wanted_intensity(problem: Problem, limits: DeviceLimits) -> float:
     """FFMAs per shared float worth asking for: two, but long rows leave a small memory with small tiles."""
-    return min(2.0, limits.smem_per_block / (384 * problem.head_dim))
+    return min(2.0, limits.smem_per_block / (512 * problem.head_dim))
 
 
 def _unswizzlable(name: str, kind: str, columns: int, width: int) -> str | None:

@@ -1,0 +1,123 @@
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+import pytest
+from flashgen.gen.families import FAMILIES, family_named
+from flashgen.gen.limits import PRESETS, preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Illegal, Variant, param, rule
+
+
+@dataclass(frozen=True)
+class Toy(Variant):
+    """A family whose space can be walked by hand."""
+
+    family: ClassVar[str] = "toy"
+
+    a: int = param(1, 2, 3, doc="first")
+    b: int = param(1, 2, 4, doc="second")
+    c: str = param("x", "y", doc="third")
+
+    @rule("a and b", after="b")
+    def _sum(self, problem, limits):
+        return f"{self.a} + {self.b} exceeds 5" if self.a + self.b > 5 else None
+
+    @rule("c", after="c", advisory=True)
+    def _c_is_x_when_a_is_one(self, problem, limits):
+        return "c=y gains nothing at a=1" if self.a == 1 and self.c == "y" else None
+
+
+LIMITS = PRESETS["h200"]
+
+
+def test_pruned_walk_equals_the_filtered_product():
+    space = enumerate_space(Toy, Problem(), LIMITS)
+    expected = {
+        (a, b, c)
+        for a, b, c in product((1, 2, 3), (1, 2, 4), "xy")
+        if a + b <= 5 and not (a == 1 and c == "y")
+    }
+    assert {(v.a, v.b, v.c) for v in space.legal} == expected
+    assert space.total == 18
+    assert space.removed == {"a and b": 4, "c": 3}
+    assert len(space) == len(space.legal) == 18 - 7
+
+
+def test_held_parameters_and_the_advice_about_them():
+    held = enumerate_space(Toy, Problem(), LIMITS, {"a": 1, "c": "y"})
+    assert {(v.a, v.b, v.c) for v in held.legal} == {(1, 1, "y"), (1, 2, "y"), (1, 4, "y")}
+
+
+def test_check_names_the_rule_and_both_numbers():
+    with pytest.raises(Illegal, match="a and b: 3 \\+ 4 exceeds 5"):
+        Toy(a=3, b=4).check(Problem(), LIMITS)
+    Toy(a=1, c="y").check(Problem(), LIMITS)
+    assert Toy(a=1, c="y").advice(Problem(), LIMITS) == "c: c=y gains nothing at a=1"
+    assert Toy(a=2, c="y").advice(Problem(), LIMITS) is None
+
+
+def test_settings_are_parsed_against_the_choices():
+    assert Toy.parse({"a": "2", "c": "y"}) == {"a": 2, "c": "y"}
+    with pytest.raises(ValueError, match="a=7 is not a choice; choose from 1, 2, 3"):
+        Toy.parse({"a": "7"})
+    with pytest.raises(ValueError, match="no parameter 'z'"):
+        Toy.parse({"z": "7"})
+    simt = family_named("simt")
+    with pytest.raises(ValueError, match="did you mean 'k_layout'"):
+        simt.parse({"k_layot": "row"})
+    assert simt.parse({"q_in_registers": "true"}) == {"q_in_registers": True}
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'simt'"):
+        family_named("simd")
+    with pytest.raises(ValueError, match="did you mean 'gtx-1080'"):
+        preset("gtx1080")
+
+
+def _families_with_a_problem():
+    return [
+        (family, Problem(head_dim=d, causal=causal), card)
+        for family, d, causal, card in [
+            ("simt", 64, True, "h200"),
+            ("simt", 40, False, "gtx-1080"),
+            ("ladder", 64, False, "gtx-1080"),
+        ]
+    ]
+
+
+@pytest.mark.parametrize(("family", "problem", "card"), _families_with_a_problem())
+def test_no_rule_reads_a_parameter_that_is_set_after_it(family, problem, card):
+    """A rule that looked ahead would prune, with one subtree, variants that are legal."""
+    klass, limits = FAMILIES[family], PRESETS[card]
+    parameters = klass.parameters()
+    names = [p.name for p in parameters]
+    for each in klass.rules():
+        later = parameters[names.index(each.after) + 1 :]
+        for variant in (klass(), klass(**{p.name: p.choices[-1] for p in parameters if p not in later})):
+            said = each.verdict(variant, problem, limits)
+            for other in later:
+                for choice in other.choices:
+                    changed = klass(**{**variant.to_dict(), other.name: choice})
+                    assert (each.verdict(changed, problem, limits) is None) == (said is None), (
+                        each,
+                        other.name,
+                    )
+
+
+@pytest.mark.parametrize("card", ["p100", "t4", "a100", "rtx-4090", "h200"])
+@pytest.mark.parametrize("head_dim", [1, 65, 128, 256])
+def test_every_card_can_run_every_head_dim(card, head_dim):
+    space = enumerate_space(FAMILIES["simt"], Problem(head_dim=head_dim), PRESETS[card])
+    assert len(space) > 0
+    for variant in space.legal[:: max(1, len(space) // 20)]:
+        variant.check(space.problem, space.limits)
+        assert variant.smem_bytes(space.problem, space.limits) <= space.limits.smem_per_block
+
+
+def test_every_rule_counts():
+    space = enumerate_space(FAMILIES["simt"], Problem(), PRESETS["gtx-1080"])
+    assert sum(space.removed.values()) + len(space) == space.total
+    assert {"shared memory", "registers", "threads", "divisibility", "occupancy"} <= space.removed.keys()
