@@ -91,14 +91,6 @@ def test_catalogue_holds_exactly_the_legal_variants(held):
     assert set(enumerate_space(LADDER, PROBLEM, CARD, held).legal) == legal
 
 
-def test_catalogue_is_the_same_from_several_processes(monkeypatch):
-    monkeypatch.setattr("flashgen.tuner.catalogue.POOL_THRESHOLD", 0)
-    apart = build_catalogue(LADDER, PROBLEM, CARD, jobs=2)
-    together = build_catalogue(LADDER, PROBLEM, CARD)
-    assert (apart.codes == together.codes).all()
-    assert (apart.total, dict(apart.removed)) == (together.total, dict(together.removed))
-
-
 def test_nearest_is_the_closest_unseen():
     catalogue = build_catalogue(LADDER, PROBLEM, CARD)
     variant = catalogue.variant(17)

@@ -291,8 +291,8 @@ def test_several_families_compete(options, monkeypatch):
     free = ("q_layout", "k_layout", "unroll", "min_blocks")
     few = {p.name: p.default for p in simt.parameters() if p.name not in free}
 
-    def narrow(family, problem, limits, held, *, jobs):
-        return build_catalogue(family, problem, limits, few if family is simt else held, jobs=jobs)
+    def narrow(family, problem, limits, held):
+        return build_catalogue(family, problem, limits, few if family is simt else held)
 
     monkeypatch.setattr("flashgen.tuner.tune.build_catalogue", narrow)
     evaluator = StandInEvaluator()

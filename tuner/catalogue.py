@@ -7,13 +7,9 @@ variant is a column of small integers, and every question about all of them is o
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import product
 from math import prod
-from multiprocessing import get_context
 
 import numpy as np
 
@@ -21,9 +17,6 @@ from ..gen.limits import DeviceLimits
 from ..gen.problem import Problem
 from ..gen.space import Space, enumerate_space
 from ..gen.variant import Value, Variant
-
-#: Raw combinations above which enumeration is spread over processes.
-POOL_THRESHOLD = 4_000_000
 
 
 @dataclass
@@ -116,36 +109,10 @@ def build_catalogue(
     problem: Problem,
     limits: DeviceLimits,
     fixed: Mapping[str, Value] | None = None,
-    *,
-    jobs: int = 1,
 ) -> Catalogue:
-    """Enumerates the legal variants with ``fixed`` parameters held, in up to ``jobs`` processes."""
-    fixed = dict(fixed or {})
-    parameters = family.parameters()
-    size = prod(len(p.choices) for p in parameters if p.name not in fixed)
-    if jobs < 2 or size <= POOL_THRESHOLD:
-        parts = [_enumerate(family, problem, limits, fixed)]
-    else:
-        free = [p for p in parameters if p.name not in fixed][:2]
-        slices = [
-            fixed | dict(zip((p.name for p in free), values, strict=True))
-            for values in product(*(p.choices for p in free))
-        ]
-        with ProcessPoolExecutor(min(jobs, len(slices)), mp_context=get_context("spawn")) as pool:
-            futures = [pool.submit(_enumerate, family, problem, limits, each) for each in slices]
-            parts = [f.result() for f in futures]
-    removed: Counter[str] = Counter()
-    for _, counts, _ in parts:
-        removed.update(counts)
-    codes = np.concatenate([codes for _, _, codes in parts], axis=1)
-    return Catalogue(family, problem, limits, sum(total for total, _, _ in parts), dict(removed), codes)
-
-
-def _enumerate(
-    family: type[Variant], problem: Problem, limits: DeviceLimits, fixed: Mapping[str, Value]
-) -> tuple[int, Mapping[str, int], np.ndarray]:
+    """Enumerates the legal variants with ``fixed`` parameters held."""
     space = enumerate_space(family, problem, limits, fixed)
-    return space.total, space.removed, encode(space)
+    return Catalogue(family, problem, limits, space.total, space.removed, encode(space))
 
 
 def encode(space: Space) -> np.ndarray:

@@ -263,7 +263,6 @@ def space_command(
     family: Annotated[str, typer.Option("--family", metavar="NAME", help="Kernel family.")] = DEFAULT_FAMILY,
     settings: Settings = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
-    jobs: Jobs = None,
     json_: Json = False,
 ) -> None:
     """Shows what each rule removes from a family's space, and the survivors.
@@ -291,9 +290,7 @@ def space_command(
     kind = checked(lambda: family_named(family))
     held = parse_settings(kind, settings or [])
     limits = limits_named(device)
-    view = view_space(
-        kind, problem, limits, held, prior_of(problem, limits), count=limit, jobs=jobs or _cores()
-    )
+    view = view_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
     if json_:
         _print_json(view.to_dict())
     else:
@@ -325,7 +322,6 @@ def emit_command(
     settings: Settings = None,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
-    jobs: Jobs = None,
     json_: Json = False,
 ) -> None:
     """Writes the best known kernel: the last tuned one, or the best for what the options ask.
@@ -370,14 +366,13 @@ def emit_command(
     problem = shape.problem()
     kind = None if family is None else checked(lambda: family_named(family))
     chosen = kind or family_named(DEFAULT_FAMILY)
-    workers = jobs or _cores()
     known = known_kernels(out, storage or default_storage(out), storage is not None)
 
     if settings:
         held = parse_settings(chosen, settings)
         if limits is None:
             raise UsageError("--set needs a card to render for; name one with --device or --preset")
-        variant = complete(chosen, problem, limits, held, chosen(), jobs=workers)
+        variant = complete(chosen, problem, limits, held, chosen())
         how = f"the variant asked for, untuned: {problem.name} for {limits.name}"
         emitted = emit_untuned(variant, problem, limits, how, target.suffix)
     else:
@@ -387,7 +382,7 @@ def emit_command(
             limits,
             kind,
             target.suffix,
-            fallback=lambda p, card: best_guess(chosen, p, card, {}, prior_of(p, card), jobs=workers),
+            fallback=lambda p, card: best_guess(chosen, p, card, {}, prior_of(p, card)),
         )
     write_target(target, emitted.text)
     if json_:

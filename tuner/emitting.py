@@ -169,11 +169,9 @@ def best_guess(
     limits: DeviceLimits,
     held: Mapping[str, Value],
     prior: Prior,
-    *,
-    jobs: int = 1,
 ) -> Variant:
     """The variant the cost model calls fastest. Raises UsageError when none is legal."""
-    catalogue = build_catalogue(family, problem, limits, held, jobs=jobs)
+    catalogue = build_catalogue(family, problem, limits, held)
     if not len(catalogue):
         held_words = " with " + " ".join(f"{k}={v}" for k, v in held.items()) if held else ""
         raise UsageError(
@@ -189,8 +187,6 @@ def complete(
     limits: DeviceLimits,
     held: Mapping[str, Value],
     start: Variant,
-    *,
-    jobs: int = 1,
 ) -> Variant:
     """The legal variant with the ``held`` values that is nearest to ``start``.
 
@@ -204,7 +200,7 @@ def complete(
         reason = str(error)
     if len(held) == len(family.parameters()):
         raise UsageError(f"{reason} ({problem.name} on {limits.name}); `flashgen space` lists what is legal")
-    catalogue = build_catalogue(family, problem, limits, held, jobs=jobs)
+    catalogue = build_catalogue(family, problem, limits, held)
     row = catalogue.nearest(wanted)
     if row is None:
         raise UsageError(

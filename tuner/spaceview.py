@@ -90,10 +90,9 @@ def view_space(
     *,
     count: int,
     seed: int = 0,
-    jobs: int = 1,
 ) -> SpaceView:
     """Enumerates the space with the ``held`` parameters and looks for the ``count`` fastest predicted."""
-    catalogue = build_catalogue(family, problem, limits, held, jobs=jobs)
+    catalogue = build_catalogue(family, problem, limits, held)
     ranked: list[tuple[float, int]] = []
     if len(catalogue) and count > 0:
         ranked = predicted_fastest(catalogue, prior, random.Random(seed))

@@ -255,7 +255,7 @@ def _prepare(
     """Enumerates the family and opens its study."""
     started = time.monotonic()
     device, problem = options.device, options.problem
-    catalogue = build_catalogue(family, problem, device.limits, options.held, jobs=options.jobs)
+    catalogue = build_catalogue(family, problem, device.limits, options.held)
     if not len(catalogue):
         raise _nothing_legal(catalogue, options.held)
     slug = library.device_slug(device)
