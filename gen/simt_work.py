@@ -77,7 +77,7 @@ def _pipeline(variant: Simt, limits: DeviceLimits) -> tuple[float, float]:
     """Block barriers per tile, and waits for global memory that no computation covers."""
     if limits.has_async_copy:
         return (1.0, 0.0) if variant.stages == 2 else (2.0, 0.5)
-    return (3.0, 0.2) if variant.stages == 2 else (2.0, 2.0)
+    return (2.0, 0.2) if variant.stages == 2 else (2.0, 2.0)
 
 
 def _once(variant: Simt, problem: Problem, limits: DeviceLimits) -> Counts:
