@@ -34,8 +34,9 @@ from .toolchain import HostCompiler, find_host_compiler
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).with_name("emulation")
-#: What marks memory that nobody wrote: a signalling NaN, which no arithmetic yields. As in ``runtime.h``.
-UNWRITTEN = 0x7FA00000
+#: What marks memory that nobody wrote: a signalling NaN, which no arithmetic yields. Another one than what fills
+#: shared memory (``kUninitialized``), so that a kernel may copy that.
+UNWRITTEN = 0x7FA5A5A5
 #: Bytes watched on either side of each array; CUDA aligns allocations to 256 bytes.
 GUARD_BYTES = 4096
 ALIGNMENT = 256
@@ -303,7 +304,7 @@ class _Array:
 
     @classmethod
     def like(cls, array: np.ndarray, *, copy: bool = True) -> _Array:
-        if array.dtype != np.float32 or array.strides[-1] != 4:
+        if array.dtype != np.float32 or (array.strides[-1] != 4 and array.shape[-1] != 1):
             raise ValueError(f"rows of contiguous float32 are needed, not {array.dtype} by {array.strides}")
         spans = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
         below, above = -sum(min(s, 0) for s in spans), sum(max(s, 0) for s in spans)
@@ -377,7 +378,7 @@ def _launch_error(kernel: Kernel, status: int, message: str) -> LaunchError:
 
 
 def _run_sanitized(command: list[str]) -> subprocess.CompletedProcess[str]:
-    options = f"exitcode={SANITIZER_EXIT}:detect_leaks=0:abort_on_error=0"
+    options = f"exitcode={SANITIZER_EXIT}:detect_leaks=0:abort_on_error=0:detect_stack_use_after_return=0"
     environment = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1"}
     try:
         return subprocess.run(

@@ -159,6 +159,7 @@ class Block {
     thread.waits_at = what;
     thread.line = line;
     thread.mask = mask;
+    if (EMULATION_ASAN) check_arithmetic();
     if (state == State::kAtWarp) complete_exchange(thread);
     if (thread.state != State::kReady) thread.fiber.yield();
   }
@@ -169,7 +170,13 @@ class Block {
     for (;;) current_->fiber.yield();
   }
 
-  void run_kernel() { grid_.call(grid_.kernel, grid_.parameters); }
+  // The life of the running thread in this block.
+  void run_kernel() {
+    grid_.call(grid_.kernel, grid_.parameters);
+    current_->state = State::kExited;
+    if (EMULATION_ASAN) check_arithmetic();
+    current_->fiber.yield();
+  }
 
   std::string where(const Thread& thread) const {
     return format("block %u, thread %u", blockIdx.x, thread.index);
@@ -191,7 +198,6 @@ class Block {
         current_ = ready[i];
         threadIdx = current_->position;
         current_->fiber.resume(host_);
-        if (EMULATION_ASAN) check_arithmetic();
         if (!failure_.empty()) return;
       }
     }
@@ -279,14 +285,14 @@ class Block {
   }
 
   // Arithmetic on a signalling NaN leaves a flag behind, even where the result is masked out or lost in a maximum.
+  // Asked on the fiber itself: swapcontext keeps the flags of each apart.
   void check_arithmetic() {
-    if (fetestexcept(FE_INVALID) && failure_.empty()) {
-      const Thread& thread = *current_;
-      failure_ = format("%s computed with an uninitialized value, or inf - inf or 0 * inf, ", where(thread).c_str());
-      failure_ += thread.state == State::kExited ? "before it returned"
-                                                 : format("before %s in line %d", thread.waits_at, thread.line);
-    }
-    feclearexcept(FE_INVALID);
+    if (!fetestexcept(FE_INVALID)) return;
+    const Thread& thread = *current_;
+    const std::string before = thread.state == State::kExited
+                                   ? "before it returned"
+                                   : format("before %s in line %d", thread.waits_at, thread.line);
+    fail(where(thread) + " computed with an uninitialized value, or inf - inf or 0 * inf, " + before);
   }
 
   const Grid& grid_;
@@ -303,11 +309,7 @@ __thread Block* running = nullptr;
 
 void thread_main(void* argument) {
   Thread* thread = static_cast<Thread*>(argument);
-  for (;;) {
-    thread->block->run_kernel();
-    thread->state = State::kExited;
-    thread->fiber.yield();
-  }
+  for (;;) thread->block->run_kernel();
 }
 
 Thread::Thread(Block* block, unsigned index) : block(block), index(index), fiber(thread_main, this) {}
