@@ -744,8 +744,10 @@ def test_bad_outputs(module: Any, driver: Driver, torch: Any) -> None:
     with pytest.raises(ValueError, match="out overlaps itself"):
         module.attention(q, k, v, out=Tensor(np.broadcast_to(host(1, 4, 6, D), (2, 4, 6, D))))
     same = Tensor(driver.own(host(2, 4, 6, D)))
-    with pytest.raises(ValueError, match="out is the memory of k or v"):
+    with pytest.raises(ValueError, match="out is the memory of q, k or v"):
         module.attention(q, same, same, out=same)
+    with pytest.raises(ValueError, match="out is the memory of q, k or v"):
+        module.attention(q, k, v, out=q)
     others = [Array(x) for x in arrays]
     with pytest.raises(ValueError, match="out is read-only"):
         module.attention(*others, out=Array(host(2, 4, 6, D), read_only=True))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families.ladder import steps
@@ -20,6 +24,7 @@ from flashgen.gen.render import render
 from flashgen.tuner import prove as proving
 from flashgen.tuner.device import FlashgenError
 from flashgen.tuner.prove import Emitted, find_compute_sanitizer, prove, read_emitted
+from flashgen.tuner.validate import validate
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 FIGURES: dict[str, Any] = {"median_us": 10.0, "tflops": 1.0, "error": 3e-7, "predicted": False}
@@ -221,3 +226,92 @@ def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         proving.run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(Fault.ONE_ELEMENT), 1))))
     assert "wrong result" in capsys.readouterr().out
+
+
+# ---- a module on a card, by a stand-in for PyCUDA ----------------------------------------------------------
+
+MODULE = """
+import fake_cuda, numpy as np
+from fakes import attend_f32
+from flashgen.tuner.cuda import POISON
+from pycuda.gpuarray import GPUArray
+
+def view(array):
+    strides = [s // 4 for s in array.strides]
+    extent = 1 + sum((n - 1) * s for n, s in zip(array.shape, strides))
+    flat = fake_cuda.state.at(array.gpudata, extent).view(np.float32)
+    return np.lib.stride_tricks.as_strided(flat, array.shape, array.strides)
+
+def attention(q, k, v, causal=None, scale=None, out=None, stream=None, return_lse=False):
+    o, lse = attend_f32(*(view(x) for x in (q, k, v)), scale, causal)
+    view(out)[...] = o
+    FAULT
+    if return_lse:
+        rows = GPUArray(q.shape[:3], np.float32, allocator=q.allocator)
+        view(rows)[...] = lse
+        return out, rows
+    return out
+"""
+
+
+@pytest.fixture
+def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import fake_cuda
+    from flashgen.tuner import cuda, nvml
+
+    class GPUArray:
+        def __init__(
+            self, shape: Any, dtype: Any, allocator: Any = None, gpudata: Any = None, strides: Any = None
+        ) -> None:
+            self.shape, self.allocator = tuple(shape), allocator
+            self.strides = strides or np.empty(shape, dtype).strides
+            self.gpudata = allocator(4 * math.prod(shape)) if gpudata is None else gpudata
+
+    fake_cuda.state.__init__()
+    package, gpuarray = ModuleType("pycuda"), ModuleType("pycuda.gpuarray")
+    gpuarray.GPUArray = GPUArray  # type: ignore[attr-defined]
+    package.driver = fake_cuda  # type: ignore[attr-defined]
+    for name, module in (("", package), (".driver", fake_cuda), (".gpuarray", gpuarray)):
+        monkeypatch.setitem(sys.modules, f"pycuda{name}", module)
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    cuda._driver.cache_clear()
+    yield cuda.find_device(0)
+    cuda._driver.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("pass", None),
+        ("view(out)[0, 0, 0, 0] += 1", "wrong result"),
+        ("fake_cuda.state.at(out.gpudata - 4, 1)[:] = 0", "outside the outputs were written"),
+        ("view(out).view(np.uint32)[0, 0, 0, 0] = POISON", "of o were not written"),
+        ("raise ValueError('q is odd')", r"attention\(\) refused: q is odd"),
+        ("q.allocator(8)", "allocated 8 bytes that nothing asked for"),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_module_is_run_in_guarded_memory(
+    tmp_path: Path, fake_card: Any, causal: bool, fault: str, message: str | None
+) -> None:
+    from fakes import fake_build
+
+    path = tmp_path / "best.py"
+    path.write_text(MODULE.replace("FAULT", fault))
+    runner = proving.ModuleDevice(fake_card, path).open()
+    problem = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, head_dim=32, causal=causal)
+    try:
+        if message is None:
+            assert 0 < validate(runner, fake_build(problem=problem), seed=0) < 2e-6
+        else:
+            with pytest.raises(FlashgenError, match=message):
+                validate(runner, fake_build(problem=problem), seed=0)
+    finally:
+        runner.close()
+
+
+def test_a_module_that_does_not_import(tmp_path: Path, fake_card: Any) -> None:
+    path = tmp_path / "best.py"
+    path.write_text("import nothing_called_so\n")
+    with pytest.raises(FlashgenError, match=r"best\.py cannot be imported: ModuleNotFoundError"):
+        proving.ModuleDevice(fake_card, path).open()

@@ -1,0 +1,436 @@
+"""The emitted module on a real card, with the real array libraries."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashgen.gen.emit import emit_cuda, emit_module
+from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.simt import Simt
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner import reference
+from flashgen.tuner.catalogue import build_catalogue
+from flashgen.tuner.cuda import CudaDevice
+from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.prove import find_compute_sanitizer, prove
+
+D = 64
+BOUND = 2e-6
+
+
+def simt_kernel(device: CudaDevice, **problem: Any) -> Kernel:
+    """The legal variant nearest to the default, with 16-byte accesses."""
+    wanted = Problem(**{"head_dim": D, **problem})
+    catalogue = build_catalogue(Simt, wanted, device.limits, {"vec": 4})
+    row = catalogue.nearest(Simt())
+    assert row is not None
+    return render(catalogue.variant(row), wanted, device.limits)
+
+
+def load(path: Path, kernel: Kernel) -> Any:
+    path.write_text(emit_module(kernel, device="this card"))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def module(device: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load(tmp_path_factory.mktemp("module") / "best.py", simt_kernel(device))
+
+
+@pytest.fixture(scope="module")
+def torch(device: CudaDevice) -> Any:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    return torch
+
+
+@pytest.fixture(scope="module")
+def cupy(device: CudaDevice) -> Any:
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def pycuda_context(device: CudaDevice) -> Iterator[Any]:
+    """A context of PyCUDA's own, not the primary one."""
+    driver = pytest.importorskip("pycuda.driver")
+    driver.init()
+    context = driver.Device(0).make_context()
+    try:
+        yield driver
+    finally:
+        context.pop()
+        context.detach()
+
+
+def hosts(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.uniform(-3, 3, shape).astype(np.float32) for shape in shapes]
+
+
+QKV = ((2, 4, 197, D), (2, 2, 333, D), (2, 2, 333, D))
+
+
+def check(
+    o: Any,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    lse: Any = None,
+) -> None:
+    """Per head within float32's bound of float64, all arrays (batch, heads, seqlen, head_dim) by numpy."""
+    expected = reference.attention(q, k, v, scale=1 / math.sqrt(D) if scale is None else scale, causal=causal)
+    distance = np.linalg.norm(o - expected.o, axis=(2, 3))
+    assert (distance <= BOUND * np.linalg.norm(expected.o, axis=(2, 3))).all(), distance.max()
+    if lse is not None:
+        np.testing.assert_allclose(lse, expected.lse, rtol=1e-5, atol=1e-5)
+
+
+# ---- kinds of arrays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [None, False, True])
+def test_torch(module: Any, torch: Any, causal: bool | None) -> None:
+    arrays = hosts(*QKV)
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+    o, lse = module.attention(q, k, v, causal=causal, scale=0.2, return_lse=True)
+    assert o.device == q.device and o.dtype == torch.float32 and o.is_contiguous()
+    check(o.cpu().numpy(), *arrays, causal=bool(causal), scale=0.2, lse=lse.cpu().numpy())
+
+
+def test_cupy(module: Any, cupy: Any) -> None:
+    arrays = hosts(*QKV)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        o, lse = module.attention(*(cupy.asarray(x) for x in arrays), return_lse=True)
+        assert isinstance(o, cupy.ndarray) and isinstance(lse, cupy.ndarray)
+        found = cupy.asnumpy(o, stream=stream), cupy.asnumpy(lse, stream=stream)
+    check(found[0], *arrays, lse=found[1])
+
+
+def test_pycuda_in_a_context_of_its_own(module: Any, pycuda_context: Any) -> None:
+    from pycuda import gpuarray
+
+    arrays = hosts(*QKV)
+    q, k, v = (gpuarray.to_gpu(x) for x in arrays)
+    o, lse = module.attention(q, k, v, causal=True, return_lse=True)
+    assert isinstance(o, gpuarray.GPUArray)
+    check(o.get(), *arrays, causal=True, lse=lse.get())
+    stream = pycuda_context.Stream()
+    out = gpuarray.empty(QKV[0], np.float32)
+    assert module.attention(q, k, v, out=out, stream=stream) is out
+    stream.synchronize()
+    check(out.get(), *arrays)
+    del q, k, v, o, lse, out, stream
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_numpy(module: Any, causal: bool) -> None:
+    arrays = hosts(*QKV)
+    o, lse = module.attention(*arrays, causal=causal, return_lse=True)
+    check(o, *arrays, causal=causal, lse=lse)
+    out = np.empty_like(o)
+    assert module.attention(*arrays, causal=causal, out=out) is out
+    np.testing.assert_array_equal(out, o)
+
+
+def test_numpy_inside_and_outside_of_contexts(module: Any, torch: Any) -> None:
+    """A thread of its own has no current context; torch's has the primary one."""
+    arrays = hosts(*QKV)
+    results: list[np.ndarray] = []
+    thread = threading.Thread(target=lambda: results.append(module.attention(*arrays)))
+    thread.start()
+    thread.join()
+    torch.zeros(1, device="cuda")
+    results.append(module.attention(*arrays))
+    for o in results:
+        check(o, *arrays)
+
+
+def test_arrays_of_an_unknown_library_go_into_out(module: Any, cupy: Any) -> None:
+    class Foreign:
+        """An array of a library the module does not know."""
+
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            return self.array.__cuda_array_interface__
+
+    arrays = hosts(*QKV)
+    q, k, v = (Foreign(cupy.asarray(x)) for x in arrays)
+    out = cupy.empty(QKV[0], np.float32)
+    assert module.attention(q, k, v, out=out) is out
+    check(cupy.asnumpy(out), *arrays)
+    with pytest.raises(TypeError, match="pass out="):
+        module.attention(q, k, v)
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------
+
+
+def test_torch_layouts_run_without_a_copy(module: Any, torch: Any) -> None:
+    packed = torch.from_numpy(hosts((2, 150, 3, 4, D))[0]).cuda()
+    rows_first = [packed[:, :, i] for i in range(3)]
+    heads_first = [x.transpose(1, 2) for x in rows_first]
+    arrays = [x.cpu().numpy() for x in heads_first]
+    before = torch.cuda.memory_allocated()
+    o = module.attention(*heads_first, causal=True)
+    assert torch.cuda.memory_allocated() - before <= o.numel() * 4 + 512
+    assert o.stride() == (150 * 4 * D, D, 4 * D, 1)
+    check(o.cpu().numpy(), *arrays, causal=True)
+    o = module.attention(*rows_first, causal=True, layout="bshd")
+    assert o.is_contiguous() and o.shape == (2, 150, 4, D)
+    check(o.transpose(1, 2).cpu().numpy(), *arrays, causal=True)
+    out = torch.full((2, 150, 3, 4, D), 7.0, device="cuda")
+    module.attention(*rows_first, causal=True, layout="bshd", out=out[:, :, 1])
+    check(out[:, :, 1].transpose(1, 2).cpu().numpy(), *arrays, causal=True)
+    assert (out[:, :, 0] == 7).all() and (out[:, :, 2] == 7).all()
+
+
+def test_a_broadcast_batch(module: Any, torch: Any) -> None:
+    q, k, v = (torch.from_numpy(x).cuda() for x in hosts((1, 4, 60, D), (1, 2, 70, D), (1, 2, 70, D)))
+    many = [x.expand(3, -1, -1, -1) for x in (q, k, v)]
+    wanted = [x.cpu().numpy() for x in many]
+    check(module.attention(*many).cpu().numpy(), *wanted)
+
+
+def test_offsets_beyond_32_bits(module: Any, torch: Any) -> None:
+    """Two batches 2^32 elements apart."""
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of free memory")
+    rows = 100
+    memory = torch.zeros(2**32 + 2 * rows * D, device="cuda")
+    q, out = (memory.as_strided((2, 1, rows, D), (2**32, rows * D, D, 1), i * rows * D) for i in range(2))
+    arrays = hosts((2, 1, rows, D), (2, 1, rows, D), (2, 1, rows, D))
+    q.copy_(torch.from_numpy(arrays[0]))
+    k, v = (torch.from_numpy(x).cuda() for x in arrays[1:])
+    check(module.attention(q, k, v).cpu().numpy(), *arrays)
+    module.attention(q, k, v, out=out)
+    check(out.cpu().numpy(), *arrays)
+    np.testing.assert_array_equal(q.cpu().numpy(), arrays[0])
+
+
+def test_empty(module: Any, torch: Any) -> None:
+    q, none = torch.randn(2, 4, 10, D, device="cuda"), torch.empty(2, 4, 0, D, device="cuda")
+    o, lse = module.attention(q, none, none, return_lse=True)
+    assert (o == 0).all() and torch.isneginf(lse).all()
+    assert module.attention(none, q, q).shape == none.shape
+    assert module.attention(q[:0], q[:0], q[:0]).shape == (0, 4, 10, D)
+
+
+# ---- streams and threads -----------------------------------------------------------------------------------
+
+
+def test_runs_on_the_current_stream_of_torch(module: Any, torch: Any) -> None:
+    """The kernel must wait for what the stream does before it."""
+    arrays = hosts(*QKV)
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        torch.cuda._sleep(50_000_000)
+        late.copy_(q)
+        o = module.attention(late, k, v)
+        late.zero_()
+        found = o.cpu().numpy()
+    check(found, *arrays)
+
+
+@pytest.mark.parametrize("as_handle", [False, True])
+def test_runs_on_the_stream_that_is_given(module: Any, torch: Any, as_handle: bool) -> None:
+    arrays = hosts(*QKV)
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+    late, stream = torch.zeros_like(q), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(q)
+    o = module.attention(late, k, v, stream=stream.cuda_stream if as_handle else stream)
+    stream.synchronize()
+    check(o.cpu().numpy(), *arrays)
+
+
+def test_two_streams_and_four_threads(module: Any, torch: Any) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            shapes = ((2, 4, 100 + seed, D), (2, 4, 200, D), (2, 4, 200, D))
+            arrays = hosts(*shapes, seed=seed)
+            with torch.cuda.stream(streams[seed % 2]):
+                q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+                for _ in range(20):
+                    o = module.attention(q, k, v, causal=bool(seed % 2))
+                check(o.cpu().numpy(), *arrays, causal=bool(seed % 2))
+        except BaseException as error:
+            failures.append(error)
+
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_captured_in_a_graph(module: Any, torch: Any) -> None:
+    arrays = hosts(*QKV)
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+    out = torch.empty_like(q)
+    module.attention(q, k, v, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module.attention(q, k, v, out=out)
+    out.zero_()
+    graph.replay()
+    check(out.cpu().numpy(), *arrays)
+
+
+def test_a_second_card(module: Any, torch: Any) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two cards")
+    arrays = hosts(*QKV)
+    q, k, v = (torch.from_numpy(x).to("cuda:1") for x in arrays)
+    o = module.attention(q, k, v)
+    assert o.device == q.device and torch.cuda.current_device() == 0
+    check(o.cpu().numpy(), *arrays)
+    with pytest.raises(ValueError, match="q is on device 0, k on device 1"):
+        module.attention(q.to("cuda:0"), k, v)
+
+
+def test_a_call_costs_the_host_little(module: Any, torch: Any) -> None:
+    q, k, v = (torch.randn(1, 1, 16, D, device="cuda") for _ in range(3))
+    out = torch.empty_like(q)
+    best = math.inf
+    for _ in range(20):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(100):
+            module.attention(q, k, v, out=out)
+        best = min(best, (time.perf_counter() - begin) / 100)
+    print(f"{best * 1e6:.1f} us per call")
+    assert best < 60e-6
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+def test_errors(module: Any, torch: Any) -> None:
+    q, k, v = (torch.from_numpy(x).cuda() for x in hosts(*QKV))
+    odd = torch.randn(2 * 4 * 197 * D + 1, device="cuda")[1:].view(2, 4, 197, D)
+    for arguments, error, message in (
+        ((q[0], k, v), ValueError, "q has 3 dimensions"),
+        ((q.half(), k, v), TypeError, r"q is torch\.float16.*q\.float\(\)"),
+        ((q, k.cpu(), v), ValueError, r"k is on the device 'cpu'; move it with k\.cuda\(\)"),
+        ((q.transpose(2, 3).contiguous().transpose(2, 3), k, v), ValueError, "last dimension of q"),
+        ((odd, k, v), ValueError, r"q starts at address .*multiple of 16.*\.contiguous\(\)"),
+        ((q[..., :32], k, v), ValueError, "head dim 32.*serves 64"),
+        ((q[:, :3], k, v), ValueError, "q has 3 heads, k and v have 2"),
+        ((q[:1], k, v), ValueError, "q has the batch 1, k and v have 2"),
+        ((q, k[:, :, :5], v), ValueError, "k and v differ"),
+        ((q.clone().requires_grad_(), k, v), RuntimeError, r"forward only.*torch\.no_grad"),
+        ((q, k, v.cpu().numpy()), TypeError, "arrays of one library"),
+    ):
+        with pytest.raises(error, match=message):
+            module.attention(*arguments)
+    with pytest.raises(ValueError, match="out is the memory of q, k or v"):
+        module.attention(k, k, v, out=k)
+    module.attention(q, k, v)  # nothing of that has left a mark
+    torch.cuda.synchronize()
+
+
+# ---- the other family, the file as a program, proofs -------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["4.2.2", "4.2.10"])
+def test_the_ladder(device: CudaDevice, tmp_path: Path, step: str) -> None:
+    kernel = render(steps(D)[step], Problem(head_dim=D, causal=True), device.limits)
+    arrays = hosts(*QKV)
+    o, lse = load(tmp_path / "ladder.py", kernel).attention(*arrays, return_lse=True)
+    check(o, *arrays, causal=True, lse=lse)
+
+
+def test_run_as_a_program(device: CudaDevice, tmp_path: Path) -> None:
+    path = tmp_path / "best.py"
+    path.write_text(emit_module(simt_kernel(device, batch=1), device="this card"))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "correct" in done.stdout and "TFLOP/s" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", [".py", ".cu"])
+def test_proved_again(device: CudaDevice, tmp_path: Path, suffix: str) -> None:
+    emit = emit_module if suffix == ".py" else emit_cuda
+    path = tmp_path / f"best{suffix}"
+    path.write_text(emit(simt_kernel(device), device="this card"))
+    proof = prove(path, device="0")
+    assert 0 < proof.worst <= proof.bound and set(proof.errors) == {"full", "causal"}
+    assert proof.how == ("through its attention()" if suffix == ".py" else "compiled from its source")
+
+
+def test_proved_under_compute_sanitizer(device: CudaDevice, tmp_path: Path) -> None:
+    try:
+        find_compute_sanitizer()
+    except FlashgenError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "best.py"
+    path.write_text(emit_module(simt_kernel(device), device="this card"))
+    try:
+        assert prove(path, device="0", sanitize=True).sanitized
+    except FlashgenError as error:
+        if "Device not supported" not in str(error):
+            raise
+        pytest.skip("compute-sanitizer does not support this machine")
+
+
+def test_the_c_launcher(device: CudaDevice, tmp_path: Path, torch: Any) -> None:
+    """best.cu as a shared library of its own, called as a C program would."""
+    import ctypes
+
+    from flashgen.gen.abi import pack_args
+    from flashgen.tuner.toolchain import find_nvcc
+
+    kernel = simt_kernel(device)
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="this card"))
+    nvcc, arch = str(find_nvcc(device.limits.arch).path), f"-arch=sm_{device.limits.arch}"
+    flags = ["-std=c++17", "-O3", "-ftz=true", arch, "-shared", "-Xcompiler=-fPIC"]
+    subprocess.run([nvcc, *flags, "best.cu", "-o", "best.so"], cwd=tmp_path, check=True)
+    launch = ctypes.CDLL(str(tmp_path / "best.so"))[kernel.entry]
+    launch.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    arrays = hosts(*QKV)
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+    o, stream = torch.full_like(q, math.nan), torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    def args(q: Any) -> bytes:
+        pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), 0]
+        strides = [s for x in (q, k, v, o) for s in x.stride()[:3]]
+        return pack_args(pointers, strides, (2, 4, 2, 197, 333), 1 / math.sqrt(D))
+
+    assert launch(args(q), stream.cuda_stream) == 0
+    stream.synchronize()
+    check(o.cpu().numpy(), *arrays)
+    misaligned = torch.randn(q.numel() + 1, device="cuda")[1:].view(q.shape)
+    assert launch(args(misaligned), stream.cuda_stream) == 716  # cudaErrorMisalignedAddress
