@@ -58,6 +58,10 @@ class Died(FlashgenError):
     """The worker process ended without an answer."""
 
 
+class _DiedIdle(Died):
+    """It ended before it began with the request."""
+
+
 # -- messages -------------------------------------------------------------------------------------------
 
 
@@ -92,6 +96,8 @@ class _Occupancy:
 _Request = _Evaluate | _Validate | _Interleave | _Occupancy
 
 
+#: What a process is to do until it says that it has begun, and the phases whose wall time is recorded.
+IDLE = "take a request"
 PHASES = ("validate", "measure")
 
 
@@ -293,18 +299,11 @@ class Worker:
         return 1_000_003 * self._seed + self._requests
 
     def _ask(self, request: _Request, *, deadline_s: float | None = None) -> Any:
-        process = self._process or self._start()
-        self._seconds = {}
-        process.phase = "answer"
         try:
-            process.pipe.send(request)
-        except OSError:
-            # It died between two requests: that is not this build's doing.
-            self._discard()
-            process = self._start()
-            process.phase = "answer"
-            process.pipe.send(request)
-        answer = self._await(process, deadline_s or self.deadline_s)
+            answer = self._exchange(request, deadline_s or self.deadline_s)
+        except _DiedIdle:
+            # It had not begun with this request: what killed it is not this build.
+            answer = self._exchange(request, deadline_s or self.deadline_s)
         if not answer.usable:
             self._discard()
         if answer.error is not None:
@@ -312,6 +311,16 @@ class Worker:
                 raise RuntimeError(f"the worker process failed:\n{answer.trace}") from answer.error
             raise answer.error
         return answer.value
+
+    def _exchange(self, request: _Request, deadline_s: float) -> _Answer:
+        process = self._process or self._start()
+        process.phase = IDLE
+        self._seconds = {}
+        try:
+            process.pipe.send(request)
+        except OSError:
+            raise self._obituary(process) from None
+        return self._await(process, deadline_s)
 
     def _start(self) -> _Process:
         """Starts the process and waits until it has opened the device. Raises what that raised."""
@@ -391,7 +400,8 @@ class Worker:
         how = "closed its pipe"
         if code is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        return Died(f"the worker process {how} while it was to {phase}" + (f": {words}" if words else ""))
+        died = _DiedIdle if phase == IDLE else Died
+        return died(f"the worker process {how} while it was to {phase}" + (f": {words}" if words else ""))
 
     def _discard(self) -> None:
         """Kills the process; the next request starts another."""
@@ -419,7 +429,9 @@ def serve(pipe_fd: int, lifeline_fd: int) -> None:
             os._exit(0)
         pipe.send(_Answer())
         while True:
-            answer = _answer(pipe, runner, device.predicted, pipe.recv())
+            request = pipe.recv()
+            pipe.send(_Phase("begin"))
+            answer = _answer(pipe, runner, device.predicted, request)
             pipe.send(answer)
             if not answer.usable:
                 # The device's context is lost: no destructor of ours may touch it.
