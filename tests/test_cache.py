@@ -98,6 +98,21 @@ def test_full_disk_is_one_clear_error_and_no_half_entry(folder, monkeypatch):
     assert not cache.cached(["s"], ".cubin", Builder()).hit
 
 
+def test_disk_that_fills_during_the_build(folder):
+    def fill(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(FlashgenError, match="No space left on device"):
+        cache.cached(["s"], ".cubin", fill)
+
+    def forbidden(path):
+        raise PermissionError(errno.EACCES, "a matter of the builder's own")
+
+    with pytest.raises(PermissionError):
+        cache.cached(["s"], ".cubin", forbidden)
+    assert files(folder) == []
+
+
 def test_disk_that_fills_before_the_record_is_no_hit_later(folder, monkeypatch):
     monkeypatch.setattr(cache, "write_atomically", _no_space)
     with pytest.raises(FlashgenError, match="No space left"):

@@ -141,6 +141,13 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_compiler_that_vanished_is_named(tmp_path):
+    chain = fake_toolchain(tmp_path, "true")
+    chain.nvcc.path.unlink()
+    with pytest.raises(FlashgenError, match=r"nvcc cannot be run: No such file"):
+        chain.build(kernel())
+
+
 def test_full_disk_is_not_the_kernels_fault(tmp_path):
     chain = fake_toolchain(tmp_path, "echo 'fatal error: /tmp/x: No space left on device' >&2; exit 1")
     with pytest.raises(FlashgenError, match="FLASHGEN_CACHE") as caught:

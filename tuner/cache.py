@@ -27,8 +27,9 @@ from .device import FlashgenError
 #: Scratch folders older than this belong to a process that was killed.
 STALE_SCRATCH_SECONDS = 24 * 3600
 SCRATCH_PREFIX = ".scratch-"
-#: What the disk, not the compiler, is to blame for.
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
+#: What only a disk raises, and what a folder that is not ours raises too.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+FOLDER_ERRORS = DISK_ERRORS | {errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[
         folder.mkdir(parents=True, exist_ok=True)
     with _scratch() as scratch:
         built = scratch / f"kernel{suffix}"
-        metadata = dict(produce(built))
+        with disk_errors(cache_folder(), DISK_ERRORS):
+            metadata = dict(produce(built))
         with disk_errors(cache_folder()):
             text = json.dumps({"sha256": _sha256(built), "metadata": metadata}, indent=1)
             # One rename each, the record last: a reader sees the old entry, none, or the whole new one.
@@ -101,12 +103,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path, blamed: frozenset[int] = FOLDER_ERRORS) -> Iterator[None]:
     """Turns an OSError that the disk or its permissions caused into a FlashgenError with the way out."""
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if error.errno not in blamed:
             raise
         raise cache_unwritable(folder, error.strerror or str(error)) from error
 

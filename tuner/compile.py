@@ -85,20 +85,23 @@ def run_compiler(command: Sequence[str], scratch: Path, *, timeout_s: float = CO
 
     Raises:
         BuildError: it refused, crashed or ran out of time.
-        FlashgenError: its disk is full.
+        FlashgenError: its disk is full, or it is no program that can be run.
     """
     environment = {**os.environ, "TMPDIR": str(scratch)}
     # A session of its own: Ctrl-C in the terminal does not reach it, and the whole group can be killed.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
+    except (FileNotFoundError, PermissionError) as error:
+        raise FlashgenError(f"the compiler {command[0]} cannot be run: {error.strerror}") from error
     with contextlib.suppress(OSError, AttributeError):
         # The worker that times kernels comes first.
         os.setpriority(os.PRIO_PROCESS, process.pid, COMPILER_NICENESS)
