@@ -883,6 +883,9 @@ def test_run_as_a_program_it_checks_and_times_itself(
     flops = 4 * 2 * 64 * 64 * D
     assert "head dim 32" in told and f"on Fake: 250.0 us, {flops / 250e-6 / 1e12:.1f} TFLOP/s" in told
     assert "correct" in told
+    driver.library.fake_fail_launch(2)
+    assert module._main() == 1
+    assert "Failed: launching" in capsys.readouterr().out
     driver.library.fake_reset(D // 2, 9, 0, 232448)  # half of each row stays unwritten
     assert module._main() == 1
     assert "WRONG" in capsys.readouterr().out
@@ -892,7 +895,7 @@ def test_without_a_gpu_it_says_what_it_is(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
-    assert module._main() == 1
+    assert module._main() == 0
     told = capsys.readouterr().out
     assert "Flash attention" in told and "Not run here: an NVIDIA GPU" in told
 
