@@ -13,7 +13,6 @@ import pytest
 from fakes import FakeDevice, Fault, fake_build
 from flashgen.gen.problem import Problem
 from flashgen.tuner.device import FlashgenError, LaunchError
-from flashgen.tuner.measure import retimed, summarize
 from flashgen.tuner.outcome import Status
 from flashgen.tuner.validate import WrongResult
 from flashgen.tuner.worker import Died, TimedOut, Worker
@@ -275,13 +274,3 @@ def test_errors_survive_the_pipe_by_type():
 
     assert isinstance(_portable(TimedOut("late")), TimedOut)
     assert str(_portable(ValueError("odd"))) == "ValueError: odd"
-
-
-def test_retimed_keeps_all_but_the_times():
-    from flashgen.tuner.device import Timing
-
-    build = fake_build()
-    first = summarize(Timing((10.0, 12.0)), build, PROBLEM, occupancy=0.5, error=1e-7, predicted=False)
-    second = retimed(first, PROBLEM, Timing((20.0, 22.0, 24.0), busy="too hot"))
-    assert (second.median_us, second.error, second.registers, second.busy) == (22.0, 1e-7, 100, "too hot")
-    assert second.tflops == pytest.approx(first.tflops / 2)

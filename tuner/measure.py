@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ..gen.problem import Problem
@@ -40,17 +38,5 @@ def summarize(
         occupancy=occupancy,
         error=error,
         predicted=predicted,
-        busy=timing.busy,
-    )
-
-
-def retimed(measurement: Measurement, problem: Problem, timing: Timing) -> Measurement:
-    """The same kernel's figures with other times: those of an interleaved round."""
-    return replace(
-        measurement,
-        times_us=timing.times_us,
-        median_us=median(timing.times_us),
-        spread=spread(timing.times_us),
-        tflops=tflops(problem, median(timing.times_us)),
         busy=timing.busy,
     )
