@@ -34,8 +34,8 @@ from .toolchain import HostCompiler, find_host_compiler
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).with_name("emulation")
-#: What marks memory that nobody wrote: a signalling NaN, which no arithmetic yields. Another one than what fills
-#: shared memory (``kUninitialized``), so that a kernel may copy that.
+#: What marks memory that nobody wrote: a signalling NaN, which no arithmetic yields. Another one than what
+#: fills shared memory (``kUninitialized``), so that a kernel may copy that.
 UNWRITTEN = 0x7FA5A5A5
 #: Bytes watched on either side of each array; CUDA aligns allocations to 256 bytes.
 GUARD_BYTES = 4096

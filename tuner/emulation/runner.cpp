@@ -57,6 +57,9 @@ void write_array(Array& array, FILE* file) {
   fwrite(array.memory, sizeof(float), array.words, file);
 }
 
+const char* begin_of(const Array& array) { return reinterpret_cast<const char*>(array.memory); }
+const char* end_of(const Array& array) { return begin_of(array) + array.words * sizeof(float); }
+
 // "global memory, 12 bytes past the end of k".
 void describe(const char* address, char* text, size_t bytes) {
   const char* shared = reinterpret_cast<const char*>(shared_bytes);
@@ -69,14 +72,13 @@ void describe(const char* address, char* text, size_t bytes) {
   long long nearest_distance = 0;
   for (const Array& array : arrays) {
     if (!array.words) continue;
-    const char* begin = reinterpret_cast<const char*>(array.memory);
-    const char* end = begin + array.words * sizeof(float);
-    const long long distance = address < begin ? address - begin : address >= end ? address - end + 1 : 0;
+    const char *begin = begin_of(array), *end = end_of(array);
+    const long long distance = address < begin ? address - begin : address >= end ? address - end : 0;
     if (!nearest || llabs(distance) < llabs(nearest_distance)) nearest = &array, nearest_distance = distance;
   }
   if (!nearest) {
     snprintf(text, bytes, "address %p", (const void*)address);
-  } else if (nearest_distance == 0) {
+  } else if (address >= begin_of(*nearest) && address < end_of(*nearest)) {
     snprintf(text, bytes, "global memory, between the rows of %s", nearest->name);
   } else {
     snprintf(text, bytes, "global memory, %lld bytes %s %s", llabs(nearest_distance),

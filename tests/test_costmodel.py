@@ -1,0 +1,212 @@
+"""The cost model: what must make a kernel slower does, and every legal variant gets a time."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from flashgen.gen.banks import wavefronts
+from flashgen.gen.families import FAMILIES
+from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.simt import Simt
+from flashgen.gen.limits import PRESETS, preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.space import enumerate_space
+from flashgen.gen.work import Counts, Walk, Work, walk_tiles
+from flashgen.tuner.costmodel import COEFFICIENTS, Prediction, dram_bytes, predict, predict_work
+
+H200 = preset("h200")
+LONG = Problem(batch=8, seqlen_q=4096, seqlen_k=4096)
+#: Its tensors move through device memory in no time.
+SMALL = Problem(batch=1, num_q_heads=1, num_kv_heads=1, seqlen_q=128, seqlen_k=128)
+PIPES = ("ffma", "alu", "exp", "accesses", "wavefronts", "delivered", "l2_bytes")
+
+
+def work_of(counts: Counts, blocks: int = 132 * 4 * 8, warps: int = 4) -> Work:
+    """Blocks of one head that each do ``counts``."""
+    return Work(counts, Counts(), Counts(), (Walk(blocks, 1, warps),), heads=1, warps=warps)
+
+
+def time_of(counts: Counts, *, blocks: int = 132 * 4 * 8, resident: int = 4) -> float:
+    return predict_work(work_of(counts, blocks), SMALL, H200, resident).median_us
+
+
+BUSY = Counts(
+    ffma=60000, alu=6000, exp=3000, accesses=12000, wavefronts=14000, delivered=14000, l2_bytes=3e5
+) + Counts(shared_waits=100, global_waits=4, barriers=20)
+
+
+@pytest.mark.parametrize("name", [*PIPES, "shuffles", "shared_waits", "global_waits", "barriers"])
+def test_more_of_anything_never_helps(name):
+    more = replace(BUSY, **{name: 3 * getattr(BUSY, name) + 5000})
+    assert time_of(more) > time_of(BUSY)
+
+
+@pytest.mark.parametrize(
+    ("name", "limiter"),
+    [
+        ("ffma", "arithmetic"),
+        ("alu", "integer arithmetic"),
+        ("exp", "exponentials"),
+        ("wavefronts", "shared memory"),
+        ("delivered", "shared memory"),
+        ("l2_bytes", "L2"),
+        ("shared_waits", "latency"),
+    ],
+)
+def test_the_limiter_is_what_there_is_most_of(name, limiter):
+    counts = replace(BUSY, **{name: 100 * getattr(BUSY, name)})
+    prediction = predict_work(work_of(counts), SMALL, H200, 2)
+    assert prediction.limiter == limiter
+    assert max(prediction.parts_us, key=lambda part: prediction.parts_us[part]) == limiter
+
+
+def test_a_partial_wave_costs_almost_a_whole_one():
+    """One block more than fills the card costs far more than its share; filling that wave up costs little."""
+    full = time_of(BUSY, blocks=132 * 4)
+    one_more = time_of(BUSY, blocks=132 * 4 + 1)
+    two_waves = time_of(BUSY, blocks=132 * 8)
+    assert one_more > full + 0.2 * (two_waves - full)
+    assert two_waves == pytest.approx(2 * full, rel=0.05)
+    steps_up = [time_of(BUSY, blocks=b) for b in range(132, 132 * 9, 132)]
+    assert steps_up == sorted(steps_up)
+
+
+def test_more_resident_blocks_hide_waits():
+    waiting = replace(BUSY, shared_waits=5000.0)
+    times = [time_of(waiting, resident=resident) for resident in (1, 2, 4, 8)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 2 * times[-1]
+
+
+def test_time_grows_with_the_problem():
+    variant = sample("h200", LONG, 1)[0]
+    times = [
+        predict(variant, replace(LONG, seqlen_k=n), H200).median_us for n in (512, 1024, 2048, 4096, 8192)
+    ]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(2 * times[-2], rel=0.05)
+    batches = [predict(variant, replace(LONG, batch=b), H200).median_us for b in (1, 2, 4, 8)]
+    assert batches == sorted(batches)
+
+
+def test_causal_work_is_about_half_on_long_sequences():
+    variant = sample("h200", LONG, 1)[0]
+    full = predict(variant, LONG, H200).median_us
+    causal = predict(variant, replace(LONG, causal=True), H200).median_us
+    assert 0.5 < causal / full < 0.62
+
+
+def test_a_faster_card_is_faster():
+    variant = sample("gtx-1080", LONG, 1)[0]
+    slow = predict(variant, LONG, preset("gtx-1060")).median_us
+    fast = predict(variant, LONG, preset("gtx-1080")).median_us
+    assert slow > 1.6 * fast
+
+
+def test_no_prediction_beats_the_card():
+    for card in ("gtx-1080", "v100", "h200"):
+        limits = preset(card)
+        for variant in sample(card, LONG, 10):
+            tflops = LONG.flops / predict(variant, LONG, limits).median_us * 1e-6
+            assert 0.1 * limits.fp32_tflops < tflops < COEFFICIENTS.ffma_efficiency * limits.fp32_tflops
+
+
+def sample(card: str, problem: Problem, count: int, **held) -> list[Simt]:
+    held = {"threads_per_block": 128, **held}
+    space = enumerate_space(Simt, problem, preset(card), held)
+    return random.Random(0).sample(space.legal, min(count, len(space.legal)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("card", PRESETS)
+def test_every_legal_variant_has_a_time(card):
+    limits = preset(card)
+    for problem in (
+        Problem(batch=2, head_dim=64),
+        Problem(batch=1, num_q_heads=6, num_kv_heads=2, seqlen_q=197, seqlen_k=511, head_dim=40, causal=True),
+        Problem(seqlen_q=300, seqlen_k=100, causal=True, head_dim=96),
+    ):
+        for family in FAMILIES.values():
+            held = {"threads_per_block": 128, "br": 64} if family is Simt else {"vec": 1}
+            space = enumerate_space(family, problem, limits, held)
+            for variant in random.Random(1).sample(space.legal, min(20, len(space.legal))):
+                prediction = predict(variant, problem, limits)
+                assert isinstance(prediction, Prediction)
+                assert 0 < prediction.median_us < math.inf
+                assert all(0 <= part < math.inf for part in prediction.parts_us.values())
+                assert prediction == predict(variant, problem, limits)
+
+
+def test_the_ladder_goes_up():
+    """Every step that mends a bottleneck of the H200 is predicted to be no slower than the one before."""
+    problem = Problem(batch=500, num_q_heads=1, num_kv_heads=1, seqlen_q=2048, seqlen_k=2048)
+    times = [predict(variant, problem, H200).median_us for variant in steps(64).values()]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 10 * times[-1]
+
+
+def test_bank_conflicts_show():
+    """Q and S by row, elements a power of two apart, against the transposed tiles that mend it."""
+    variants = steps(64)
+    problem = Problem(batch=500, num_q_heads=1, num_kv_heads=1, seqlen_q=2048, seqlen_k=2048)
+    conflicted, mended = (predict(variants[name], problem, H200) for name in ("4.2.8", "4.2.9"))
+    assert conflicted.limiter == "shared memory"
+    assert conflicted.parts_us["shared memory"] > 3 * mended.parts_us["shared memory"]
+    assert wavefronts([64 * lane for lane in range(32)], 1) == 32
+
+
+# -- the counts -----------------------------------------------------------------------------------------
+
+
+def tiles_of(problem: Problem, br: int, bc: int) -> int:
+    """(query tile, key tile) pairs in which some row sees some key, by brute force."""
+    pairs = set()
+    for row in range(problem.seqlen_q):
+        keys = problem.seqlen_k
+        if problem.causal:
+            keys = min(keys, row + 1 + problem.seqlen_k - problem.seqlen_q)
+        pairs |= {(row // br, key // bc) for key in range(max(0, keys))}
+    return len(pairs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("nq", "nk"), [(100, 100), (37, 150), (150, 37), (128, 128), (1, 300), (300, 1)])
+def test_walks_count_the_tiles_that_are_seen(causal, nq, nk):
+    problem = Problem(seqlen_q=nq, seqlen_k=nk, causal=causal)
+    walks = walk_tiles(problem, 32, 16, 4, skips=True)
+    assert sum(w.blocks for w in walks) == -(-nq // 32)
+    assert sum(w.blocks * w.tiles for w in walks) == tiles_of(problem, 32, 16)
+    assert sum(w.blocks * w.warp_tiles for w in walks) == tiles_of(problem, 8, 16)
+
+
+@pytest.mark.parametrize("name", ["simt", "ladder"])
+def test_the_ffmas_are_those_of_the_problem(name):
+    """On lengths that tiles divide, 4·N·M·d operations, two per FFMA and lane."""
+    problem = Problem(batch=2, num_q_heads=3, num_kv_heads=3, seqlen_q=960, seqlen_k=960, head_dim=64)
+    if name == "ladder":
+        variants = list(steps(64).values())[:1]
+    else:
+        variants = [v for v in sample("h200", problem, 50, br=64) if 960 % v.bc == 0]
+    assert variants
+    for variant in variants:
+        work = variant.work(problem, H200)
+        assert work.blocks * work.mean.ffma * 32 * 2 == problem.flops
+
+
+def test_device_memory_is_read_once_while_l2_holds_the_keys():
+    variant = sample("h200", LONG, 1)[0]
+    work = variant.work(LONG, H200)
+    assert dram_bytes(work, LONG, H200, 2) == LONG.min_bytes
+    small = replace(H200, l2_bytes=2**18)
+    assert dram_bytes(work, LONG, small, 2) > 2 * LONG.min_bytes
+
+
+def test_interleaved_heads_need_more_of_l2():
+    causal = replace(LONG, causal=True)
+    variant = sample("h200", causal, 1, block_order="by_head")[0]
+    limits = replace(H200, l2_bytes=2**23)
+    by_head = dram_bytes(variant.work(causal, limits), causal, limits, 2)
+    interleaved = replace(variant, block_order="heaviest_first")
+    assert dram_bytes(interleaved.work(causal, limits), causal, limits, 2) > by_head
