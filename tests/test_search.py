@@ -183,7 +183,7 @@ def test_seeds_come_first():
 
 
 def test_prior_guides_where_the_space_is_large(monkeypatch):
-    monkeypatch.setattr("flashgen.tuner.search.PRIOR_BUDGET", 200)
+    monkeypatch.setattr("flashgen.tuner.search.PRIOR_WHOLE", 1000)
     catalogue = build_catalogue(LADDER, PROBLEM, CARD)
     asked = []
 

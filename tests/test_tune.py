@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import optuna
 import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.kernel import Kernel
@@ -30,6 +31,7 @@ from flashgen.tuner.outcome import Measurement, Outcome, Status
 from flashgen.tuner.study import open_storage
 from flashgen.tuner.tune import FinalsStarted, SpaceReady, TrialDone, TuneOptions, tune
 from optuna.study import get_all_study_names, load_study
+from sqlalchemy.exc import OperationalError
 
 LADDER = FAMILIES["ladder"]
 PROBLEM = Problem(head_dim=40)
@@ -246,6 +248,24 @@ def test_a_full_disk_loses_no_finished_trial(options):
     with pytest.raises(FlashgenError, match="No space left"):
         run(replace(options, device=device))
     assert run(options).trials_earlier > 0
+
+
+def test_a_disk_that_fills_under_the_trials_loses_no_finished_one(options, monkeypatch):
+    evaluator = StandInEvaluator()
+
+    def fill() -> None:
+        if len(evaluator.evaluated) == 8:
+            monkeypatch.setattr(optuna.study.Study, "tell", full)
+
+    def full(*_, **__):
+        raise OperationalError("COMMIT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    evaluator.on_evaluate = fill
+    with monkeypatch.context(), pytest.raises(FlashgenError, match=r"database or disk is full.*it resumes"):
+        run(options, evaluator)
+    monkeypatch.undo()
+    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    assert run(options).trials_earlier == 8
 
 
 def test_a_winner_that_cannot_be_written_is_kept_in_the_study(options, monkeypatch):

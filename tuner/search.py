@@ -30,13 +30,13 @@ from .study import OUTCOME, OWNER, distributions, outcome_to_dict, outcomes, own
 #: Spaces up to this size are swept whole unless the budget is smaller still.
 SWEEP_MAX = 300
 #: Finished trials before the model of them is asked.
-STARTUP_TRIALS = 16
+STARTUP_TRIALS = 24
 #: Of the model-guided proposals, every this many-th is a neighbour of the best instead.
 NEIGHBOUR_EVERY = 3
 #: Random variants among which the prior picks one, where there is a prior.
-TOURNAMENT = 8
-#: Variants the prior may be asked about to find its favourite.
-PRIOR_BUDGET = 1200
+TOURNAMENT = 16
+#: Spaces up to this size are ranked whole by the prior; of larger ones a sample, and what a descent meets.
+PRIOR_WHOLE, PRIOR_SAMPLE, PRIOR_BUDGET = 10_000, 400, 1200
 
 
 class Origin(StrEnum):
@@ -257,8 +257,8 @@ def predicted_fastest(catalogue: Catalogue, prior: Prior, rng: random.Random) ->
             costs[row] = prior(catalogue.variant(row))
         return costs[row]
 
-    whole = catalogue.num_unseen <= PRIOR_BUDGET
-    best = min(catalogue.sample(PRIOR_BUDGET if whole else PRIOR_BUDGET // 3, rng), key=cost)
+    whole = catalogue.num_unseen <= PRIOR_WHOLE
+    best = min(catalogue.sample(PRIOR_WHOLE if whole else PRIOR_SAMPLE, rng), key=cost)
     while len(costs) < PRIOR_BUDGET and not whole:
         around = catalogue.neighbours(best).tolist()
         nearest = min(around, key=cost, default=best)

@@ -49,20 +49,34 @@ LOCK_SECONDS = 30
 
 @contextlib.contextmanager
 def storage_errors(where: str) -> Iterator[None]:
-    """Turns what a storage raises into one message with the way out."""
+    """Turns what a storage raises while it is used into one message with the way out."""
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, OSError) as error:
-        why = str(getattr(error, "orig", None) or error.__cause__ or error).splitlines()[0]
-        raise FlashgenError(
-            f"the trials cannot be kept in {where}: {why}; free some space or make it writable and "
-            "repeat the command (it resumes), or name another place with --storage"
-        ) from error
+    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError) as error:
+        raise _unusable(where, str(getattr(error, "orig", None) or error.__cause__ or error)) from error
+
+
+@contextlib.contextmanager
+def _opening_errors(where: str) -> Iterator[None]:
+    """The same while it is opened, which may fail in more ways."""
+    try:
+        with storage_errors(where):
+            yield
+    except OSError as error:
+        raise _unusable(where, str(error)) from error
     except (ImportError, ValueError, optuna.exceptions.OptunaError) as error:
         raise FlashgenError(
             f"cannot open the storage {where}: {error}; pass --storage a file name (trials.sqlite3, "
             "trials.journal) or a database URL whose driver is installed"
         ) from error
+
+
+def _unusable(where: str, why: str) -> FlashgenError:
+    first_line = why.strip().splitlines()[0] if why.strip() else "unknown error"
+    return FlashgenError(
+        f"the trials cannot be kept in {where}: {first_line}; free some space or make it writable and "
+        "repeat the command (it resumes), or name another place with --storage"
+    )
 
 
 def default_storage(out: Path) -> str:
@@ -76,7 +90,7 @@ def open_storage(where: str) -> BaseStorage:
         FlashgenError: it cannot be opened or written.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with storage_errors(where), warnings.catch_warnings():
+    with _opening_errors(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if where.endswith((".journal", ".log")):
             Path(where).parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +147,7 @@ def open_study(storage: BaseStorage, where: str, name: str, about: Mapping[str, 
 
     Trials that a killed run left RUNNING become FAIL, so that their variants are tried again.
     """
-    with storage_errors(where):
+    with _opening_errors(where):
         study = optuna.create_study(
             storage=storage, study_name=name, direction="minimize", load_if_exists=True
         )
