@@ -126,7 +126,7 @@ class Simt(Variant):
         tiles = {
             "q": make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group, written_once=True),
             "k": make_layout(self.k_layout, self.bc, head_dim, self.vec, self.col_group),
-            "v": make_layout(self.v_layout, self.bc, padded_dim, self.o_vec(head_dim), 1),
+            "v": make_layout(self.v_layout, self.bc, padded_dim, self.vec, 1),
             "p": make_p_layout(
                 self.p_layout,
                 self.rows_per_warp,
@@ -245,7 +245,7 @@ class Simt(Variant):
     @rule("layout", after="v_layout")
     def _v_swizzles(self, problem: Problem, limits: DeviceLimits) -> str | None:
         d = problem.head_dim
-        return _unswizzlable("v", self.v_layout, self.padded_dim(d), self.o_vec(d))
+        return _unswizzlable("v", self.v_layout, self.padded_dim(d), self.vec)
 
     @rule("registers", after="v_layout")
     def _output_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
