@@ -101,6 +101,12 @@ class Work:
         return self.once + self.per_tile * tiles + computed
 
     @property
+    def is_even(self) -> bool:
+        """Whether all blocks bring in about as many tiles, as without a causal mask."""
+        tiles = [walk.tiles for walk in self.walks]
+        return max(tiles) <= min(tiles) + 1
+
+    @property
     def heaviest(self) -> Walk:
         return max(self.walks, key=lambda walk: (walk.warp_tiles, walk.tiles))
 

@@ -58,7 +58,8 @@ def test_more_of_anything_never_helps(name):
 )
 def test_the_limiter_is_what_there_is_most_of(name, limiter):
     counts = replace(BUSY, **{name: 100 * getattr(BUSY, name)})
-    prediction = predict_work(work_of(counts), SMALL, H200, 2)
+    # On a card with fewer FMA lanes than its schedulers can feed.
+    prediction = predict_work(work_of(counts), SMALL, preset("a100"), 2)
     assert prediction.limiter == limiter
     assert max(prediction.parts_us, key=lambda part: prediction.parts_us[part]) == limiter
 
@@ -79,6 +80,20 @@ def test_more_resident_blocks_hide_waits():
     times = [time_of(waiting, resident=resident) for resident in (1, 2, 4, 8)]
     assert times == sorted(times, reverse=True)
     assert times[0] > 2 * times[-1]
+
+
+def test_a_lone_warp_per_scheduler_leaves_gaps():
+    """The same work of an SM, by four warps or by sixteen."""
+    few = predict_work(work_of(BUSY, warps=4), SMALL, H200, 1).median_us
+    many = predict_work(work_of(BUSY, warps=16), SMALL, H200, 1).median_us
+    assert few > 1.05 * many
+
+
+def test_warps_that_do_not_spread_over_the_schedulers_cost():
+    """Six warps keep four schedulers as long as eight do, for three quarters of the work."""
+    six = predict_work(work_of(BUSY, warps=3), SMALL, H200, 2).parts_us["issue slots"]
+    eight = predict_work(work_of(BUSY * (4 / 3), warps=4), SMALL, H200, 2).parts_us["issue slots"]
+    assert six == pytest.approx(eight, rel=0.05)
 
 
 def test_time_grows_with_the_problem():

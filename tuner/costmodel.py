@@ -30,6 +30,9 @@ class Coefficients:
     #: FFMAs issued over the most the units could take, when nothing else is in the way: operands from one
     #: register bank cost a cycle. An H200 runs 60.9 of 67 TFLOP/s in a bare loop.
     ffma_efficiency: float = 0.90
+    #: Issue slots that a warp lets pass, over those it takes: waits of a cycle or two that no instruction of
+    #: its own fills. The other warps of its scheduler can.
+    issue_gap: float = 0.3
     #: Warp-wide integer and comparison instructions per cycle and SM, from Volta on in units beside FMA.
     alu_per_cycle: float = 2.0
     #: Passes of 128 bytes through the banks of shared memory or L1 per cycle and SM.
@@ -98,12 +101,14 @@ def predict_work(
 ) -> Prediction:
     """The time of counted work with ``resident`` blocks per SM."""
     mean = work.mean
-    pipes = pipe_cycles(mean, limits, coefficients)
     per_sm = work.blocks / limits.num_sms
+    warps = min(resident, ceil(per_sm)) * work.warps
+    pipes = pipe_cycles(mean, warps, limits, coefficients)
     cycles = _makespan(work, limits, resident, coefficients)
     us = 1.0 / limits.clock_mhz
     parts = {name: per_sm * value * us for name, value in pipes.items()}
-    parts["latency"] = ceil(per_sm / resident) * latency_cycles(mean, limits, coefficients) * us
+    alone = latency_cycles(mean, work.warps, limits, coefficients)
+    parts["latency"] = ceil(per_sm / resident) * alone * us
     parts["device memory"] = dram_bytes(work, problem, limits, resident) / (
         1e3 * limits.dram_gbps * coefficients.dram_efficiency
     )
@@ -117,60 +122,72 @@ def predict_work(
     )
 
 
-def pipe_cycles(counts: Counts, limits: DeviceLimits, coefficients: Coefficients) -> dict[str, float]:
-    """Cycles for which a block with these counts occupies each pipe of an SM."""
+def pipe_cycles(
+    counts: Counts, warps: int, limits: DeviceLimits, coefficients: Coefficients
+) -> dict[str, float]:
+    """Cycles for which a block with these counts occupies each pipe of an SM that holds ``warps`` warps.
+
+    A scheduler has arithmetic units of its own, so that the one with the most warps sets the pace.
+    """
     fma = counts.ffma * WARP / limits.fp32_lanes_per_sm / coefficients.ffma_efficiency
     alu = counts.alu / coefficients.alu_per_cycle
     if limits.arch < SEPARATE_ALU_ARCH:
         fma, alu = fma + counts.alu * WARP / limits.fp32_lanes_per_sm, 0.0
     exp_lanes = EXP_LANES_SM_61 if limits.arch == 61 else EXP_LANES
-    schedulers = SCHEDULERS_SM_60 if limits.arch == 60 else SCHEDULERS
+    schedulers = _schedulers(limits)
+    uneven = ceil(warps / schedulers) * schedulers / warps
+    gaps = 1 + coefficients.issue_gap * schedulers / warps
     return {
-        "arithmetic": fma,
-        "integer arithmetic": alu,
-        "exponentials": counts.exp * WARP / exp_lanes,
+        "arithmetic": uneven * fma,
+        "integer arithmetic": uneven * alu,
+        "exponentials": uneven * counts.exp * WARP / exp_lanes,
         "shared memory": max(
             counts.wavefronts / coefficients.wavefronts_per_cycle,
             counts.delivered / coefficients.delivered_per_cycle,
         ),
-        "issue slots": counts.instructions / schedulers,
+        "issue slots": uneven * gaps * counts.instructions / schedulers,
         "L2": counts.l2_bytes / coefficients.l2_bytes_per_cycle,
     }
 
 
-def latency_cycles(counts: Counts, limits: DeviceLimits, coefficients: Coefficients) -> float:
-    """Cycles that a block with these counts takes when it has an SM to itself: its instructions and waits."""
-    schedulers = SCHEDULERS_SM_60 if limits.arch == 60 else SCHEDULERS
+def latency_cycles(counts: Counts, warps: int, limits: DeviceLimits, coefficients: Coefficients) -> float:
+    """Cycles that a block of ``warps`` takes when it has an SM to itself: its instructions and its waits."""
     return (
-        counts.instructions / schedulers
+        counts.instructions / min(_schedulers(limits), warps)
         + counts.shared_waits * coefficients.shared_latency
         + counts.global_waits * coefficients.global_latency
         + counts.barriers * coefficients.barrier_latency
     )
 
 
-def _block_cycles(counts: Counts, limits: DeviceLimits, together: int, coefficients: Coefficients) -> float:
-    """Cycles in which ``together`` such blocks, sharing an SM, all finish."""
-    throughput = _join(list(pipe_cycles(counts, limits, coefficients).values()), coefficients.overlap)
-    latency = latency_cycles(counts, limits, coefficients)
+def _schedulers(limits: DeviceLimits) -> int:
+    return SCHEDULERS_SM_60 if limits.arch == 60 else SCHEDULERS
+
+
+def _block_cycles(
+    counts: Counts, warps: int, limits: DeviceLimits, together: int, coefficients: Coefficients
+) -> float:
+    """Cycles in which ``together`` such blocks of ``warps``, sharing an SM, all finish."""
+    pipes = pipe_cycles(counts, together * warps, limits, coefficients)
+    throughput = _join(list(pipes.values()), coefficients.overlap)
+    latency = latency_cycles(counts, warps, limits, coefficients)
     return _join([together * throughput, latency], coefficients.hiding)
 
 
 def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coefficients) -> float:
     """Cycles from the first block's start to the last one's end."""
-    mean = work.mean
-    heaviest = work.heaviest
-    uneven = heaviest.warp_tiles > 1.05 * sum(w.blocks * w.warp_tiles for w in work.walks[1:]) / max(
-        1, sum(w.blocks for w in work.walks[1:])
-    )
-    if len(work.walks) <= 2 or not uneven:
-        # Equal blocks: whole waves, then one with fewer blocks per SM.
-        waves, rest = divmod(ceil(work.blocks / limits.num_sms), resident)
-        cycles = waves * _block_cycles(mean, limits, resident, coefficients)
-        return cycles + (_block_cycles(mean, limits, rest, coefficients) if rest else 0.0)
-    together = min(resident, ceil(work.blocks / limits.num_sms))
-    even = work.blocks / (limits.num_sms * together) * _block_cycles(mean, limits, together, coefficients)
-    longest = _block_cycles(work.of(heaviest), limits, 1, coefficients)
+
+    def cycles_of(counts: Counts, together: int) -> float:
+        return _block_cycles(counts, work.warps, limits, together, coefficients)
+
+    mean, per_sm = work.mean, ceil(work.blocks / limits.num_sms)
+    if work.is_even:
+        # Whole waves, then one with fewer blocks per SM.
+        waves, rest = divmod(per_sm, resident)
+        return waves * cycles_of(mean, resident) + (cycles_of(mean, rest) if rest else 0.0)
+    together = min(resident, per_sm)
+    even = work.blocks / (limits.num_sms * together) * cycles_of(mean, together)
+    longest = cycles_of(work.of(work.heaviest), 1)
     tail = coefficients.causal_tail_heaviest_first if work.heads_interleaved else coefficients.causal_tail
     return max(even, longest) + tail * longest
 
