@@ -395,7 +395,10 @@ class Simt(Variant):
         return None
 
     def _registers_allowed(self, blocks: int, limits: DeviceLimits) -> int:
-        share = limits.registers_per_sm // (self.threads_per_block * blocks) // 8 * 8
+        """Registers per thread when so many blocks are resident: warps live in one of four partitions, which
+        own a quarter of the registers each."""
+        warps_per_partition = -(-blocks * self.warps // 4)
+        share = limits.registers_per_sm // 4 // (warps_per_partition * WARP) // 8 * 8
         return min(limits.max_registers_per_thread, share)
 
     def read_conflicts(self, head_dim: int) -> dict[str, float]:
