@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -25,8 +26,12 @@ def flashgen(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
 
+    # Before click 8.2 the runner had to be told to keep stderr apart.
+    apart = "mix_stderr" in inspect.signature(CliRunner.__init__).parameters
+    runner = CliRunner(mix_stderr=False) if apart else CliRunner()  # pyright: ignore[reportCallIssue]
+
     def run(*arguments: str, code: int = 0):
-        result = CliRunner().invoke(app, list(arguments))
+        result = runner.invoke(app, list(arguments))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == code, result.output

@@ -79,7 +79,9 @@ class RunView:
                 self._trial(event)
             case FinalsStarted():
                 self._stop()
-                self._print(f"validating the {len(event.finalists)} fastest in full and timing them in turns")
+                measured = [o.measurement for o in event.finalists if o.measurement is not None]
+                timed = "" if any(m.predicted for m in measured) else ", then timing them in turns"
+                self._print(f"validating the {len(event.finalists)} fastest in full{timed}")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -95,8 +97,7 @@ class RunView:
         if self._console.is_terminal:
             self._progress = Progress(
                 SpinnerColumn(),
-                TextColumn(event.family),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[best]}"),
@@ -111,18 +112,18 @@ class RunView:
     def _trial(self, event: TrialDone) -> None:
         improved = event.best is not None and event.best is not self._best
         self._best = event.best
+        live = self._progress is not None
+        if improved or (not live and time.monotonic() - self._last_line > LINE_SECONDS):
+            settings = f" ({changed_settings(self._best.variant)})" if self._best is not None else ""
+            budget = f"/{event.budget}" if event.budget else ""
+            self._print(f"trial {event.number}{budget}: {self._best_text()}{settings}")
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=event.number, best=self._best_text())
-            return
-        overdue = time.monotonic() - self._last_line > LINE_SECONDS
-        if improved or overdue:
-            budget = f"/{event.budget}" if event.budget else ""
-            self._print(f"trial {event.number}{budget}: {self._best_text()}")
 
     def _best_text(self) -> str:
         if self._best is None or self._best.measurement is None:
             return "nothing works yet"
-        return f"best {figures(self._best.measurement)} ({changed_settings(self._best.variant)})"
+        return f"best {figures(self._best.measurement)}"
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()

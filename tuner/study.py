@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import json
 import os
 import re
 import socket
@@ -229,7 +228,3 @@ def outcomes(study: Study, family: type[Variant]) -> list[tuple[FrozenTrial, Out
 
 def study_name(slug: str, problem: Problem, family: type[Variant], mark: str) -> str:
     return f"{slug}/{problem.name}/{family.family}/{mark}"
-
-
-def dumps(data: Any) -> str:
-    return json.dumps(data, indent=2, sort_keys=False) + "\n"
