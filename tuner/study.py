@@ -130,11 +130,14 @@ def _write_ahead(storage: RDBStorage) -> None:
         pass
 
 
-def fingerprint(family: type[Variant], *versions: str) -> str:
-    """Eight hex digits of all that makes two runs' trials comparable: the parameters, the rules' and
-    templates' text, and ``versions`` (compiler, cost model)."""
-    digest = hashlib.sha256(repr([(p.name, p.choices) for p in family.parameters()]).encode())
-    for path in sorted(TEMPLATES.glob("*.cu.jinja")):
+def fingerprint(*versions: str) -> str:
+    """Eight hex digits of all that makes two runs' trials comparable: what generates the kernels, and
+    ``versions`` (compiler, cost model)."""
+    gen = TEMPLATES.parent / "gen"
+    # Counting a kernel's work does not change the kernel; the cost model's version stands for that.
+    generator = [path for path in gen.rglob("*.py") if not path.name.endswith("work.py")]
+    digest = hashlib.sha256()
+    for path in sorted([*generator, *TEMPLATES.glob("*.cu.jinja")]):
         digest.update(path.name.encode() + path.read_bytes())
     for version in versions:
         digest.update(version.encode() + b"\0")

@@ -259,7 +259,7 @@ def _prepare(
     if not len(catalogue):
         raise _nothing_legal(catalogue, options.held)
     slug = library.device_slug(device)
-    mark = fingerprint(family, toolkit, cost_model_version() if device.predicted else "")
+    mark = fingerprint(toolkit, cost_model_version() if device.predicted else "")
     about = {
         "slug": slug,
         "device": device.limits.name,
