@@ -31,7 +31,7 @@ from flashgen.tuner.device import BuildError, FlashgenError
 
 PLAIN = """\
 extern "C" __global__ void attention_f32_d64_kernel(float* x) {
-  constexpr float kInfinity = __builtin_huge_valf();
+  constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
   x[threadIdx.x] = exp2f(x[threadIdx.x] - kInfinity);
 }
 """

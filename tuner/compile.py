@@ -38,8 +38,6 @@ COMPILE_TIMEOUT_S = 120.0
 COMPILER_NICENESS = 10
 #: cuda_pipeline.h, which kernels for sm_80 and later include.
 ASYNC_COPY_ARCH = 80
-#: NVRTC has no built-in of this name; this is the infinity it accepts in a constant expression.
-NVRTC_INFINITY = "--define-macro=__builtin_huge_valf()=(1.0f/0.0f)"
 #: How much of a compiler's output is worth showing.
 MAX_ERROR_LINES = 12
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -187,7 +185,7 @@ class NvrtcToolchain:
     def build(self, kernel: Kernel) -> Build:
         """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
         # NVRTC optimizes by default and knows no -O3.
-        flags = ("-std=c++17", "-ftz=true", f"-arch=sm_{kernel.arch}", NVRTC_INFINITY)
+        flags = ("-std=c++17", "-ftz=true", f"-arch=sm_{kernel.arch}")
         search = tuple(f"--include-path={folder}" for folder in self.includes)
 
         def produce(cubin: Path) -> Mapping[str, Any]:

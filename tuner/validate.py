@@ -6,9 +6,10 @@ card and an emulated one answer the same questions.
 How large an error may be. Per head, ‖o - ref‖ / ‖ref‖ stays within 2e-6, float32's class, as long as no
 score exceeds `PLAIN_SCORE`. A larger score is itself rounded by 2⁻²⁴ of its size (more, the longer the dot
 product), and exp turns that absolute error into a relative error of the weight: the bound grows by
-2⁻²⁴ · (1/2 + √d / 9) for each unit of the largest score beyond `PLAIN_SCORE`, which is about twice the worst
+2⁻²⁴ · (3/2 + √d / 9) for each unit of the largest score beyond `PLAIN_SCORE`. That is about twice the worst
 met in a model of the kernels' arithmetic (sequential FMA, exp2 good to 2 ulp) over d = 1 .. 256, all
-distributions and several scales. Elementwise, |o - ref| <= 6 · bound · max|v| + bound · |ref|: an output
+distributions and several scales, plus one unit for scale · log2 e, which is rounded twice before it meets
+every score alike. Elementwise, |o - ref| <= 6 · bound · max|v| + bound · |ref|: an output
 is an average of v.
 """
 
@@ -132,6 +133,8 @@ def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Gener
     yield Case(1, 8, 2, 2 * br + 3, 4 * bc + 5, "uniform", "bhnd", scale=0.0, want_lse=True)
     yield Case(1, 6, 3, 3 * br - 1, 2 * bc + 7, "falling", "bnhd", scale=-0.5)
     yield Case(5, 6, 6, 49, 49, "normal", "packed")
+    # Long enough for kernels that sum long rows in runs to close two of them.
+    yield Case(1, 2, 1, 5, 2 * 2048 + 2 * bc + 1, "normal", "bnhd", want_lse=True)
     yield Case(2, 3, 3, 197, 197, "uniform", "packed", want_lse=True)
 
 
@@ -190,7 +193,7 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
 def error_bound(dtype: str, head_dim: int, max_score: float) -> float:
     """The largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
     beyond = max(0.0, max_score - PLAIN_SCORE)
-    return ERROR_BOUNDS[dtype] + beyond * UNIT_ROUNDOFF * (0.5 + math.sqrt(head_dim) / 9)
+    return ERROR_BOUNDS[dtype] + beyond * UNIT_ROUNDOFF * (1.5 + math.sqrt(head_dim) / 9)
 
 
 def compare(
