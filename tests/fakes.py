@@ -162,6 +162,8 @@ class FakeDevice:
     def open(self) -> FakeRunner:
         if self.opens == "bug":
             raise ZeroDivisionError("a mistake of ours")
+        if self.opens == "abort":
+            os.abort()
         if self.opens:
             raise FlashgenError(self.opens)
         return FakeRunner()

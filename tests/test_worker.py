@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,40 @@ def test_device_that_cannot_be_opened_says_so():
                 worker.evaluate(fake_build(), PROBLEM)
     with Worker(FakeDevice(opens="bug")) as worker, pytest.raises(RuntimeError, match="could not start"):
         worker.evaluate(fake_build(), PROBLEM)
+
+
+def test_death_while_the_device_opens_is_no_builds_fault():
+    with Worker(FakeDevice(opens="abort")) as worker:
+        with pytest.raises(
+            FlashgenError, match=r"cannot be used.*SIGABRT while it was to open the device"
+        ) as raised:
+            worker.evaluate(fake_build(), PROBLEM)
+        assert not isinstance(raised.value, Died)
+
+
+def test_build_that_cannot_be_unpickled_is_no_builds_fault(worker):
+    class Local(type(fake_build().kernel.variant)):
+        """Known to this process alone."""
+
+    Local.__module__, Local.__qualname__ = "__main__", "Local"
+    main = sys.modules["__main__"]
+    main.Local = Local  # type: ignore[attr-defined]
+    try:
+        build = fake_build()
+        build = replace(build, kernel=replace(build.kernel, variant=Local(br=16, bc=16)))
+        with pytest.raises(FlashgenError, match="Can't get attribute 'Local'") as raised:
+            worker.evaluate(build, PROBLEM)
+        assert not isinstance(raised.value, Died)
+    finally:
+        del main.Local  # type: ignore[attr-defined]
+    assert worker.evaluate(fake_build(), PROBLEM).status is Status.OK
+
+
+def test_large_messages_pass_whole(worker):
+    """Far beyond what a pipe buffers."""
+    build = fake_build()
+    build = replace(build, kernel=replace(build.kernel, source="// " + "x" * 2**24))
+    assert len(worker.measure_interleaved([build] * 4, PROBLEM, rounds=1)) == 4
 
 
 def test_full_validation_raises_what_is_wrong(worker):

@@ -8,7 +8,6 @@ parent to handle; what it prints goes to a file that is quoted when it dies.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -43,6 +42,8 @@ DEADLINE_S = 60.0
 #: What the sample of the real problem may cost an emulated card in the quick and in the full validation.
 EMULATED_SAMPLE_FLOPS: dict[Depth, float] = {"quick": 2e7, "full": 4e8}
 FINAL_ROUNDS = 25
+#: A process that was asked, or forced, to end has this long.
+GRACE_S = 2.0
 LAST_WORDS_BYTES = 2000
 #: The reference's matrices are small, and compilers hold the other cores: threads that wait for one another
 #: there take twenty times as long as one alone.
@@ -88,16 +89,10 @@ class _Interleave:
     rounds: int
 
 
-@dataclass(frozen=True)
-class _Occupancy:
-    build: Build
+_Request = _Evaluate | _Validate | _Interleave
 
-
-_Request = _Evaluate | _Validate | _Interleave | _Occupancy
-
-
-#: What a process is to do until it says that it has begun, and the phases whose wall time is recorded.
-IDLE = "take a request"
+#: What a process is to do before it says what it has begun with, and the phases whose wall time is recorded.
+OPENING, IDLE = "open the device", "take a request"
 PHASES = ("validate", "measure")
 
 
@@ -129,7 +124,7 @@ class _Process:
     pipe: Connection
     lifeline: int
     printed: Any
-    phase: str = "open the device"
+    phase: str = OPENING
 
 
 class Worker:
@@ -186,6 +181,12 @@ class Worker:
         self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS
     ) -> list[Timing]:
         """The builds' times, taken in turns. Raises LaunchError, TimedOut or Died."""
+        return [timing for timing, _ in self._interleave(builds, problem, rounds)]
+
+    def _interleave(
+        self, builds: Sequence[Build], problem: Problem, rounds: int
+    ) -> list[tuple[Timing, float]]:
+        """The times and the occupancy of each."""
         deadline_s = self.deadline_s * (2 + len(builds))
         return self._ask(_Interleave(tuple(builds), problem, rounds), deadline_s=deadline_s)
 
@@ -203,7 +204,7 @@ class Worker:
         passed = list(errors)
         while passed:
             try:
-                timings = self.measure_interleaved([builds[i] for i in passed], problem, rounds)
+                found = self._interleave([builds[i] for i in passed], problem, rounds)
             except FlashgenError as failure:
                 if len(passed) == 1:
                     outcomes[passed[0]] = self._failed(builds[passed[0]], failure)
@@ -214,8 +215,7 @@ class Worker:
                     raise
                 passed = alone
                 continue
-            for i, timing in zip(passed, timings, strict=True):
-                occupancy = self._ask(_Occupancy(builds[i]))
+            for i, (timing, occupancy) in zip(passed, found, strict=True):
                 outcomes[i] = self._measured(builds[i], problem, timing, errors[i], occupancy)
             break
         return [outcomes[i] for i in range(len(builds))]
@@ -236,12 +236,14 @@ class Worker:
         # Closing both pipes asks it to go; a kernel that hangs needs more than asking.
         process.pipe.close()
         os.close(process.lifeline)
+        process.printed.close()
         try:
-            process.popen.wait(timeout=2)
+            process.popen.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
             process.popen.kill()
-            process.popen.wait()
-        process.printed.close()
+            # One that is stuck in the driver does not die even so; nobody waits for it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(timeout=GRACE_S)
 
     def __enter__(self) -> Worker:
         return self
@@ -303,7 +305,10 @@ class Worker:
             answer = self._exchange(request, deadline_s or self.deadline_s)
         except _DiedIdle:
             # It had not begun with this request: what killed it is not this build.
-            answer = self._exchange(request, deadline_s or self.deadline_s)
+            try:
+                answer = self._exchange(request, deadline_s or self.deadline_s)
+            except _DiedIdle as again:
+                raise FlashgenError(str(again)) from None
         if not answer.usable:
             self._discard()
         if answer.error is not None:
@@ -316,38 +321,16 @@ class Worker:
         process = self._process or self._start()
         process.phase = IDLE
         self._seconds = {}
-        try:
-            process.pipe.send(request)
-        except OSError:
-            raise self._obituary(process) from None
-        return self._await(process, deadline_s)
+        return self._converse(process, request, deadline_s)
 
     def _start(self) -> _Process:
         """Starts the process and waits until it has opened the device. Raises what that raised."""
-        ours, theirs = Pipe()
-        lifeline_theirs, lifeline_ours = os.pipe()
-        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        fds = (theirs.fileno(), lifeline_theirs)
-        # sys.path goes along, so that what this interpreter can import, that one can unpickle.
-        boot = (
-            f"import sys; sys.path[:] = {json.dumps(sys.path)}; "
-            f"from {__name__} import serve; serve({fds[0]}, {fds[1]})"
-        )
-        popen = subprocess.Popen(
-            [sys.executable, "-c", boot],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            pass_fds=fds,
-            # A session of its own: the terminal's Ctrl-C does not reach it.
-            start_new_session=True,
-            env={**os.environ, **ONE_BLAS_THREAD},
-        )
-        theirs.close()
-        os.close(lifeline_theirs)
-        self._process = process = _Process(popen, ours, lifeline_ours, printed)
-        process.pipe.send(self.device)
-        answer = self._await(process, START_DEADLINE_S)
+        process = self._process = self._spawn()
+        try:
+            answer = self._converse(process, self.device, START_DEADLINE_S)
+        except (TimedOut, Died) as failure:
+            # No build is to blame before the first request.
+            raise FlashgenError(f"device {self.device.spec} cannot be used: {failure}") from None
         if answer.error is not None:
             self._discard()
             if isinstance(answer.error, FlashgenError):
@@ -355,9 +338,45 @@ class Worker:
             raise RuntimeError(f"the worker process could not start:\n{answer.trace}") from answer.error
         return process
 
-    def _await(self, process: _Process, deadline_s: float) -> _Answer:
-        """The answer to what was asked. Kills a process that does not give one in time."""
+    @staticmethod
+    def _spawn() -> _Process:
+        """A fresh interpreter in `serve`."""
+        ours, theirs = Pipe()
+        lifeline_theirs, lifeline_ours = os.pipe()
+        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        fds = (theirs.fileno(), lifeline_theirs)
+        # sys.path goes along, so that what this interpreter can import, that one can unpickle.
+        boot = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({fds[0]}, {fds[1]})"
+        )
         try:
+            popen = subprocess.Popen(
+                [sys.executable, "-c", boot],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                pass_fds=fds,
+                # A session of its own: the terminal's Ctrl-C does not reach it.
+                start_new_session=True,
+                env={**os.environ, **ONE_BLAS_THREAD},
+            )
+        except BaseException:
+            ours.close()
+            os.close(lifeline_ours)
+            printed.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_theirs)
+        return _Process(popen, ours, lifeline_ours, printed)
+
+    def _converse(self, process: _Process, message: Any, deadline_s: float) -> _Answer:
+        """Sends what is asked and awaits the answer. Kills a process that does not give one in time."""
+        try:
+            try:
+                process.pipe.send(message)
+            except OSError:
+                raise self._obituary(process) from None
             return self._listen(process, deadline_s)
         except FlashgenError:
             raise
@@ -481,9 +500,8 @@ def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: _Reque
             return run_suite(build, problem, seed, "full")
         case _Interleave(builds, problem, rounds):
             pipe.send(_Phase("measure"))
-            return runner.measure_interleaved(list(builds), problem, rounds=rounds)
-        case _Occupancy(build):
-            return runner.occupancy(build)
+            timings = runner.measure_interleaved(list(builds), problem, rounds=rounds)
+            return [(timing, runner.occupancy(build)) for timing, build in zip(timings, builds, strict=True)]
 
 
 def _portable(error: BaseException) -> BaseException:
