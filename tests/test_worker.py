@@ -305,7 +305,7 @@ def test_worker_starts_from_a_script_on_standard_input():
 
 
 def test_errors_survive_the_pipe_by_type():
-    from flashgen.tuner.worker import _portable
+    from flashgen.tuner.serving import _portable
 
     assert isinstance(_portable(TimedOut("late")), TimedOut)
     assert str(_portable(ValueError("odd"))) == "ValueError: odd"

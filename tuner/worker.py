@@ -1,8 +1,8 @@
-"""The process that runs kernels, and its handle: what kills it does not kill the tuning run.
+"""The handle of the process that runs kernels: what kills it does not kill the tuning run.
 
-The process is a fresh interpreter that talks over a pipe, not a fork: it shares no CUDA state and none of
-its parent's imports. It ends when its parent does, whatever it is doing; it ignores Ctrl-C, which is for the
-parent to handle; what it prints goes to a file that is quoted when it dies.
+The process, `serving.serve`, is a fresh interpreter that talks over a pipe, not a fork: it shares no CUDA
+state and none of its parent's imports, and the parent's main module need not be importable. What it prints
+goes to a file that is quoted when it dies.
 """
 
 from __future__ import annotations
@@ -13,34 +13,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from ..gen.problem import Problem
-from .device import (
-    Build,
-    CorruptedMemory,
-    Device,
-    FlashgenError,
-    LaunchError,
-    Runner,
-    Timing,
-)
+from .device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Timing
 from .measure import summarize
 from .outcome import Measurement, Outcome, Status
-from .validate import Depth, WrongResult, validate
+from .serving import PHASES, Answer, Evaluate, Interleave, Request, Validate, serve
+from .validate import WrongResult
 
 #: Until the process has imported numpy and opened the device.
 START_DEADLINE_S = 120.0
 #: Until it has answered one request about one build.
 DEADLINE_S = 60.0
-#: What the sample of the real problem may cost an emulated card in the quick and in the full validation.
-EMULATED_SAMPLE_FLOPS: dict[Depth, float] = {"quick": 2e7, "full": 4e8}
 FINAL_ROUNDS = 25
 #: A process that was asked, or forced, to end has this long.
 GRACE_S = 2.0
@@ -49,6 +38,8 @@ LAST_WORDS_BYTES = 2000
 #: there take twenty times as long as one alone.
 ONE_BLAS_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 POLL_S = 0.1
+#: What a process is to do before it says what it has begun with.
+OPENING, IDLE = "open the device", "take a request"
 
 
 class TimedOut(FlashgenError):
@@ -61,59 +52,6 @@ class Died(FlashgenError):
 
 class _DiedIdle(Died):
     """It ended before it began with the request."""
-
-
-# -- messages -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Evaluate:
-    build: Build
-    problem: Problem
-    best_us: float | None
-    budget_ms: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class _Validate:
-    build: Build
-    problem: Problem
-    seed: int
-
-
-@dataclass(frozen=True)
-class _Interleave:
-    builds: tuple[Build, ...]
-    problem: Problem
-    rounds: int
-
-
-_Request = _Evaluate | _Validate | _Interleave
-
-#: What a process is to do before it says what it has begun with, and the phases whose wall time is recorded.
-OPENING, IDLE = "open the device", "take a request"
-PHASES = ("validate", "measure")
-
-
-@dataclass(frozen=True)
-class _Phase:
-    """Sent ahead of the answer: what the process is about to do."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A request's value or its error, and whether the process can go on."""
-
-    value: Any = None
-    error: BaseException | None = None
-    trace: str = ""
-    usable: bool = True
-
-
-# -- the handle -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -162,7 +100,7 @@ class Worker:
             reason = f"{build.spill_bytes} bytes of registers spilled to memory, {max_spill_bytes} allowed"
             return self._outcome(build, Status.SPILLED, reason)
         try:
-            request = _Evaluate(build, problem, best_us, budget_ms, self._next_seed())
+            request = Evaluate(build, problem, best_us, budget_ms, self._next_seed())
             timing, error, occupancy = self._ask(request)
         except FlashgenError as failure:
             return self._failed(build, failure)
@@ -175,7 +113,7 @@ class Worker:
             WrongResult, CorruptedMemory, LaunchError, TimedOut, Died: what is wrong with the build.
         """
         # The suite is long on purpose; no candidate waits behind it.
-        return self._ask(_Validate(build, problem, self._next_seed()), deadline_s=10 * self.deadline_s)
+        return self._ask(Validate(build, problem, self._next_seed()), deadline_s=10 * self.deadline_s)
 
     def measure_interleaved(
         self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS
@@ -188,7 +126,7 @@ class Worker:
     ) -> list[tuple[Timing, float]]:
         """The times and the occupancy of each."""
         deadline_s = self.deadline_s * (2 + len(builds))
-        return self._ask(_Interleave(tuple(builds), problem, rounds), deadline_s=deadline_s)
+        return self._ask(Interleave(tuple(builds), problem, rounds), deadline_s=deadline_s)
 
     def finals(
         self, builds: Sequence[Build], problem: Problem, *, rounds: int = FINAL_ROUNDS
@@ -300,7 +238,7 @@ class Worker:
         self._requests += 1
         return 1_000_003 * self._seed + self._requests
 
-    def _ask(self, request: _Request, *, deadline_s: float | None = None) -> Any:
+    def _ask(self, request: Request, *, deadline_s: float | None = None) -> Any:
         try:
             answer = self._exchange(request, deadline_s or self.deadline_s)
         except _DiedIdle:
@@ -317,7 +255,7 @@ class Worker:
             raise answer.error
         return answer.value
 
-    def _exchange(self, request: _Request, deadline_s: float) -> _Answer:
+    def _exchange(self, request: Request, deadline_s: float) -> Answer:
         process = self._process or self._start()
         process.phase = IDLE
         self._seconds = {}
@@ -346,9 +284,7 @@ class Worker:
         printed = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         fds = (theirs.fileno(), lifeline_theirs)
         # sys.path goes along, so that what this interpreter can import, that one can unpickle.
-        boot = (
-            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({fds[0]}, {fds[1]})"
-        )
+        boot = f"import sys; sys.path[:] = {sys.path!r}; from {serve.__module__} import serve; serve{fds}"
         try:
             popen = subprocess.Popen(
                 [sys.executable, "-c", boot],
@@ -370,7 +306,7 @@ class Worker:
             os.close(lifeline_theirs)
         return _Process(popen, ours, lifeline_ours, printed)
 
-    def _converse(self, process: _Process, message: Any, deadline_s: float) -> _Answer:
+    def _converse(self, process: _Process, message: Any, deadline_s: float) -> Answer:
         """Sends what is asked and awaits the answer. Kills a process that does not give one in time."""
         try:
             try:
@@ -385,7 +321,7 @@ class Worker:
             self._discard()
             raise
 
-    def _listen(self, process: _Process, deadline_s: float) -> _Answer:
+    def _listen(self, process: _Process, deadline_s: float) -> Answer:
         deadline = time.monotonic() + deadline_s
         phase_began = time.monotonic()
         while True:
@@ -394,7 +330,7 @@ class Worker:
                     message = process.pipe.recv()
                     now = time.monotonic()
                     self._seconds[process.phase] = now - phase_began
-                    if isinstance(message, _Answer):
+                    if isinstance(message, Answer):
                         return message
                     process.phase, phase_began = message.name, now
                     continue
@@ -427,87 +363,3 @@ class Worker:
         if self._process is not None:
             self._process.popen.kill()
         self.close()
-
-
-# -- the process's side -----------------------------------------------------------------------------------
-
-
-def serve(pipe_fd: int, lifeline_fd: int) -> None:
-    """Answers requests until the parent is gone. The process's whole life; never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # PR_SET_PDEATHSIG would fire when the thread that started us ends; a pipe ends with the process.
-    threading.Thread(target=_end_with_parent, args=(lifeline_fd,), daemon=True).start()
-    pipe = Connection(pipe_fd)
-    runner: Runner | None = None
-    try:
-        device: Device = pipe.recv()
-        try:
-            runner = device.open()
-        except BaseException as error:
-            pipe.send(_Answer(error=_portable(error), trace=traceback.format_exc(), usable=False))
-            os._exit(0)
-        pipe.send(_Answer())
-        while True:
-            request = pipe.recv()
-            pipe.send(_Phase("begin"))
-            answer = _answer(pipe, runner, device.predicted, request)
-            pipe.send(answer)
-            if not answer.usable:
-                # The device's context is lost: no destructor of ours may touch it.
-                os._exit(0)
-    except (EOFError, OSError):
-        # The parent closed its end.
-        if runner is not None:
-            with contextlib.suppress(Exception):
-                runner.close()
-        os._exit(0)
-
-
-def _end_with_parent(lifeline_fd: int) -> None:
-    """Blocks until the parent's end of the pipe closes, by its will or by its death."""
-    with contextlib.suppress(OSError):
-        os.read(lifeline_fd, 1)
-    # An orderly end is the main thread's; one that hangs in a kernel does not come to it.
-    time.sleep(1)
-    os._exit(0)
-
-
-def _answer(pipe: Connection, runner: Runner, emulated: bool, request: _Request) -> _Answer:
-    try:
-        return _Answer(_carry_out(pipe, runner, emulated, request))
-    except LaunchError as error:
-        # A runner that cannot tell whether it survived has not.
-        return _Answer(error=_portable(error), usable=getattr(runner, "alive", False))
-    except FlashgenError as error:
-        return _Answer(error=_portable(error))
-    except Exception as error:
-        return _Answer(error=_portable(error), trace=traceback.format_exc(), usable=False)
-
-
-def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: _Request) -> Any:
-    def run_suite(build: Build, problem: Problem, seed: int, depth: Depth) -> float:
-        limit = EMULATED_SAMPLE_FLOPS[depth] if emulated else float("inf")
-        pipe.send(_Phase("validate"))
-        return validate(runner, build, seed=seed, depth=depth, problem=problem, max_sample_flops=limit)
-
-    match request:
-        case _Evaluate(build, problem, best_us, budget_ms, seed):
-            error = run_suite(build, problem, seed, "quick")
-            pipe.send(_Phase("measure"))
-            timing = runner.measure(build, problem, best_us=best_us, budget_ms=budget_ms)
-            return timing, error, runner.occupancy(build)
-        case _Validate(build, problem, seed):
-            return run_suite(build, problem, seed, "full")
-        case _Interleave(builds, problem, rounds):
-            pipe.send(_Phase("measure"))
-            timings = runner.measure_interleaved(list(builds), problem, rounds=rounds)
-            return [(timing, runner.occupancy(build)) for timing, build in zip(timings, builds, strict=True)]
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The error as something that survives pickling: our own as they are, others as their text."""
-    if isinstance(error, FlashgenError):
-        plain = type(error)(*error.args)
-        plain.__cause__ = None
-        return plain
-    return RuntimeError(f"{type(error).__name__}: {error}")
