@@ -141,6 +141,28 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_child_that_outlives_its_compiler_is_killed_too(tmp_path):
+    compiler = fake_toolchain(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; kill -9 $$", timeout_s=0.5)
+    with pytest.raises(BuildError, match=r"did not finish within"):
+        compiler.build(kernel())
+    child = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 5
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(child)
+
+
+def test_flags_in_the_environment_belong_to_the_key(tmp_path, monkeypatch):
+    text = 'while [ "$1" != -o ]; do shift; done; echo "$NVCC_APPEND_FLAGS" > $2\n'
+    text += f"echo \"Compiling entry function '{kernel().symbol}'\"\n"
+    text += 'echo "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"; echo "Used 40 registers"'
+    compiler = fake_toolchain(tmp_path, text)
+    for flags, cached in (("", False), ("--maxrregcount=64", False), ("", True)):
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
+        build = compiler.build(kernel())
+        assert build.artifact.read_text().strip() == flags and build.cached is cached
+
+
 def test_compiler_that_vanished_is_named(tmp_path):
     chain = fake_toolchain(tmp_path, "true")
     chain.nvcc.path.unlink()

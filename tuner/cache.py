@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,15 +91,16 @@ def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file that is whole or not there, whatever happens meanwhile. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=SCRATCH_PREFIX, dir=path.parent)
+    # Not by mkstemp, whose files nobody else may read.
+    scratch = path.with_name(f"{SCRATCH_PREFIX}{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with scratch.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        scratch.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
 
 

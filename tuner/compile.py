@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..gen.kernel import Kernel
-from .cache import Entry, cache_folder, cache_unwritable, cached
+from .cache import cache_folder, cache_unwritable, cached
 from .device import Build, BuildError, FlashgenError, Toolchain
 from .toolchain import (
     HostCompiler,
@@ -41,6 +41,13 @@ ASYNC_COPY_ARCH = 80
 #: How much of a compiler's output is worth showing.
 MAX_ERROR_LINES = 12
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+#: Flags that nvcc takes from the environment; conda and some clusters set them.
+NVCC_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+STOP_POLL_S = 0.05
+
+#: The compilers under way; each is added as it starts, under the lock, so that none escapes `stop_compilers`.
+_running: set[subprocess.Popen[str]] = set()
+_running_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -85,42 +92,53 @@ def run_compiler(command: Sequence[str], scratch: Path, *, timeout_s: float = CO
         BuildError: it refused, crashed or ran out of time.
         FlashgenError: its disk is full, or it is no program that can be run.
     """
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    # A session of its own: Ctrl-C in the terminal does not reach it, and the whole group can be killed.
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            start_new_session=True,
-        )
-    except (FileNotFoundError, PermissionError) as error:
-        raise FlashgenError(f"the compiler {command[0]} cannot be run: {error.strerror}") from error
-    with contextlib.suppress(OSError, AttributeError):
-        # The worker that times kernels comes first.
-        os.setpriority(os.PRIO_PROCESS, process.pid, COMPILER_NICENESS)
-    with _running_lock:
-        _running.add(process)
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{Path(command[0]).name} did not finish within {timeout_s:.0f} s") from None
-    finally:
-        with _running_lock:
-            _running.discard(process)
+    name = Path(command[0]).name
+    process = _start(command, {**os.environ, "TMPDIR": str(scratch)})
+    with process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            # Its output is still open: it runs, or else a child that outlived it.
             _kill_group(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise BuildError(f"{name} did not finish within {timeout_s:.0f} s") from None
+            raise
+        finally:
+            with _running_lock:
+                _running.discard(process)
     if DISK_FULL.search(output):
         raise cache_unwritable(cache_folder(), "No space left on device")
     if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        raise BuildError(f"{Path(command[0]).name} was killed by {name}\n{shorten(output)}")
+        raise BuildError(
+            f"{name} was killed by {signal.Signals(-process.returncode).name}\n{shorten(output)}"
+        )
     if process.returncode:
         raise BuildError(shorten(output))
     return output
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """The compiler, started and among those that `stop_compilers` kills."""
+    with _running_lock:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environment,
+                # A session of its own: Ctrl-C in the terminal does not reach it, and its group can be killed.
+                start_new_session=True,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise FlashgenError(f"the compiler {command[0]} cannot be run: {error.strerror}") from error
+        _running.add(process)
+    with contextlib.suppress(OSError, AttributeError):
+        # The worker that times kernels comes first.
+        os.setpriority(os.PRIO_PROCESS, process.pid, COMPILER_NICENESS)
+    return process
 
 
 def stop_compilers() -> None:
@@ -130,16 +148,10 @@ def stop_compilers() -> None:
             _kill_group(process)
 
 
-_running: set[subprocess.Popen[str]] = set()
-_running_lock = threading.Lock()
-
-
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Kills the compiler and its children, unless it has ended."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """Kills the compiler and its children."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -157,17 +169,14 @@ class NvccToolchain:
     def build(self, kernel: Kernel) -> Build:
         """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
         flags = (*FLAGS, f"-arch=sm_{kernel.arch}")
+        environment = tuple(f"{name}={os.environ.get(name, '')}" for name in NVCC_FLAG_VARIABLES)
 
-        def produce(cubin: Path) -> Mapping[str, Any]:
-            source = cubin.with_suffix(".cu")
-            source.write_text(kernel.source, encoding="utf-8")
-            command = [str(self.nvcc.path), *flags, "-ccbin", str(self.host.path)]
-            command += ["-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
-            return vars(
-                parse_resources(run_compiler(command, cubin.parent, timeout_s=self.timeout_s), kernel.symbol)
-            )
+        def command(source: Path, cubin: Path) -> list[str]:
+            start = [str(self.nvcc.path), *flags, "-ccbin", str(self.host.path)]
+            return [*start, "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
 
-        return _build(kernel, (self.version, self.host.version, *flags), produce)
+        how = (self.version, self.host.version, *flags, *environment)
+        return _build(kernel, how, command, self.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -188,16 +197,11 @@ class NvrtcToolchain:
         flags = ("-std=c++17", "-ftz=true", f"-arch=sm_{kernel.arch}")
         search = tuple(f"--include-path={folder}" for folder in self.includes)
 
-        def produce(cubin: Path) -> Mapping[str, Any]:
-            source = cubin.with_suffix(".cu")
-            source.write_text(kernel.source, encoding="utf-8")
-            command = [sys.executable, str(Path(__file__).with_name("nvrtc.py")), str(self.nvrtc.path)]
-            command += [str(source), str(cubin), *flags, *search, "-Xptxas=-v"]
-            return vars(
-                parse_resources(run_compiler(command, cubin.parent, timeout_s=self.timeout_s), kernel.symbol)
-            )
+        def command(source: Path, cubin: Path) -> list[str]:
+            start = [sys.executable, str(Path(__file__).with_name("nvrtc.py")), str(self.nvrtc.path)]
+            return [*start, str(source), str(cubin), *flags, *search, "-Xptxas=-v"]
 
-        return _build(kernel, (self.version, *flags), produce)
+        return _build(kernel, (self.version, *flags, *search), command, self.timeout_s)
 
 
 def cuda_toolchain(arch: int) -> NvccToolchain | NvrtcToolchain:
@@ -216,9 +220,20 @@ def cuda_toolchain(arch: int) -> NvccToolchain | NvrtcToolchain:
             raise no_nvcc from None
 
 
-def _build(kernel: Kernel, how: Sequence[str], produce: Any) -> Build:
+def _build(
+    kernel: Kernel, how: Sequence[str], command: Callable[[Path, Path], Sequence[str]], timeout_s: float
+) -> Build:
+    """The kernel as a cubin. ``command`` compiles a source to a cubin; ``how`` is all that determines the
+    result beside the source. Raises `BuildError`."""
+
+    def produce(cubin: Path) -> Mapping[str, Any]:
+        source = cubin.with_suffix(".cu")
+        source.write_text(kernel.source, encoding="utf-8")
+        output = run_compiler(command(source, cubin), cubin.parent, timeout_s=timeout_s)
+        return asdict(parse_resources(output, kernel.symbol))
+
     started = time.monotonic()
-    entry: Entry = cached([kernel.source, *how], ".cubin", produce)
+    entry = cached([kernel.source, *how], ".cubin", produce)
     return Build(
         kernel,
         entry.path,
@@ -238,13 +253,17 @@ class CompilePool:
 
     def __init__(self, toolchain: Toolchain, size: int | None = None) -> None:
         self.toolchain = toolchain
-        self.size = size or _cores()
+        self.size = size or usable_cores()
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="compile")
+        self._unfinished: set[Future[Build | BuildError]] = set()
 
     def submit(self, kernel: Kernel) -> Future[Build | BuildError]:
         """The build, or as a value the `BuildError`. The future raises only what is no fault of the kernel:
         FlashgenError for a disk that is full."""
-        return self._threads.submit(self._build, kernel)
+        future = self._threads.submit(self._build, kernel)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
 
     def _build(self, kernel: Kernel) -> Build | BuildError:
         try:
@@ -254,7 +273,9 @@ class CompilePool:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        stop_compilers()
+        # A build that has begun may yet start its compiler: asked again until none is left.
+        while wait(list(self._unfinished), timeout=STOP_POLL_S).not_done:
+            stop_compilers()
         self._threads.shutdown(wait=True)
 
     def __enter__(self) -> CompilePool:
@@ -264,6 +285,6 @@ class CompilePool:
         self.close()
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -28,7 +28,7 @@ from ..gen.limits import WARP, DeviceLimits
 from ..gen.problem import Problem
 from . import costmodel
 from .cache import cached
-from .compile import run_compiler
+from .compile import run_compiler, usable_cores
 from .device import Build, CorruptedMemory, LaunchError, Timing
 from .toolchain import HostCompiler, find_host_compiler
 
@@ -230,7 +230,9 @@ class SimRunner:
         return o, lse
 
     def _config(self) -> _Config:
-        return _Config(self.seed, self.limits.smem_per_block, self.limits.max_threads_per_block, _cores())
+        return _Config(
+            self.seed, self.limits.smem_per_block, self.limits.max_threads_per_block, usable_cores()
+        )
 
     def _launch(
         self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
@@ -364,10 +366,6 @@ def _load(artifact: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(artifact))
     library.emulation_message.restype = ctypes.c_char_p
     return library
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _launch_error(kernel: Kernel, status: int, message: str) -> LaunchError:
