@@ -1,5 +1,7 @@
 """Emitted sources build for every architecture, without spills and without warnings."""
 
+from dataclasses import replace
+
 import pytest
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.simt import Simt
@@ -8,7 +10,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.tuner.compile import cuda_toolchain
-from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.device import BuildError, FlashgenError
 
 pytestmark = pytest.mark.nvcc
 
@@ -37,6 +39,15 @@ def test_a_sample_of_the_space_builds(card, head_dim):
     for variant in legal[len(legal) // 3 :: len(legal) // 2]:
         built = build(variant, problem, card)
         assert 0 < built.registers <= 255
+
+
+@pytest.mark.parametrize("off", [-16, 16])
+def test_the_kernel_asks_for_just_the_shared_memory_that_was_counted(off):
+    kernel = render(Simt(), Problem(), PRESETS["h200"])
+    counted = kernel.launch.smem_bytes
+    wrong = replace(kernel, source=kernel.source.replace(f"== {counted},", f"== {counted + off},"))
+    with pytest.raises(BuildError, match="the size that pruning counted on"):
+        cuda_toolchain(90).build(wrong)
 
 
 @pytest.mark.parametrize("card", ["gtx-1080", "t4", "h200"])

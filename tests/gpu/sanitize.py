@@ -47,6 +47,8 @@ PROBLEMS = (
     (64, True, 49),
 )
 LADDER_HEAD_DIMS = (32, 64)
+#: Random variants tried for each parameter value that no search proposes.
+MAX_DRAWS = 20_000
 #: On inputs in ±3, float32 stays far below this; a kernel that the tool disturbed does not.
 ALLOWED_ERROR = 1e-5
 
@@ -161,7 +163,8 @@ class Report:
 def choose(count: int, seed: int, limits: Any) -> list[Any]:
     """Kernels of at least ``count`` simt variants over `PROBLEMS`, then of the ladder's steps.
 
-    The variants take every value of every parameter that is legal in one of the problems.
+    The variants take every value of every parameter that is legal in one of the problems, those too that are
+    legal but never searched.
     """
     from flashgen.gen.families.ladder import steps
     from flashgen.gen.families.simt import Simt
@@ -201,6 +204,18 @@ def choose(count: int, seed: int, limits: Any) -> list[Any]:
     while len(kernels) < count:
         which = len(kernels) % len(problems)
         take(which, catalogues[which].sample(100, rng))
+    # What the search leaves out but a user may hold, as long as it runs.
+    for name, value in sorted(unseen, key=str):
+        for _ in range(MAX_DRAWS):
+            problem = rng.choice(problems)
+            drawn = {p.name: rng.choice(p.choices) for p in parameters}
+            variant = Simt(**{**drawn, name: value})
+            try:
+                kernels.append(render(variant, problem, limits))
+            except Illegal:
+                continue
+            unseen.difference_update(variant.to_dict().items())
+            break
     missing = ", ".join(f"{name}={value}" for name, value in sorted(unseen, key=str))
     print(f"{len(kernels)} simt variants with {total - len(unseen)} of {total} parameter values")
     print(f"nowhere legal here: {missing or 'none'}")
@@ -240,8 +255,14 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
                 "causal": kernel.problem.causal,
                 "args_format": ARGS_FORMAT,
                 # Two tiles of rows by three of keys, both ragged, with shared heads; less than a tile of
-                # each; rows beyond the keys, which a causal mask leaves without any.
-                "shapes": [(1, 2, 1, br + 5, 2 * bc + 3), (2, 1, 1, 3, max(1, bc - 3)), (1, 1, 1, br + 1, 1)],
+                # each; rows beyond the keys, which a causal mask leaves without any; rows so long that their
+                # sums are parked twice.
+                "shapes": [
+                    (1, 2, 1, br + 5, 2 * bc + 3),
+                    (2, 1, 1, 3, max(1, bc - 3)),
+                    (1, 1, 1, br + 1, 1),
+                    (1, 1, 1, 3, 2 * 2048 + bc + 3),
+                ],
             }
         )
     path.write_text(json.dumps(entries))
