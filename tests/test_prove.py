@@ -233,7 +233,7 @@ def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -
 MODULE = """
 import fake_cuda, numpy as np
 from fakes import attend_f32
-from flashgen.tuner.cuda import POISON
+from flashgen.tuner.guarded import POISON
 from pycuda.gpuarray import GPUArray
 
 def view(array):

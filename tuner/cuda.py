@@ -20,14 +20,9 @@ from ..gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ..gen.problem import ITEM_BYTES, MAX_GRID, Problem
 from . import nvml
 from .compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
-from .device import Build, CorruptedMemory, FlashgenError, LaunchError, Timing
+from .device import Build, FlashgenError, LaunchError, Timing
+from .guarded import ALIGN_FLOATS, POISON, GuardedImage, contiguous_strides, output_strides
 
-#: The bits of unwritten memory: a signalling NaN, which no arithmetic yields.
-POISON = 0x7FA0DEAD
-#: Floats of poison before and after each tensor.
-GUARD_FLOATS = 4096
-#: Alignment of every tensor, in floats: what cudaMalloc gives.
-ALIGN_FLOATS = 64
 MIN_FLUSH_BYTES = 32 * 2**20
 #: Device time spent warming up: clocks rise within it.
 WARM_UP_MS = 10.0
@@ -159,125 +154,12 @@ def _driver_version(cuda: Any) -> str:
     return f"{version} ({served})" if version else served
 
 
-# -- tensors in guarded memory --------------------------------------------------------------------------
-
-
-def _strides(array: np.ndarray) -> tuple[int, ...]:
-    """In elements; that of an axis of length 1 counts for nothing and is set to what divides every vector."""
-    return tuple(
-        0 if n == 1 else stride // array.itemsize
-        for n, stride in zip(array.shape, array.strides, strict=True)
-    )
-
-
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last."""
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-
-
-class GuardedImage:
-    """A host image of the device memory one launch may touch: tensors apart by poison, at fixed offsets.
-
-    Outputs, and the gaps that strides leave, are poison too. Compared after the launch, it shows every write
-    outside the outputs and every output element that was not written.
-    """
-
-    def __init__(self) -> None:
-        self.floats = GUARD_FLOATS
-        self._inputs: list[tuple[int, np.ndarray]] = []
-        self._outputs: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]] = []
-
-    def add_input(self, array: np.ndarray) -> tuple[int, tuple[int, ...]]:
-        """Its offset and strides, in floats. What lies in the strides' gaps comes along."""
-        strides = _strides(array)
-        span = np.lib.stride_tricks.as_strided(
-            array, (_extent(array.shape, strides),), (array.itemsize,), writeable=False
-        )
-        offset = self._reserve(len(span))
-        self._inputs.append((offset, span))
-        return offset, strides
-
-    def add_output(
-        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> tuple[int, tuple[int, ...]]:
-        offset = self._reserve(_extent(shape, strides))
-        self._outputs.append((name, offset, shape, strides))
-        return offset, strides
-
-    def _reserve(self, floats: int) -> int:
-        offset = self.floats
-        end = offset + floats
-        self.floats = -(-end // ALIGN_FLOATS) * ALIGN_FLOATS + GUARD_FLOATS
-        return offset
-
-    def before(self) -> np.ndarray:
-        """The image to upload, as 32-bit words."""
-        image = np.full(self.floats, POISON, np.uint32)
-        for offset, span in self._inputs:
-            image[offset : offset + len(span)] = span.view(np.uint32)
-        return image
-
-    def outputs(self, before: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
-        """The outputs that the launch left in ``after``. Raises `CorruptedMemory`."""
-        touchable = np.zeros(self.floats, bool)
-        found = []
-        for name, offset, shape, strides in self._outputs:
-            words = _view(after, offset, shape, strides)
-            unwritten = words == POISON
-            if unwritten.any():
-                first = tuple(int(i) for i in np.unravel_index(int(unwritten.argmax()), shape))
-                raise CorruptedMemory(
-                    f"{np.count_nonzero(unwritten)} of {unwritten.size} elements of {name} were not written, "
-                    f"the first at {first}"
-                )
-            _view(touchable, offset, shape, strides)[...] = True
-            found.append(words.view(np.float32))
-        strayed = (before != after) & ~touchable
-        if strayed.any():
-            raise CorruptedMemory(
-                f"{np.count_nonzero(strayed)} elements outside the outputs were written, "
-                f"{self._place(int(strayed.argmax()))}"
-            )
-        return found
-
-    def _place(self, position: int) -> str:
-        """Where a word lies, relative to the nearest output."""
-        name, offset, shape, strides = min(
-            self._outputs, key=lambda o: abs(position - o[1] - _extent(o[2], o[3]) / 2)
-        )
-        end = offset + _extent(shape, strides)
-        if position < offset:
-            return f"the first {offset - position} elements before {name}"
-        if position >= end:
-            return f"the first {position - end + 1} elements past the end of {name}"
-        return f"the first in a gap that the strides of {name} leave"
-
-
-def _view(words: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    bytes_apart = tuple(s * words.itemsize for s in strides)
-    return np.lib.stride_tricks.as_strided(words[offset:], shape, bytes_apart)
-
-
-def output_strides(q: np.ndarray) -> tuple[int, ...]:
-    """Strides of an o with q's layout, in elements; contiguous where q's elements share memory."""
-    strides = _strides(q)
-    apart = all(s > 0 for n, s in zip(q.shape, strides, strict=True) if n > 1)
-    return strides if apart else _contiguous(q.shape)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.insert(0, strides[0] * n)
-    return tuple(strides)
-
-
 # -- the runner -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A kernel on the card; the module is held because it owns the function."""
+    """A kernel on the card, and the module that holds its code."""
 
     module: Any
     function: Any
@@ -348,7 +230,7 @@ class CudaRunner:
         o_at, o_strides = image.add_output("o", q.shape, output_strides(q))
         lse_at = None
         if want_lse:
-            lse_at, _ = image.add_output("the log-sum-exp", q.shape[:3], _contiguous(q.shape[:3]))
+            lse_at, _ = image.add_output("the log-sum-exp", q.shape[:3], contiguous_strides(q.shape[:3]))
         before = image.before()
         after = np.empty_like(before)
         batch, num_q_heads, seqlen_q, _ = q.shape
@@ -389,8 +271,7 @@ class CudaRunner:
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
     ) -> Timing:
-        """See `Runner.measure`. The L2 cache is flushed before each launch; times are the median's raw
-        material, one CUDA event pair each."""
+        """See `Runner.measure`. L2 is flushed before each launch; a pair of CUDA events times it."""
         started_us = time.time_ns() // 1000
         with self._launch_errors(build):
             launch = self._launcher(build, problem, self._tensors_of(problem).arguments)
@@ -528,6 +409,7 @@ class CudaRunner:
         block, smem_bytes, stream = (kernel.launch.threads, 1, 1), kernel.launch.smem_bytes, self._stream
 
         def launch() -> None:
+            # What PyCUDA's prepared calls come down to; the arguments are packed already.
             function._launch_kernel((grid, 1), block, arguments, smem_bytes, stream)
 
         return launch

@@ -25,9 +25,10 @@ from ..gen.kernel import Kernel
 from ..gen.limits import PRESETS, DeviceLimits
 from ..gen.problem import Problem
 from ..gen.variant import Launch
-from .cuda import CudaDevice, CudaRunner, GuardedImage, output_strides
+from .cuda import CudaDevice, CudaRunner
 from .device import Build, Device, FlashgenError, LaunchError, Toolchain
 from .devices import cards, resolve
+from .guarded import GuardedImage, contiguous_strides, output_strides
 from .library import same_card
 from .sim import PREFIX, SimDevice, SimRunner
 from .validate import ERROR_BOUNDS, Depth, cases, validate
@@ -319,9 +320,7 @@ class ModuleRunner(CudaRunner):
         placed.append((*image.add_output("o", q.shape, output_strides(q)), q.shape))
         rows = q.shape[:3]
         lse_at, _ = (
-            image.add_output("the log-sum-exp", rows, (rows[1] * rows[2], rows[2], 1))
-            if want_lse
-            else (None, None)
+            image.add_output("the log-sum-exp", rows, contiguous_strides(rows)) if want_lse else (None, None)
         )
         before = image.before()
         after = np.empty_like(before)
