@@ -224,7 +224,7 @@ needs_compiler = pytest.mark.skipif(
 
 def emulate(name, head_dim, *, causal):
     """A step's build on the emulated GTX 1080 and what runs it."""
-    device = SimDevice.from_spec("sim:gtx-1080")
+    device = SimDevice("gtx-1080", preset("gtx-1080"))
     problem = Problem(head_dim=head_dim, causal=causal)
     return device.toolchain().build(render(steps(head_dim)[name], problem, device.limits)), device.open()
 

@@ -90,10 +90,10 @@ class CardMonitor:
     def _slowdowns(self) -> list[str]:
         library = _library()
         mask = ctypes.c_ulonglong()
-        if (
-            library is None
-            or library.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle, ctypes.byref(mask)) != 0
-        ):
+        # Renamed by driver 535; the old name is not promised for ever.
+        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+        ask = next((found for name in names if (found := getattr(library, name, None))), None)
+        if ask is None or ask(self._handle, ctypes.byref(mask)) != 0:
             return []
         return [f"clocks held down: {why}" for bit, why in SLOWDOWNS.items() if mask.value & bit]
 

@@ -10,16 +10,19 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any
 
 from ..gen.problem import Problem
 
 MIN_REPEATS, MAX_REPEATS = 5, 100
 #: For all problems together.
 TIMEOUT_S = 600.0
+#: Begins the child's lines; PyTorch may print others.
+MARK = "peer "
 
 
 @dataclass(frozen=True)
@@ -47,33 +50,55 @@ def torch_times(problems: Sequence[Problem], device: int, *, budget_ms: float = 
     request = json.dumps(
         {"problems": [p.to_dict() for p in problems], "device": device, "budget_ms": budget_ms}
     )
-    child = subprocess.Popen(
-        [sys.executable, "-m", "flashgen.tuner.peers", request],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    watchdog = threading.Timer(TIMEOUT_S, child.kill)
-    watchdog.start()
-    last = -1
-    try:
-        for line in child.stdout:
-            entry = PeerTime(**json.loads(line))
-            last = entry.problem
-            yield entry
-        _, errors = child.communicate()
-        if child.returncode:
-            words = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-            yield PeerTime(min(last + 1, len(problems) - 1), "torch", True, None, words[0])
-    finally:
-        watchdog.cancel()
-        child.kill()
-        child.wait()
+    # As this interpreter imports, so does that one; nothing in the current folder gets in between.
+    boot = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(sys.argv[1])"
+    # Warnings go to a file: a pipe that nobody empties would stop the child.
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as told,
+        subprocess.Popen(
+            [sys.executable, "-c", boot, request],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=told,
+            text=True,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        late = threading.Event()
+        watchdog = threading.Timer(TIMEOUT_S, lambda: (late.set(), child.kill()))
+        watchdog.daemon = True
+        watchdog.start()
+        last = -1
+        try:
+            for line in child.stdout:
+                if not line.startswith(MARK):
+                    continue
+                entry = PeerTime(**json.loads(line.removeprefix(MARK)))
+                last = entry.problem
+                yield entry
+            if child.wait():
+                why = (
+                    f"no end within {TIMEOUT_S:.0f} s"
+                    if late.is_set()
+                    else _last_words(told, child.returncode)
+                )
+                yield PeerTime(min(last + 1, len(problems) - 1), "torch", True, None, why)
+        finally:
+            watchdog.cancel()
+            child.kill()
 
 
-def _serve(request: dict[str, Any]) -> None:
-    """The child: times every backend on every problem and prints a JSON line for each."""
+def _last_words(told: IO[str], returncode: int) -> str:
+    """The last line that a child printed, or how it ended."""
+    told.seek(0)
+    words = told.read().strip().splitlines()
+    ending = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+    return words[-1] if words else ending
+
+
+def serve(text: str) -> None:
+    """The child: times every backend on every problem and prints a marked JSON line for each."""
+    request: dict[str, Any] = json.loads(text)
     import torch
     from torch.nn.attention import SDPBackend
 
@@ -93,7 +118,7 @@ def _serve(request: dict[str, Any]) -> None:
                 except RuntimeError as error:  # unsupported there, or out of memory
                     median, reason = None, str(error).strip().splitlines()[0]
                     torch.cuda.empty_cache()
-                print(json.dumps(asdict(PeerTime(index, name, fused, median, reason))), flush=True)
+                print(MARK + json.dumps(asdict(PeerTime(index, name, fused, median, reason))), flush=True)
 
 
 def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
@@ -124,7 +149,3 @@ def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
         first_ms = call()
         repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(budget_ms / max(first_ms, 1e-3))))
         return 1000 * statistics.median(call() for _ in range(repeats))
-
-
-if __name__ == "__main__":
-    _serve(json.loads(sys.argv[1]))

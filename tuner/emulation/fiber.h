@@ -37,7 +37,10 @@ class Fiber {
     mapping_ = static_cast<char*>(
         mmap(nullptr, kMappingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (mapping_ == MAP_FAILED) throw std::bad_alloc();
-    mprotect(mapping_, kGuardBytes, PROT_NONE);
+    if (mprotect(mapping_, kGuardBytes, PROT_NONE) != 0) {
+      munmap(mapping_, kMappingBytes);
+      throw std::bad_alloc();
+    }
   }
   ~Fiber() {
     unpoison(stack(), kStackBytes);

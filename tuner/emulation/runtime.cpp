@@ -31,6 +31,8 @@ namespace emulation {
 namespace {
 
 constexpr int kWarp = 32;
+// Fibers alive at once, over all host threads: each takes two memory mappings, of 65530 that Linux grants a process.
+constexpr uint64_t kMaxFibers = 24 * 1024;
 
 Config config;
 thread_local std::string message;
@@ -448,10 +450,11 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     }
     fesetenv(&environment);
   };
-  const unsigned wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
+  const uint64_t wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
+  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, blocks, kMaxFibers / threads}), 1);
   std::vector<std::thread> helpers;
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
-  for (uint64_t i = 0; i < std::min<uint64_t>(std::max(wanted, 1u), blocks); ++i) helpers.emplace_back(work);
+  for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);
   for (std::thread& helper : helpers) helper.join();
   return failure.empty() ? cudaSuccess : refuse(cudaErrorLaunchFailure, failure);
 }
