@@ -364,6 +364,46 @@ def test_arrays_of_an_unknown_library_need_out(module: Any, driver: Driver) -> N
     close(out.host, expected(q.host, k.host, v.host).o)
 
 
+class Jax:
+    """An array that offers DLPack alone."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        self.host = host
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError("the stand-ins pass arrays as they are")
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=lambda array: Jax(array.host))
+
+
+@pytest.mark.parametrize("through", ["torch", "cupy"])
+def test_dlpack_goes_through_torch_or_cupy_and_back(
+    module: Any, driver: Driver, through: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = request.getfixturevalue(through)
+    kind = Tensor if through == "torch" else library.ndarray
+    monkeypatch.setattr(library, "from_dlpack", lambda array: kind(array.host), raising=False)
+    arrays = qkv(driver, (2, 4, 33, D), (2, 2, 20, D))
+    o, lse = module.attention(*(Jax(x) for x in arrays), causal=True, scale=0.3, return_lse=True)
+    wanted = expected(*arrays, causal=True, scale=0.3)
+    assert isinstance(o, Jax) and isinstance(lse, Jax)
+    close(o.host, wanted.o)
+    close(lse.host, wanted.lse)
+    assert isinstance(module.attention(*(Jax(x) for x in arrays)), Jax)
+    with pytest.raises(ValueError, match=r"stream is taken with torch.*q is a .*test_module\.Jax"):
+        module.attention(*(Jax(x) for x in arrays), stream=7)
+
+
+def test_dlpack_without_a_library_to_read_it(
+    module: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(TypeError, match=r"Jax, which is read through torch or CuPy: install"):
+        module.attention(*(Jax(x) for x in good()))
+
+
 def test_data_of_another_stream_is_waited_for(module: Any, driver: Driver) -> None:
     q, k, v = qkv(driver, (1, 2, 5, D), (1, 2, 5, D))
     out = Array(driver.own(host(1, 2, 5, D)))
