@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 
 DEFAULT_FAMILY = "simt"
 DEFAULT_OUT = Path("out")
+NO_SHAPE = Shape()
 
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="A CUDA card (0) or an emulated one (sim:gtx-1080).")
@@ -74,6 +76,49 @@ Storage = Annotated[
 ]
 
 
+def _shape(
+    dtype: Dtype = None,
+    head_dim: HeadDim = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    seqlen: Seqlen = None,
+    seqlen_q: SeqlenQ = None,
+    seqlen_k: SeqlenK = None,
+    causal: Causal = None,
+) -> Shape:
+    return Shape(
+        dtype=dtype,
+        head_dim=head_dim,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen=seqlen,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=causal,
+    )
+
+
+def takes_shape(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `_shape` where it declares its argument ``shape``."""
+    options = inspect.signature(_shape, eval_str=True).parameters
+    declared = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in declared.parameters.values():
+        parameters += options.values() if parameter.name == "shape" else [parameter]
+
+    def run(**given: Any) -> None:
+        shape = _shape(**{name: given.pop(name) for name in options})
+        command(shape=shape, **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    # typer reads one or the other, depending on its version.
+    run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
 def main() -> None:
     """The entry point of the ``flashgen`` program."""
     app()
@@ -106,7 +151,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 def _fail(message: str, code: int, as_json: bool) -> None:
     if as_json:
-        _print_json({"error": message, "exit_code": code})
+        with contextlib.suppress(OSError):
+            _print_json({"error": message, "exit_code": code})
     Console(stderr=True).print(
         f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
     )
@@ -115,6 +161,7 @@ def _fail(message: str, code: int, as_json: bool) -> None:
 
 def _print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    sys.stdout.flush()  # what cannot be written is told here, not while Python exits
 
 
 def _console(as_json: bool) -> Console:
@@ -126,7 +173,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
+@contextlib.contextmanager
 def _ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
     """An event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
     stop = threading.Event()
@@ -164,18 +211,11 @@ def _flashgen(
 
 
 @app.command("tune")
+@takes_shape
 @reports_errors
 def tune_command(
     device: DeviceOption = "0",
-    dtype: Dtype = None,
-    head_dim: HeadDim = None,
-    batch: Batch = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    seqlen: Seqlen = None,
-    seqlen_q: SeqlenQ = None,
-    seqlen_k: SeqlenK = None,
-    causal: Causal = None,
+    shape: Shape = NO_SHAPE,
     family: Annotated[
         list[str] | None, typer.Option("--family", metavar="NAME", help="Kernel family; repeatable.")
     ] = None,
@@ -204,17 +244,6 @@ def tune_command(
     from .study import default_storage
     from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions, tune
 
-    shape = Shape(
-        dtype=dtype,
-        head_dim=head_dim,
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seqlen=seqlen,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=causal,
-    )
     problem = shape.problem()
     families = parse_families(family or [DEFAULT_FAMILY])
     if settings and len(families) > 1:
@@ -245,21 +274,14 @@ def tune_command(
 
 
 @app.command("space")
+@takes_shape
 @reports_errors
 def space_command(
     device: Annotated[
         str,
         typer.Option("--device", metavar="DEVICE", help="A card (0), a preset (gtx-1080) or sim:gtx-1080."),
     ] = "0",
-    dtype: Dtype = None,
-    head_dim: HeadDim = None,
-    batch: Batch = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    seqlen: Seqlen = None,
-    seqlen_q: SeqlenQ = None,
-    seqlen_k: SeqlenK = None,
-    causal: Causal = None,
+    shape: Shape = NO_SHAPE,
     family: Annotated[str, typer.Option("--family", metavar="NAME", help="Kernel family.")] = DEFAULT_FAMILY,
     settings: Settings = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
@@ -276,17 +298,7 @@ def space_command(
     from .prior import prior_of
     from .spaceview import view_space
 
-    problem = Shape(
-        dtype=dtype,
-        head_dim=head_dim,
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seqlen=seqlen,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=causal,
-    ).problem()
+    problem = shape.problem()
     kind = checked(lambda: family_named(family))
     held = parse_settings(kind, settings or [])
     limits = limits_named(device)
@@ -298,6 +310,7 @@ def space_command(
 
 
 @app.command("emit")
+@takes_shape
 @reports_errors
 def emit_command(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: best.cu or best.py.")],
@@ -307,17 +320,11 @@ def emit_command(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="For the card of this name, which need not be here."),
+        typer.Option(
+            "--preset", metavar="NAME", help="For a card that need not be here: h200, or any of sm_90."
+        ),
     ] = None,
-    dtype: Dtype = None,
-    head_dim: HeadDim = None,
-    batch: Batch = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    seqlen: Seqlen = None,
-    seqlen_q: SeqlenQ = None,
-    seqlen_k: SeqlenK = None,
-    causal: Causal = None,
+    shape: Shape = NO_SHAPE,
     family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None,
     settings: Settings = None,
     storage: Storage = None,
@@ -332,7 +339,7 @@ def emit_command(
     capability, the same mask, the nearest lengths and number of heads. With --set, that variant is rendered
     untuned.
     """
-    from .devices import limits_named
+    from .devices import limits_named, preset_named
     from .emitting import (
         best_guess,
         check_target,
@@ -348,21 +355,11 @@ def emit_command(
     check_target(target)
     if device is not None and preset is not None:
         raise UsageError("--device and --preset both name the card; give one")
-    name = preset if preset is not None else device
-    if preset is not None and preset not in PRESETS:
-        limits_named(f"sim:{preset}")
-    limits = None if name is None else limits_named(name)
-    shape = Shape(
-        dtype=dtype,
-        head_dim=head_dim,
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seqlen=seqlen,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=causal,
-    )
+    limits = None
+    if preset is not None:
+        limits = preset_named(preset)
+    elif device is not None:
+        limits = limits_named(device)
     problem = shape.problem()
     kind = None if family is None else checked(lambda: family_named(family))
     chosen = kind or family_named(DEFAULT_FAMILY)

@@ -49,13 +49,19 @@ def resolve(spec: str) -> Device:
 
 
 def limits_named(spec: str) -> DeviceLimits:
-    """The limits of a preset, a ``sim:`` device or a card of this machine. Raises as `resolve` does."""
-    name = spec.removeprefix(PREFIX)
-    if name in PRESETS:
-        return PRESETS[name]
-    if spec.startswith(PREFIX) or not spec.removeprefix("cuda:").isdigit():
+    """The limits of a card of this machine, a ``sim:`` device or a preset. Raises as `resolve` does."""
+    if spec.removeprefix("cuda:").isdigit():
+        return resolve(spec).limits
+    return preset_named(spec.removeprefix(PREFIX))
+
+
+def preset_named(name: str) -> DeviceLimits:
+    """A preset; by ``sm_86`` the first one of that compute capability. Raises UsageError."""
+    alike = (card for card in PRESETS.values() if card.sm == name)
+    card = PRESETS.get(name) or next(alike, None)
+    if card is None:
         raise UsageError(f"unknown preset {name!r}; {suggestion(name, list(PRESETS))}")
-    return resolve(spec).limits
+    return card
 
 
 def cards() -> tuple[list[CudaDevice], str]:
