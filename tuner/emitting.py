@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -56,8 +57,8 @@ class Emitted:
 def check_target(target: Path) -> None:
     """Raises UsageError unless the target is a .cu or .py file, FlashgenError where it cannot be written."""
     if target.suffix not in SUFFIXES:
-        raise UsageError(f"cannot emit {target.name!r}; name the file .cu (CUDA C++) or .py (Python module)")
-    if target.suffix == ".py" and not target.stem.isidentifier():
+        raise UsageError(f"cannot emit {str(target)!r}; name the file .cu (CUDA C++) or .py (Python module)")
+    if target.suffix == ".py" and (not target.stem.isidentifier() or keyword.iskeyword(target.stem)):
         raise UsageError(f"{target.name!r} could not be imported; name the module as Python names variables")
     if target.is_dir():
         raise UsageError(f"{target} is a folder; name a file in it")
@@ -75,8 +76,13 @@ def write_target(target: Path, text: str) -> None:
 
 
 def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
-    """The kernels of the library folders, then those that only the trials' storage holds."""
+    """The kernels of the library folders, then those that only the trials' storage holds.
+
+    Raises FlashgenError for a storage that was named and cannot be read.
+    """
     found = library.entries(library.folders(out))
+    if storage_named and "://" not in storage and not Path(storage).exists():
+        raise FlashgenError(f"the storage {storage} does not exist; name one that `flashgen tune` wrote")
     if storage_named or Path(storage).exists():
         have = {(e.slug, e.kernel.problem, e.kernel.variant) for e in found}
         try:
@@ -94,7 +100,7 @@ def emit_tuned(match: library.Match, suffix: str) -> Emitted:
     entry = match.entry
     tuned = entry.kernel
     if entry.rendered is not None:
-        text = _text(entry.rendered, suffix, tuned.device, tuned.measurement.to_dict())
+        text = _text(entry.rendered, suffix, tuned.device, library.figures(tuned))
     else:
         assert entry.json_path is not None
         path = entry.json_path.with_suffix(suffix)

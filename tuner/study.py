@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import json
 import os
 import re
 import socket
@@ -26,7 +27,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..gen.problem import Problem
 from ..gen.render import TEMPLATES
@@ -51,8 +52,10 @@ def storage_errors(where: str) -> Iterator[None]:
     """Turns what a storage raises while it is used into one message with the way out."""
     try:
         yield
+    except (NoSuchModuleError, ArgumentError) as error:
+        raise _no_storage(where, str(error)) from error
     except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError) as error:
-        raise _unusable(where, str(getattr(error, "orig", None) or error.__cause__ or error)) from error
+        raise _unusable(where, _root(error)) from error
 
 
 @contextlib.contextmanager
@@ -62,20 +65,47 @@ def _opening_errors(where: str) -> Iterator[None]:
         with storage_errors(where):
             yield
     except OSError as error:
-        raise _unusable(where, str(error)) from error
-    except (ImportError, ValueError, optuna.exceptions.OptunaError) as error:
-        raise FlashgenError(
-            f"cannot open the storage {where}: {error}; pass --storage a file name (trials.sqlite3, "
-            "trials.journal) or a database URL whose driver is installed"
-        ) from error
+        raise _unusable(where, error.strerror or str(error)) from error
+    except json.JSONDecodeError as error:
+        raise _unusable(where, "it is no journal of Optuna's") from error
+    except ImportError as error:
+        raise _no_storage(where, _driver(error)) from error
+    except (ValueError, optuna.exceptions.OptunaError) as error:
+        raise _no_storage(where, str(error)) from error
+
+
+def _no_storage(where: str, why: str) -> FlashgenError:
+    return FlashgenError(
+        f"cannot open the storage {without_password(where)}: {why}; pass --storage a file name "
+        "(trials.sqlite3, trials.journal) or a database URL whose driver is installed"
+    )
 
 
 def _unusable(where: str, why: str) -> FlashgenError:
     first_line = why.strip().splitlines()[0] if why.strip() else "unknown error"
     return FlashgenError(
-        f"the trials cannot be kept in {where}: {first_line}; free some space or make it writable and "
-        "repeat the command (it resumes), or name another place with --storage"
+        f"the trials cannot be kept in {without_password(where)}: {first_line}; name another place with "
+        "--storage, or mend this one (space, permissions) and repeat the command: it resumes"
     )
+
+
+def _root(error: Exception) -> str:
+    """What the database itself said: the innermost cause, without SQLAlchemy's and Optuna's wrapping."""
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return str(getattr(error, "orig", None) or error)
+
+
+def _driver(error: ImportError) -> str:
+    """Which module a database URL's driver lacks; Optuna's own message does not say."""
+    cause = error.__cause__
+    missing = (cause.name if isinstance(cause, ImportError) else None) or error.name
+    return f"its driver, the Python module {missing}, is not installed" if missing else str(error)
+
+
+def without_password(where: str) -> str:
+    """A storage as it may be shown."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", where)
 
 
 def default_storage(out: Path) -> str:
@@ -96,10 +126,14 @@ def open_storage(where: str) -> BaseStorage:
             return JournalStorage(JournalFileBackend(where))
         if "://" in where and not where.startswith("sqlite"):
             return RDBStorage(where)
+        if where.endswith(("://", ":memory:")):
+            raise ValueError("nothing would be kept")
         path = Path(where.split(":///", 1)[-1])
+        if path.is_dir():
+            raise IsADirectoryError(f"it is a folder; name a file in it, as in {path / DEFAULT_FILE}")
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(f"{path} is not writable")
+            raise PermissionError("it is not writable")
         return _open_sqlite(where if "://" in where else f"sqlite:///{path}")
 
 
