@@ -30,6 +30,7 @@ from .tune import Event, FinalsStarted, SpaceReady, TrialDone, TuneResult
 
 #: Without a terminal, a line at least this often, so that a log shows the run is alive.
 LINE_SECONDS = 20.0
+MIN_TABLE_WIDTH = 80
 
 
 def microseconds(us: float) -> str:
@@ -41,9 +42,18 @@ def microseconds(us: float) -> str:
 
 def changed_settings(variant: Variant) -> str:
     """The parameters that are not the family's defaults, as ``--set`` takes them."""
-    default = {p.name: p.default for p in variant.parameters()}
-    changed = [f"{k}={word(v)}" for k, v in variant.to_dict().items() if v != default[k]]
-    return " ".join(changed) or "defaults"
+    return differing_settings(variant, type(variant)()) or "defaults"
+
+
+def differing_settings(variant: Variant, other: Variant) -> str:
+    """The parameters in which a variant differs from another of its family."""
+    theirs = other.to_dict()
+    return " ".join(f"{k}={word(v)}" for k, v in variant.to_dict().items() if v != theirs[k])
+
+
+def make_room(console: Console) -> None:
+    """Tables squeezed below this width would lose words; a narrower terminal wraps their lines instead."""
+    console.width = max(console.width, MIN_TABLE_WIDTH)
 
 
 def word(value: Value) -> str:
@@ -137,6 +147,7 @@ class RunView:
 
 def show_result(console: Console, result: TuneResult) -> None:
     """The winner, the finalists, what failed and where the files are."""
+    make_room(console)
     kernel, m = result.kernel, result.kernel.measurement
     kind = "predicted, not measured" if m.predicted else "measured"
     table = Table(title=f"{kernel.problem.name} on {escape(kernel.device)} ({kind})", show_header=False)
@@ -231,9 +242,16 @@ def problem_words(problem: Problem) -> str:
 
 def show_space(console: Console, view: SpaceView) -> None:
     """What each rule removed, the survivors and, for held parameters, the verdict."""
+    make_room(console)
     catalogue = view.catalogue
     limits, problem = catalogue.limits, catalogue.problem
-    rules = Table(title=f"{catalogue.family.family}, {problem_words(problem)}, {limits.name} ({limits.sm})")
+    console.print(
+        f"{catalogue.family.family}, {problem_words(problem)}, {limits.name} ({limits.sm})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    rules = Table()
     rules.add_column("rule")
     rules.add_column("variants", justify="right")
     rules.add_row("all combinations", f"{catalogue.total:,}")
@@ -242,33 +260,33 @@ def show_space(console: Console, view: SpaceView) -> None:
     rules.add_row("legal", f"{len(catalogue):,}", style="bold")
     console.print(rules)
     if view.survivors:
-        console.print(survivors_table(view))
+        show_survivors(console, view)
     if view.verdict is not None:
         show_verdict(console, view)
 
 
-def survivors_table(view: SpaceView) -> Table:
-    """The survivors; a parameter has a column only where they differ."""
-    settings = [s.variant.to_dict() for s in view.survivors]
-    differing = [name for name in settings[0] if len({each[name] for each in settings}) > 1]
-    table = Table(
-        title=f"the {len(view.survivors)} fastest predicted of {view.looked_at} looked at "
-        f"({len(view.catalogue):,} legal)"
-    )
+def show_survivors(console: Console, view: SpaceView) -> None:
+    """The fastest predicted in full, the next ones by what differs from it."""
+    first, total = view.survivors[0].variant, len(view.catalogue)
+    among = "" if view.looked_at == total else f" of {view.looked_at:,} looked at"
+    table = Table()
     for heading in ("predicted", "smem", "regs", "blocks"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("differing", overflow="fold")
-    for survivor, values in zip(view.survivors, settings, strict=True):
+    table.add_column("variant, as it differs from the first", overflow="fold")
+    for survivor in view.survivors:
         table.add_row(
             microseconds(survivor.predicted_us or 0.0),
             str(survivor.smem_bytes),
             f"~{survivor.registers}",
             str(survivor.blocks_per_sm),
-            " ".join(f"{name}={word(values[name])}" for name in differing),
+            differing_settings(survivor.variant, first) or settings_words(first),
         )
-    same = [f"{name}={word(value)}" for name, value in settings[0].items() if name not in differing]
-    table.caption = f"smem in bytes, registers estimated; the same in all: {' '.join(same)}"
-    return table
+    console.print(
+        f"the {len(view.survivors)} fastest predicted{among} (smem in bytes per block, registers estimated "
+        "per thread, blocks per SM)",
+        highlight=False,
+    )
+    console.print(table)
 
 
 def show_verdict(console: Console, view: SpaceView) -> None:
@@ -279,18 +297,23 @@ def show_verdict(console: Console, view: SpaceView) -> None:
         lines.append(f"(not given, so at their defaults: {', '.join(verdict.completed)})")
     if verdict.use is None:
         lines.append(f"illegal: {verdict.rule}: {verdict.reason}")
-        if len(view.catalogue):
-            lines.append(f"but {len(view.catalogue):,} variants with the held parameters are legal")
     else:
         use = verdict.use
         lines += [
-            "legal:",
+            f"legal, but left out of the search: {verdict.advice}" if verdict.advice else "legal:",
             f"  shared memory: needs {use.smem_bytes} bytes, {limits.sm} allows {limits.smem_per_block}",
             f"  registers: about {use.registers} per thread, {limits.max_registers_per_thread} allowed",
             f"  threads: {use.threads} per block, {limits.max_threads_per_block} allowed",
             f"  occupancy: {use.blocks_per_sm} blocks per SM, {100 * use.occupancy:.0f} % of its threads",
             f"  predicted: {microseconds(use.predicted_us or 0.0)}",
         ]
+    if verdict.nearest is not None:
+        lines.append(
+            f"{len(view.catalogue):,} variants with the held parameters are legal; the nearest has "
+            f"{differing_settings(verdict.nearest, verdict.variant)}"
+        )
+    elif not verdict.legal and verdict.completed:
+        lines.append("no variant with the held parameters is legal; hold fewer or others")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -305,6 +328,7 @@ def show_emitted(console: Console, target: Path, emitted: Emitted) -> None:
 
 def show_devices(console: Console, cards: Sequence[CudaDevice], trouble: str, tools: Sequence[Tool]) -> None:
     """Cards, presets and tools."""
+    make_room(console)
     if cards:
         console.print(cards_table("cards", {card.spec: card.limits for card in cards}))
         console.print(f"driver {cards[0].driver}", highlight=False)

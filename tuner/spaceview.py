@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..gen.limits import DeviceLimits
@@ -35,14 +35,20 @@ class Survivor:
 @dataclass(frozen=True)
 class Verdict:
     """Whether one variant is legal; else the rule it breaks and why. ``completed`` names the parameters that
-    were not given and stand at the family's defaults."""
+    were not given and stand at the family's defaults.
+
+    ``advice`` is why the search leaves a legal variant out, empty where it does not. ``nearest`` is the
+    closest legal variant with the values that were given, where this one is illegal.
+    """
 
     variant: Variant
     legal: bool
     rule: str
     reason: str
+    advice: str
     completed: tuple[str, ...]
     use: Survivor | None
+    nearest: Variant | None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -50,8 +56,10 @@ class Verdict:
             "legal": self.legal,
             "rule": self.rule,
             "reason": self.reason,
+            "advice": self.advice,
             "completed_by_defaults": list(self.completed),
             "use": self.use.to_dict() if self.use else None,
+            "nearest_legal": self.nearest.to_dict() if self.nearest else None,
         }
 
 
@@ -99,22 +107,25 @@ def view_space(
     survivors = tuple(
         resource_use(catalogue.variant(row), problem, limits, predicted_us=us) for us, row in ranked[:count]
     )
-    verdict = judge(family, problem, limits, held, prior) if held else None
+    verdict = judge(catalogue, held, prior) if held else None
     return SpaceView(catalogue, survivors, len(ranked), verdict)
 
 
-def judge(
-    family: type[Variant], problem: Problem, limits: DeviceLimits, held: Mapping[str, Value], prior: Prior
-) -> Verdict:
-    """Whether the variant with the ``held`` values, defaults elsewhere, is legal."""
+def judge(catalogue: Catalogue, held: Mapping[str, Value], prior: Prior) -> Verdict:
+    """Whether the variant with the ``held`` values, defaults elsewhere, is legal. The catalogue has the legal
+    ones with those values."""
+    family, problem, limits = catalogue.family, catalogue.problem, catalogue.limits
     variant = family(**held)
     completed = tuple(p.name for p in family.parameters() if p.name not in held)
     try:
         variant.check(problem, limits)
     except Illegal as error:
-        return Verdict(variant, False, error.rule, error.reason, completed, None)
-    use = resource_use(variant, problem, limits)
-    return Verdict(variant, True, "", "", completed, replace(use, predicted_us=prior(variant)))
+        row = catalogue.nearest(variant)
+        nearest = None if row is None else catalogue.variant(row)
+        return Verdict(variant, False, error.rule, error.reason, "", completed, None, nearest)
+    use = resource_use(variant, problem, limits, predicted_us=prior(variant))
+    advice = variant.advice(problem, limits) or ""
+    return Verdict(variant, True, "", "", advice, completed, use, None)
 
 
 def resource_use(
