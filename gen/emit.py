@@ -39,8 +39,9 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
     """A Python module around the kernel: its data, its source and ``attention(q, k, v, ...)``.
 
     ``device`` names the card. ``measurement`` is plain data: ``median_us``, ``spread``, ``tflops``,
-    ``registers``, ``occupancy``, ``error`` and ``predicted`` are told in words, and all of it but the single
-    times (``times_us``) is carried as ``MEASUREMENT``. None: the kernel was not measured.
+    ``registers``, ``occupancy``, ``error``, ``predicted``, ``driver``, ``toolkit``, ``flashgen`` and ``seed``
+    are told in words, and all of it but the single times (``times_us``) is carried as ``MEASUREMENT``. None:
+    the kernel was not measured.
     """
     problem, variant = kernel.problem, kernel.variant
     carried = {key: value for key, value in (measurement or {}).items() if key != "times_us"}
@@ -107,7 +108,7 @@ def _wrap(text: str, width: int = WIDTH) -> str:
 def _regenerate(kernel: Kernel) -> str:
     """The command that emits this variant again, indented, in lines that a shell joins."""
     problem, variant = kernel.problem, kernel.variant
-    options = [f"--family {variant.family}", f"--d {problem.head_dim}"]
+    options = [f"--preset sm_{kernel.arch}", f"--family {variant.family}", f"--d {problem.head_dim}"]
     options += ["--causal"] if problem.causal else []
     options += [f"--set {name}={str(value).lower()}" for name, value in variant.to_dict().items()]
     # An option and its value stay on one line.
@@ -156,6 +157,12 @@ def _figures(kernel: Kernel, device: str, measurement: Mapping[str, Any] | None)
     sentence = f"{told}: {', '.join(parts)}."
     if "error" in m:
         sentence += f" Largest error per head against float64: {m['error']:.1e}."
+    if "toolkit" in m:
+        driver = f", driver {m['driver']}" if "driver" in m and not predicted else ""
+        sentence += f" Built by {m['toolkit']}{driver}."
+    if "flashgen" in m:
+        seed = f", seed {m['seed']}" if "seed" in m else ""
+        sentence += f" Tuned by flashgen {m['flashgen']}{seed}."
     return sentence
 
 

@@ -15,6 +15,7 @@ from flashgen.tuner.cli import app
 from typer.testing import CliRunner
 
 SIM = ["--device", "sim:gtx-1080"]
+TUNE = "tune --device sim:gtx-1080 --d 32"
 #: Few variants of the family that is enumerated fastest.
 HELD = ["--family=ladder", *(f"--set={s}" for s in ("br=64", "bc=32", "hoisted=true", "transposed=true"))]
 
@@ -101,6 +102,11 @@ def test_help_has_an_example_and_json(flashgen, command):
         ("space --device sim:nope --d 64", "unknown preset 'nope'"),
         ("emit best.txt", "name the file .cu (CUDA C++) or .py (Python module)"),
         ("emit my-best.py", "could not be imported"),
+        ("emit class.py", "could not be imported"),
+        ("emit .", "cannot emit '.'; name the file .cu"),
+        ("emit best.cu --preset sm_59", "unknown preset 'sm_59'"),
+        ("emit best.cu --preset 0", "unknown preset '0'"),
+        ("validate notes.txt", "name one that `flashgen emit` wrote"),
         ("emit best.cu --preset h300", "unknown preset 'h300'"),
         ("emit best.cu --preset h200 --device 0", "give one"),
         ("emit best.cu --set bc=64", "--set needs a card"),
@@ -143,11 +149,26 @@ def test_an_illegal_variant_names_both_numbers(flashgen):
         ("out", "tune --device sim:gtx-1080 --d 32 --out blocked/out", "choose another with --out"),
         ("storage", "tune --device sim:gtx-1080 --d 32 --storage blocked/trials.sqlite3", "--storage"),
         ("driver", "tune --device sim:gtx-1080 --d 32 --storage nosql://host/db", "--storage"),
-        ("file", "validate missing.py", "missing.py"),
+        ("file", "validate missing.py", "missing.py cannot be read: No such file or directory; name a file"),
+        (
+            "storage",
+            "emit best.cu --storage missing.sqlite3",
+            "does not exist; name one that `flashgen tune`",
+        ),
+        ("storage", f"{TUNE} --storage .", "it is a folder; name a file in it"),
+        ("storage", f"{TUNE} --storage blocked", "file is not a database; name another place"),
+        ("storage", f"{TUNE} --storage sqlite://", "nothing would be kept"),
+        (
+            "driver",
+            f"{TUNE} --storage postgresql://u:pw@h/db",
+            "u:***@h/db: its driver, the Python module psyco",
+        ),
     ],
 )
 def test_what_is_missing_exits_1_with_the_way_out(flashgen, tmp_path, monkeypatch, missing, command, words):
     (tmp_path / "blocked").write_text("in the way")
+    for module in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, module, None)
     if missing == "pycuda":
         monkeypatch.setitem(sys.modules, "pycuda", None)
         monkeypatch.setitem(sys.modules, "pycuda.driver", None)
@@ -204,6 +225,51 @@ def test_space_judges_a_legal_variant(flashgen):
     )
 
 
+LADDER_SPACE = ["space", "--family", "ladder", *SIM, "--d", "256", "--limit", "0"]
+
+
+def test_space_names_the_nearest_legal_variant(flashgen):
+    result = flashgen(*LADDER_SPACE, "--set", "q_in_registers=false")
+    nearest = json.loads(flashgen(*LADDER_SPACE, "--set", "q_in_registers=false", "--json").stdout)
+    variant, legal = nearest["verdict"]["nearest_legal"], nearest["legal"]
+    assert legal > 0 and variant["q_in_registers"] is False
+    assert f"{legal:,} variants with the held parameters are legal; the nearest has" in result.stdout
+    held = [f"--set={name}={value}" for name, value in variant.items()]
+    assert json.loads(flashgen(*LADDER_SPACE, *held, "--json").stdout)["verdict"]["legal"] is True
+
+
+def test_space_says_when_no_variant_with_the_parameters_is_legal(flashgen):
+    text = flashgen(
+        *LADDER_SPACE, "--set", "br=256", "--set", "bc=64", "--set", "q_in_registers=false"
+    ).stdout
+    assert "no variant with the held parameters is legal; hold fewer or others" in text
+
+
+def test_space_tells_what_is_legal_but_never_best(flashgen):
+    arguments = ["space", *SIM, "--d", "64", "--limit", "0"]
+    arguments += [f"--set={s}" for s in ("vec=1", "br=64", "threads_per_block=64", "bc=32")]
+    advice = "vec=1, but 4 divides head dim 64 too"
+    assert f"legal, but left out of the search: vector width: {advice}" in flashgen(*arguments).stdout
+    verdict = json.loads(flashgen(*arguments, "--json").stdout)["verdict"]
+    assert verdict["legal"] is True and advice in verdict["advice"]
+
+
+def test_a_narrow_terminal_loses_no_words(flashgen, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = flashgen("space", "--family", "ladder", *SIM, "--d", "40", "--limit", "3").stdout
+    assert "removed by shared memory" in text and "split_queries=" in text
+    assert "…" not in text + flashgen("devices").stdout
+
+
+def test_a_full_disk_behind_stdout(flashgen, tmp_path):
+    program = [sys.executable, "-c", "from flashgen.tuner.cli import main; main()"]
+    for arguments in (["devices"], ["devices", "--json"], ["space", *SIM, "--d", "300", "--json"]):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run([*program, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+        assert done.stderr.startswith("error: ")
+
+
 def test_tune_prints_json_alone_and_says_predicted(tuned):
     folder, result, errors = tuned
     assert result["predicted"] is True
@@ -214,7 +280,11 @@ def test_tune_prints_json_alone_and_says_predicted(tuned):
     for kind, file in result["files"].items():
         path = folder / file
         assert path.suffix == f".{kind}" and path.parent.name == "sim_gtx_1080"
-    assert "redicted" in (folder / result["files"]["cu"]).read_text()
+    for kind in ("cu", "py"):
+        text = (folder / result["files"][kind]).read_text()
+        assert "Predicted" in text and f"Tuned by flashgen {result['flashgen']}, seed 0." in text
+    names = {"driver", "toolkit", "flashgen", "seed"}
+    assert names <= set(result) and all(f'"{name}": ' in text for name in names)
 
 
 def test_emit_writes_the_last_tuned(tuned, flashgen, nothing_shipped):
@@ -247,6 +317,19 @@ def test_emit_renders_a_variant_untuned(flashgen, nothing_shipped):
     assert data["tuned"] is False and "untuned" in data["how"] and data["measurement"] is None
     assert (data["variant"]["br"], data["variant"]["bc"], data["arch"]) == (64, 32, 70)
     compile(Path("best.py").read_text(), "best.py", "exec")
+
+
+def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shipped):
+    flashgen("emit", "best.py", "--preset", "gtx-1080", "--d", "32", "--causal", *HELD)
+    written = Path("best.py").read_text()
+    command = written.partition("Regenerate:")[2].partition('"""')[0].replace("\\\n", " ").split()
+    flashgen(*command[1:])
+
+    def source(text: str) -> str:
+        return text[text.index("\nSOURCE = ") :]
+
+    assert command[2] == "f32_d32_causal.py"
+    assert source(Path("f32_d32_causal.py").read_text()) == source(written)
 
 
 def test_emit_names_the_limit_an_illegal_variant_breaks(flashgen, nothing_shipped):

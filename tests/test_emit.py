@@ -137,11 +137,12 @@ def test_figures_are_told_as_what_they_are(emit: Callable[..., str]) -> None:
     assert (
         "Measured on NVIDIA H200, batch 2, 8 query and 2 key/value heads, 100 query and 4096 key rows, "
         "with a causal mask: 5.123 ms (median), spread 1.2 %, 53.7 TFLOP/s, 168 registers per thread, "
-        "occupancy 25 %. Largest error per head against float64: 3.1e-07."
+        "occupancy 25 %. Largest error per head against float64: 3.1e-07. "
+        'Built by nvcc 13.0.88, driver 580.159 "R". Tuned by flashgen 0.1.0, seed 0.'
     ) in told(device="NVIDIA H200", measurement=MEASURED)
     predicted = told(device="GTX 1080", measurement={**MEASURED, "predicted": True})
     assert "Predicted by a cost model, not measured, for GTX 1080" in predicted
-    assert "Measured on" not in predicted
+    assert "Measured on" not in predicted and "driver 580" not in predicted
     assert "Not measured" in told(device="NVIDIA H200")
 
 
@@ -156,6 +157,7 @@ def test_the_command_regenerates_the_variant() -> None:
     family = type(chosen.variant)
     assert family(**family.parse(settings)) == chosen.variant
     assert words[words.index("--family") + 1] == family.family
+    assert words[words.index("--preset") + 1] == "sm_90"
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,9 @@ def test_what_is_not_ours_is_refused(tmp_path: Path) -> None:
     for name, text, message in (
         ("best.txt", "", "neither a .py nor a .cu file"),
         ("gone.py", None, "gone.py cannot be read: No such file"),
-        ("other.py", "import os\n", "does not read as a kernel of this flashgen .*'VARIANT'"),
+        ("other.py", "import os\n", "does not read as a kernel of this flashgen .it has no VARIANT"),
         ("other.cu", "int main() {}\n", "has no family in its header"),
-        ("bad.py", "def\n", "does not read as a kernel.*SyntaxError"),
+        ("bad.py", "def\n", "does not read as a kernel.*line 1: "),
     ):
         path = tmp_path / name
         if text is not None:

@@ -95,6 +95,12 @@ def to_record(kernel: TunedKernel) -> dict[str, Any]:
     }
 
 
+def figures(kernel: TunedKernel) -> dict[str, Any]:
+    """What an emitted file tells of how its kernel was tuned: the measurement and what it was made with."""
+    made_with = ("driver", "toolkit", "flashgen", "seed")
+    return kernel.measurement.to_dict() | {name: getattr(kernel, name) for name in made_with}
+
+
 def from_record(data: dict[str, Any], source: str) -> TunedKernel:
     """The kernel that `to_record` wrote. Raises KeyError, TypeError or ValueError for anything else."""
     return TunedKernel(

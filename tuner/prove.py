@@ -30,6 +30,7 @@ from .device import Build, Device, FlashgenError, LaunchError, Toolchain
 from .devices import cards, resolve
 from .guarded import GuardedImage, contiguous_strides, output_strides
 from .library import same_card
+from .options import UsageError
 from .sim import PREFIX, SimDevice, SimRunner
 from .validate import ERROR_BOUNDS, Depth, cases, validate
 from .worker import DEADLINE_S, Worker
@@ -181,19 +182,34 @@ def read_emitted(path: Path) -> Emitted:
         FlashgenError: it cannot be read, or flashgen did not write it.
     """
     if path.suffix not in (".py", ".cu"):
-        raise FlashgenError(f"{path} is neither a .py nor a .cu file; validate what `flashgen emit` wrote")
+        raise UsageError(f"{path} is neither a .py nor a .cu file; name one that `flashgen emit` wrote")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FlashgenError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise FlashgenError(
+            f"{path} cannot be read: {why}; name a file that `flashgen emit` wrote"
+        ) from error
     try:
         kernel, device = _read_module(text) if path.suffix == ".py" else _read_cuda(text)
     except (KeyError, TypeError, ValueError, SyntaxError, AttributeError) as error:
         raise FlashgenError(
-            f"{path} does not read as a kernel of this flashgen ({type(error).__name__}: {error}); emit it "
-            "again with `flashgen emit`"
+            f"{path} does not read as a kernel of this flashgen ({_why_unread(error)}); name a file that "
+            "`flashgen emit` wrote, or emit it again"
         ) from error
     return Emitted(path, kernel, device)
+
+
+def _why_unread(error: Exception) -> str:
+    match error:
+        case KeyError():
+            return f"it has no {error.args[0]}"
+        case SyntaxError():
+            return f"line {error.lineno}: {error.msg}"
+        case ValueError():
+            return str(error)
+        case _:
+            return f"{type(error).__name__}: {error}"
 
 
 def _read_module(text: str) -> tuple[Kernel, str]:

@@ -31,8 +31,17 @@ from .kept import TUNED
 from .options import UsageError
 from .outcome import Outcome, Status, TunedKernel
 from .prior import cost_model_version, prior_of
+from .reasons import count_reasons, first_line
 from .search import Proposal, Search
-from .study import fingerprint, open_storage, open_study, outcome_to_dict, storage_errors, study_name
+from .study import (
+    fingerprint,
+    open_storage,
+    open_study,
+    outcome_to_dict,
+    storage_errors,
+    study_name,
+    without_password,
+)
 from .version import flashgen_version
 from .worker import Worker
 
@@ -213,20 +222,22 @@ def tune(
     kernel = _tuned(options, winner, rendered.source, toolchain.version)
     slug = library.device_slug(device)
     winning_run = next(run for run in runs if run.family is type(winner.variant))
-    with storage_errors(options.storage):
-        # Kept with the trials first: whatever befalls the out folder, `emit` can write it later.
-        winning_run.study.set_user_attr(TUNED, library.to_record(kernel))
     kept = _faster_in_library(options, slug, kernel)
     paths = library.Paths.of(options.out, slug, kernel.problem.name)
-    if kept is None:
-        figures = kernel.measurement.to_dict()
-        library.write(
-            options.out,
-            slug,
-            kernel,
-            cuda=emit_cuda(rendered, device=kernel.device, measurement=figures),
-            module=emit_module(rendered, device=kernel.device, measurement=figures),
-        )
+    # Kept with the trials and as files: whichever place fails, the other has the winner, and `emit` finds it.
+    with contextlib.ExitStack() as stack:
+        if kept is None:
+            figures = library.figures(kernel)
+            stack.callback(
+                library.write,
+                options.out,
+                slug,
+                kernel,
+                cuda=emit_cuda(rendered, device=kernel.device, measurement=figures),
+                module=emit_module(rendered, device=kernel.device, measurement=figures),
+            )
+        with storage_errors(options.storage):
+            winning_run.study.set_user_attr(TUNED, library.to_record(kernel))
     failures = [o for o in everything if o.measurement is None]
     return TuneResult(
         kernel=kernel,
@@ -234,19 +245,15 @@ def tune(
         paths=paths,
         kept_faster=kept,
         counts=dict(Counter(str(o.status) for o in everything)),
-        reasons=dict(Counter(f"{o.status}: {first_line(o.reason)}" for o in failures).most_common()),
+        reasons=count_reasons(failures),
         finalists=tuple(finalists),
         trials_run=sum(len(run.done) for run in runs),
         trials_earlier=sum(len(run.search.earlier) for run in runs),
         interrupted=interrupted,
         seconds=time.monotonic() - started,
-        storage=options.storage,
+        storage=without_password(options.storage),
         studies=tuple(run.study.study_name for run in runs),
     )
-
-
-def first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:160] if text.strip() else ""
 
 
 def _prepare(
@@ -477,6 +484,6 @@ def _nothing_works(options: TuneOptions, runs: Sequence[_FamilyRun], interrupted
     if not everything:
         why = "interrupted" if interrupted else "the budget ended"
         return f"{why} before the first trial ended; repeat the command to go on"
-    counts = Counter(f"{o.status}: {first_line(o.reason)}" for o in everything).most_common(3)
+    counts = list(count_reasons(everything).items())[:3]
     told = "; ".join(f"{count} x {reason}" for reason, count in counts)
     return f"none of {len(everything)} variants tried works on {options.device.limits.name} ({told})"
