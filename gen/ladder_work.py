@@ -34,7 +34,7 @@ def ladder_work(variant: Ladder, problem: Problem, limits: DeviceLimits) -> Work
         q_tiles = sum(walk.blocks for walk in walks)
         once = once * q_tiles
         tiles = sum(walk.blocks * walk.tiles for walk in walks)
-        walks = (Walk(1, tiles, tiles * warps),)
+        walks = (Walk(1, tiles, tiles * warps, tiles * warps),)
     return Work(
         once=once,
         per_tile=per_tile,
@@ -52,6 +52,7 @@ def _tile(variant: Ladder, d: int) -> Counts:
     # Reads of K and of V are broadcasts: a wavefront each.
     counts = Counts(
         ffma=2 * bc * d,
+        scattered=2 * bc * d,
         alu=bc * (vec + 4) + 2 * bc,
         accesses=2 * bc * chunks,
         wavefronts=2 * bc * chunks,

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 from .banks import wavefronts
 from .limits import WARP, DeviceLimits
 from .problem import ITEM_BYTES, Problem
-from .tiles import KEY_STEP, Copy, Layout, lane_spot, plan_copy
+from .tiles import KEY_STEP, TRANSPOSED, Copy, Layout, lane_spot, plan_copy
 from .work import Counts, Work, walk_tiles
 
 if TYPE_CHECKING:
     from .families.simt import Simt
 
-#: Integer instructions around one step of a product or one copied chunk: addresses, loop, bounds.
+#: Integer instructions around one step of a product: addresses, loop.
 ALU_PER_STEP = 2.0
-ALU_PER_COPY = 3.0
+#: Issue slots around one copied chunk: addresses and bounds, which no FFMA of the warp's own accompanies.
+#: Fitted to times of an H200; the other cards' are assumed to be like it.
+ALU_PER_COPY = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,12 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> Work:
     fragments = _fragments(variant, d)
     shuffles = tm * log2(variant.lanes)
     accesses = fragments.values()
+    # Neighbouring rows that one vector brings, by product.
+    rows_s = variant.row_group if variant.q_layout == TRANSPOSED and not variant.q_in_registers else 1
+    rows_o = variant.row_group if variant.p_layout == TRANSPOSED else 1
     compute = Counts(
         ffma=tm * tn * d + tm * td * bc,
+        scattered=tm * tn * d / rows_s + tm * td * bc / rows_o,
         # Zeroed scores, maximum, subtraction of it, sum; the maximum over lanes; the rescaled output.
         alu=4 * tm * tn + shuffles + 6 * tm + tm * td + ALU_PER_STEP * (steps_s + steps_o) / variant.unroll,
         exp=tm * (tn + 1),
@@ -61,6 +67,11 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> Work:
     tiles = variant.layouts(d)
     copies = [_copy(variant, tiles[name], bc, d, limits) for name in ("k", "v")]
     barriers, waits = _pipeline(variant, limits)
+    # The two products stand there as often as they are unrolled; P's in parts, each of them.
+    unrolled_s = steps_s if variant.q_in_registers else min(variant.unroll, steps_s)
+    unrolled_o = min(variant.unroll * variant.p_passes, steps_o)
+    products = tm * tn * variant.vec * unrolled_s + tm * td * KEY_STEP * unrolled_o
+    moves = 4 * (copies[0].accesses + copies[1].accesses) / variant.warps
     per_tile = copies[0] + copies[1] + Counts(barriers=barriers, global_waits=waits)
     return Work(
         once=_once(variant, problem, limits),
@@ -70,6 +81,7 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> Work:
         heads=problem.batch * problem.num_q_heads,
         warps=variant.warps,
         heads_interleaved=variant.block_order == "heaviest_first",
+        loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,
     )
 
 

@@ -6,10 +6,14 @@ template writes, not of what a compiler makes of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from math import gcd
 
 from .problem import Problem
+
+#: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
+SCHEDULERS = 4
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,9 @@ class Counts:
 
     ffma: float = 0.0
     """Multiply-adds."""
+    scattered: float = 0.0
+    """Of these, those whose row operand shares no vector with a neighbouring row's, so that nothing leads the
+    compiler to put neighbours into different register banks. One of a vector of n rows counts 1 / n."""
     alu: float = 0.0
     """Other additions, multiplications, maxima, selections, integer and address arithmetic."""
     exp: float = 0.0
@@ -60,11 +67,16 @@ _NAMES = tuple(f.name for f in fields(Counts))
 
 @dataclass(frozen=True)
 class Walk:
-    """``blocks`` that walk alike: K/V tiles brought in, and tiles computed, summed over the block's warps."""
+    """``blocks`` that walk alike: K/V tiles brought in, and tiles computed, summed over the block's warps.
+
+    ``paced_tiles`` is that sum if every scheduler had as many to compute as the one with the most: the warps
+    that leave tiles out are the same in every block, and so is the scheduler that they leave idle.
+    """
 
     blocks: int
     tiles: int
     warp_tiles: int
+    paced_tiles: int
 
 
 @dataclass(frozen=True)
@@ -81,24 +93,38 @@ class Work:
     warps: int
     heads_interleaved: bool = False
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
+    loop_instructions: float = 0.0
+    """Of the loop over K/V tiles, as they lie in memory."""
 
     @property
     def blocks(self) -> int:
         return self.heads * sum(walk.blocks for walk in self.walks)
 
-    def of(self, walk: Walk) -> Counts:
-        """Everything one block of that walk does."""
-        computed = self.per_warp_tile.of_warps(self.warps) * (walk.warp_tiles / self.warps)
-        return self.once + self.per_tile * walk.tiles + computed
+    @property
+    def loop(self) -> Counts:
+        """What an average block does in its loop at the pace of the busiest scheduler: instructions and
+        waits of ``paced_tiles``, traffic of ``warp_tiles``."""
+        paced = self._loop(self._average("paced_tiles"))
+        moved = self._loop(self._average("warp_tiles"))
+        return replace(paced, wavefronts=moved.wavefronts, delivered=moved.delivered, l2_bytes=moved.l2_bytes)
 
     @property
     def mean(self) -> Counts:
         """Everything an average block does."""
-        blocks = sum(walk.blocks for walk in self.walks)
-        tiles = sum(walk.blocks * walk.tiles for walk in self.walks) / blocks
-        warp_tiles = sum(walk.blocks * walk.warp_tiles for walk in self.walks) / blocks
+        return self.once + self._loop(self._average("warp_tiles"))
+
+    @property
+    def mean_tiles(self) -> float:
+        """K/V tiles that an average block brings in."""
+        return self._average("tiles")
+
+    def _loop(self, warp_tiles: float) -> Counts:
         computed = self.per_warp_tile.of_warps(self.warps) * (warp_tiles / self.warps)
-        return self.once + self.per_tile * tiles + computed
+        return self.per_tile * self.mean_tiles + computed
+
+    def _average(self, name: str) -> float:
+        blocks = sum(walk.blocks for walk in self.walks)
+        return sum(walk.blocks * getattr(walk, name) for walk in self.walks) / blocks
 
     @property
     def is_even(self) -> bool:
@@ -106,38 +132,34 @@ class Work:
         tiles = [walk.tiles for walk in self.walks]
         return max(tiles) <= min(tiles) + 1
 
-    @property
-    def heaviest(self) -> Walk:
-        return max(self.walks, key=lambda walk: (walk.warp_tiles, walk.tiles))
-
 
 @lru_cache(maxsize=4096)
 def walk_tiles(problem: Problem, br: int, bc: int, warps: int, *, skips: bool) -> tuple[Walk, ...]:
     """The walks of one head's query tiles, the last tile first: under a causal mask only tiles that some row
     of the block sees are brought in. ``skips``: a warp leaves out tiles that none of its own rows sees."""
     q_tiles = -(-problem.seqlen_q // br)
-    if not problem.causal:
-        tiles = -(-problem.seqlen_k // bc)
-        last_rows = problem.seqlen_q - (q_tiles - 1) * br
-        busy = -(-last_rows // (br // warps)) if skips else warps
-        last = Walk(1, tiles, tiles * busy)
-        return (last, Walk(q_tiles - 1, tiles, tiles * warps)) if q_tiles > 1 else (last,)
     diagonal = problem.seqlen_k - problem.seqlen_q
     rows_per_warp = br // warps
+    schedulers = gcd(warps, SCHEDULERS)
 
     def seen(end_row: int) -> int:
         """Tiles that rows up to ``end_row`` see."""
-        keys = min(problem.seqlen_k, min(end_row, problem.seqlen_q) + diagonal)
+        keys = problem.seqlen_k
+        if problem.causal:
+            keys = min(keys, min(end_row, problem.seqlen_q) + diagonal)
         return -(-keys // bc) if keys > 0 else 0
 
-    walks = []
-    for q_tile in reversed(range(q_tiles)):
+    def walk(q_tile: int, blocks: int = 1) -> Walk:
         first_row = q_tile * br
         tiles = seen(first_row + br)
-        if skips:
-            starts = range(first_row, min(first_row + br, problem.seqlen_q), rows_per_warp)
-            warp_tiles = sum(seen(start + rows_per_warp) for start in starts)
-        else:
-            warp_tiles = warps * tiles
-        walks.append(Walk(1, tiles, warp_tiles))
-    return tuple(walks)
+        if not skips:
+            return Walk(blocks, tiles, warps * tiles, warps * tiles)
+        starts = [first_row + warp * rows_per_warp for warp in range(warps)]
+        by_warp = [seen(start + rows_per_warp) if start < problem.seqlen_q else 0 for start in starts]
+        paced = schedulers * max(sum(by_warp[i::schedulers]) for i in range(schedulers))
+        return Walk(blocks, tiles, sum(by_warp), paced)
+
+    if not problem.causal:
+        last = walk(q_tiles - 1)
+        return (last, walk(0, q_tiles - 1)) if q_tiles > 1 else (last,)
+    return tuple(walk(q_tile) for q_tile in reversed(range(q_tiles)))

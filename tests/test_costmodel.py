@@ -25,8 +25,8 @@ PIPES = ("ffma", "alu", "exp", "accesses", "wavefronts", "delivered", "l2_bytes"
 
 
 def work_of(counts: Counts, blocks: int = 132 * 4 * 8, warps: int = 4) -> Work:
-    """Blocks of one head that each do ``counts``."""
-    return Work(counts, Counts(), Counts(), (Walk(blocks, 1, warps),), heads=1, warps=warps)
+    """Blocks of one head that each do ``counts`` for their one tile."""
+    return Work(Counts(), counts, Counts(), (Walk(blocks, 1, warps, warps),), heads=1, warps=warps)
 
 
 def time_of(counts: Counts, *, blocks: int = 132 * 4 * 8, resident: int = 4) -> float:
@@ -90,10 +90,14 @@ def test_a_lone_warp_per_scheduler_leaves_gaps():
 
 
 def test_warps_that_do_not_spread_over_the_schedulers_cost():
-    """Six warps keep four schedulers as long as eight do, for three quarters of the work."""
-    six = predict_work(work_of(BUSY, warps=3), SMALL, H200, 2).parts_us["issue slots"]
-    eight = predict_work(work_of(BUSY * (4 / 3), warps=4), SMALL, H200, 2).parts_us["issue slots"]
-    assert six == pytest.approx(eight, rel=0.05)
+    """Blocks of six warps leave two of four schedulers with less to do; blocks of two, of four, of eight do
+    not."""
+    two, four, six, eight = (
+        predict_work(work_of(BUSY, warps=warps), SMALL, H200, 24 // warps).parts_us["issue slots"]
+        for warps in (2, 4, 6, 8)
+    )
+    assert two == four == eight
+    assert 1.2 * four < six < 4 / 3 * four
 
 
 def test_time_grows_with_the_problem():

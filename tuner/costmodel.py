@@ -1,21 +1,30 @@
 """How long a variant should take on a card: predicted from counted work, to rank variants without the card.
 
-A block occupies several pipes at once: FMA units, integer units, special-function units, shared memory and
-L1, the schedulers' issue slots, the way to L2. The fullest one bounds the SM's throughput; the others are not
-quite hidden behind it. A block also has a latency of its own, its warps' waits; blocks that share an SM hide
-each other's. The grid fills SMs in waves, and device memory bounds the whole.
+A block's loop over K/V tiles occupies several pipes at once: FMA units, integer units, special-function
+units, shared memory and L1, the schedulers' issue slots, the way to L2. The fullest one bounds the SM's
+throughput; the others are not quite hidden behind it. A block also has a latency of its own, its warps'
+waits; blocks that share an SM hide each other's. Before the loop a block starts and waits for its first
+tiles. The grid fills SMs in waves, or, under a causal mask, as blocks of different length end; device memory
+bounds the whole.
+
+The coefficients marked "fitted" minimize the error on some 2500 kernels timed on an H200 (head dims 32, 64
+and 128, with and without a causal mask), one set for all: each problem is ranked about as well by a fit to
+the others alone. Other cards are assumed to be like that one but for their limits and for what the constants
+below say of them.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 from ..gen.limits import WARP, DeviceLimits
 from ..gen.problem import Problem
 from ..gen.variant import Variant
-from ..gen.work import Counts, Work
+from ..gen.work import SCHEDULERS, Counts, Work
 
 
 @dataclass(frozen=True)
@@ -23,22 +32,33 @@ class Coefficients:
     """Everything the model assumes beyond the card's limits. Cycles are of the SM's clock."""
 
     #: How much of the other pipes shows beside the fullest: the exponent of the norm that joins them. 1 would
-    #: mean no overlap, infinity a perfect one.
-    overlap: float = 4.0
-    #: The same for throughput against latency, and for SMs against device memory.
-    hiding: float = 4.0
-    #: FFMAs issued over the most the units could take, when nothing else is in the way: operands from one
-    #: register bank cost a cycle. An H200 runs 60.9 of 67 TFLOP/s in a bare loop.
+    #: mean no overlap, infinity a perfect one. Fitted.
+    overlap: float = 9.5
+    #: The same for throughput against latency, and for SMs against device memory. Fitted.
+    hiding: float = 9.0
+    #: FFMAs issued over the most the units could take, when nothing else is in the way. An H200 runs 60.9 of
+    #: 67 TFLOP/s in a bare loop; it bounds cards with half as many units, on which it is assumed.
     ffma_efficiency: float = 0.90
+    #: Cycles that an FFMA with scattered operands loses beside one without: as often as the compiler fails to
+    #: keep two of them out of one register bank. Fitted; profiles of single kernels show 0.05 to 0.3.
+    bank_stall: float = 0.08
     #: Issue slots that a warp lets pass, over those it takes: waits of a cycle or two that no instruction of
-    #: its own fills. The other warps of its scheduler can.
-    issue_gap: float = 0.3
+    #: its own fills. The other warps of its scheduler can. Fitted.
+    issue_gap: float = 0.5
+    #: How far a block whose warps do not divide among the schedulers falls back to the pace of the fullest
+    #: one; 0 would mean that other blocks' warps fill the rest. Fitted.
+    unevenness: float = 0.7
+    #: Instructions of 16 bytes that the instruction caches hold for a loop, and cycles to fetch one of those
+    #: beyond. Warps of one block walk the loop together; blocks that share an SM drift apart, and each
+    #: fetches what the others evicted. Fitted.
+    cached_instructions: float = 1550.0
+    fetch_cycles: float = 0.3
     #: Warp-wide integer and comparison instructions per cycle and SM, from Volta on in units beside FMA.
     alu_per_cycle: float = 2.0
-    #: Passes of 128 bytes through the banks of shared memory or L1 per cycle and SM.
-    wavefronts_per_cycle: float = 1.0
-    #: Passes of 128 bytes from there into registers, which a broadcast does not spare.
-    delivered_per_cycle: float = 1.0
+    #: Passes of 128 bytes through the banks of shared memory or L1 per cycle and SM. Fitted.
+    wavefronts_per_cycle: float = 0.68
+    #: Passes of 128 bytes from there into registers, which a broadcast does not spare. Fitted.
+    delivered_per_cycle: float = 0.91
     #: Bytes per cycle and SM that L2 delivers when all SMs ask.
     l2_bytes_per_cycle: float = 32.0
     #: Cycles until a shared-memory read, a shuffle or an exponential can be used.
@@ -46,21 +66,19 @@ class Coefficients:
     #: Cycles until a read of global memory arrives, mostly from L2.
     global_latency: float = 500.0
     #: Cycles in which a block gathers at a barrier.
-    barrier_latency: float = 30.0
+    barrier_latency: float = 50.0
+    #: Cycles from one block's end to the first tile of the block that takes its place. Fitted.
+    block_start: float = 3800.0
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
     #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
     launch_us: float = 3.0
-    #: Under a causal mask: the part of the longest block for which the last SM runs alone.
-    causal_tail: float = 0.5
-    causal_tail_heaviest_first: float = 0.1
 
 
 COEFFICIENTS = Coefficients()
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES, EXP_LANES_SM_61 = 16, 32
-#: Warp schedulers of an SM; sm_60 alone has two.
-SCHEDULERS, SCHEDULERS_SM_60 = 4, 2
+SCHEDULERS_SM_60 = 2
 #: The first compute capability whose integer units stand beside the FMA units.
 SEPARATE_ALU_ARCH = 70
 
@@ -100,18 +118,18 @@ def predict_work(
     coefficients: Coefficients = COEFFICIENTS,
 ) -> Prediction:
     """The time of counted work with ``resident`` blocks per SM."""
-    mean = work.mean
+    loop = work.loop
     per_sm = work.blocks / limits.num_sms
     warps = min(resident, ceil(per_sm)) * work.warps
-    pipes = pipe_cycles(mean, warps, limits, coefficients)
-    cycles = _makespan(work, limits, resident, coefficients)
+    pipes = pipe_cycles(loop, work.warps, warps, limits, coefficients)
     us = 1.0 / limits.clock_mhz
     parts = {name: per_sm * value * us for name, value in pipes.items()}
-    alone = latency_cycles(mean, work.warps, limits, coefficients)
+    alone = latency_cycles(loop, work.warps, limits, coefficients) + _start_latency(work, coefficients)
     parts["latency"] = ceil(per_sm / resident) * alone * us
     parts["device memory"] = dram_bytes(work, problem, limits, resident) / (
         1e3 * limits.dram_gbps * coefficients.dram_efficiency
     )
+    cycles = _makespan(work, limits, resident, coefficients)
     busy = _join([cycles * us, parts["device memory"]], coefficients.hiding)
     return Prediction(
         median_us=busy + coefficients.launch_us,
@@ -123,20 +141,21 @@ def predict_work(
 
 
 def pipe_cycles(
-    counts: Counts, warps: int, limits: DeviceLimits, coefficients: Coefficients
+    counts: Counts, warps: int, warps_on_sm: int, limits: DeviceLimits, coefficients: Coefficients
 ) -> dict[str, float]:
-    """Cycles for which a block with these counts occupies each pipe of an SM that holds ``warps`` warps.
+    """Cycles for which a block of ``warps`` with these counts occupies each pipe of an SM that holds
+    ``warps_on_sm``.
 
     A scheduler has arithmetic units of its own, so that the one with the most warps sets the pace.
     """
+    schedulers = _schedulers(limits)
     fma = counts.ffma * WARP / limits.fp32_lanes_per_sm / coefficients.ffma_efficiency
     alu = counts.alu / coefficients.alu_per_cycle
     if limits.arch < SEPARATE_ALU_ARCH:
         fma, alu = fma + counts.alu * WARP / limits.fp32_lanes_per_sm, 0.0
     exp_lanes = EXP_LANES_SM_61 if limits.arch == 61 else EXP_LANES
-    schedulers = _schedulers(limits)
-    uneven = ceil(warps / schedulers) * schedulers / warps
-    gaps = 1 + coefficients.issue_gap * schedulers / warps
+    uneven = _unevenness(warps, schedulers, coefficients)
+    gaps = 1 + coefficients.issue_gap * schedulers / warps_on_sm
     return {
         "arithmetic": uneven * fma,
         "integer arithmetic": uneven * alu,
@@ -145,51 +164,97 @@ def pipe_cycles(
             counts.wavefronts / coefficients.wavefronts_per_cycle,
             counts.delivered / coefficients.delivered_per_cycle,
         ),
-        "issue slots": uneven * gaps * counts.instructions / schedulers,
+        "issue slots": uneven * gaps * _issue_cycles(counts, coefficients) / schedulers,
         "L2": counts.l2_bytes / coefficients.l2_bytes_per_cycle,
     }
 
 
 def latency_cycles(counts: Counts, warps: int, limits: DeviceLimits, coefficients: Coefficients) -> float:
     """Cycles that a block of ``warps`` takes when it has an SM to itself: its instructions and its waits."""
+    schedulers = _schedulers(limits)
+    issue = _issue_cycles(counts, coefficients) / min(schedulers, warps)
     return (
-        counts.instructions / min(_schedulers(limits), warps)
+        _unevenness(warps, schedulers, coefficients) * issue
         + counts.shared_waits * coefficients.shared_latency
         + counts.global_waits * coefficients.global_latency
         + counts.barriers * coefficients.barrier_latency
     )
 
 
+def _issue_cycles(counts: Counts, coefficients: Coefficients) -> float:
+    """Cycles in which one scheduler issues all of it."""
+    return counts.instructions + counts.scattered * coefficients.bank_stall
+
+
 def _schedulers(limits: DeviceLimits) -> int:
     return SCHEDULERS_SM_60 if limits.arch == 60 else SCHEDULERS
 
 
-def _block_cycles(
-    counts: Counts, warps: int, limits: DeviceLimits, together: int, coefficients: Coefficients
-) -> float:
-    """Cycles in which ``together`` such blocks of ``warps``, sharing an SM, all finish."""
-    pipes = pipe_cycles(counts, together * warps, limits, coefficients)
+def _unevenness(warps: int, schedulers: int, coefficients: Coefficients) -> float:
+    """The busiest scheduler's share of a block's warps over the mean. So few warps that they leave half of
+    the schedulers free do so for other blocks' warps."""
+    if warps <= schedulers // 2:
+        return 1.0
+    busiest = ceil(warps / schedulers) * schedulers / warps
+    return 1 + coefficients.unevenness * (busiest - 1)
+
+
+def _start_latency(work: Work, coefficients: Coefficients) -> float:
+    return coefficients.block_start + work.once.global_waits * coefficients.global_latency
+
+
+def _cycles_together(work: Work, limits: DeviceLimits, together: int, coefficients: Coefficients) -> float:
+    """Cycles in which ``together`` average blocks, sharing an SM, all finish."""
+    loop, once = work.loop, work.once
+    pipes = pipe_cycles(loop, work.warps, together * work.warps, limits, coefficients)
     throughput = _join(list(pipes.values()), coefficients.overlap)
-    latency = latency_cycles(counts, warps, limits, coefficients)
-    return _join([together * throughput, latency], coefficients.hiding)
+    latency = latency_cycles(loop, work.warps, limits, coefficients)
+    # Blocks on an SM start together, or nearly: nothing fills their first wait.
+    start = together * max(
+        once.instructions / _schedulers(limits),
+        once.wavefronts / coefficients.wavefronts_per_cycle,
+        once.l2_bytes / coefficients.l2_bytes_per_cycle,
+    )
+    start += _start_latency(work, coefficients)
+    missing = max(0.0, work.loop_instructions - coefficients.cached_instructions)
+    fetches = (together - 1) * work.mean_tiles * missing * coefficients.fetch_cycles
+    return start + _join([together * throughput, latency], coefficients.hiding) + fetches
 
 
 def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coefficients) -> float:
     """Cycles from the first block's start to the last one's end."""
 
-    def cycles_of(counts: Counts, together: int) -> float:
-        return _block_cycles(counts, work.warps, limits, together, coefficients)
+    def cycles(together: int) -> float:
+        return _cycles_together(work, limits, together, coefficients)
 
-    mean, per_sm = work.mean, ceil(work.blocks / limits.num_sms)
+    per_sm = ceil(work.blocks / limits.num_sms)
     if work.is_even:
         # Whole waves, then one with fewer blocks per SM.
         waves, rest = divmod(per_sm, resident)
-        return waves * cycles_of(mean, resident) + (cycles_of(mean, rest) if rest else 0.0)
+        return (waves * cycles(resident) if waves else 0.0) + (cycles(rest) if rest else 0.0)
     together = min(resident, per_sm)
-    even = work.blocks / (limits.num_sms * together) * cycles_of(mean, together)
-    longest = cycles_of(work.of(work.heaviest), 1)
-    tail = coefficients.causal_tail_heaviest_first if work.heads_interleaved else coefficients.causal_tail
-    return max(even, longest) + tail * longest
+    slots = limits.num_sms * together
+    # A block's start and end take about as long as a tile.
+    lengths = tuple(walk.paced_tiles + work.warps for walk in work.walks for _ in range(walk.blocks))
+    stretch = _stretch(lengths, work.heads, slots, work.heads_interleaved)
+    return work.blocks / slots * cycles(together) * stretch
+
+
+#: Blocks that a simulated grid has at most: what the end of a longer one costs does not depend on its length.
+SIMULATED_BLOCKS = 4096
+
+
+@lru_cache(maxsize=4096)
+def _stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved: bool) -> float:
+    """How much longer than an even share of the work the last of ``slots`` runs, each of which takes the next
+    block as it ends one. ``lengths`` are those of one head's blocks in the order in which they start."""
+    simulated = min(heads, max(1, max(SIMULATED_BLOCKS, 4 * slots) // len(lengths)))
+    order = [n for n in lengths for _ in range(simulated)] if heads_interleaved else list(lengths) * simulated
+    ends = [0] * slots
+    for length in order:
+        heapq.heapreplace(ends, ends[0] + length)
+    even = sum(order) / slots
+    return 1 + (max(ends) / even - 1) * simulated / heads
 
 
 def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int) -> float:

@@ -11,6 +11,7 @@ from ..gen.variant import Variant
 from . import costmodel
 
 GEN = Path(__file__).resolve().parents[1] / "gen"
+COUNTED_FROM = ("banks.py", "limits.py", "problem.py", "tiles.py", "variant.py")
 #: Predicted time of a variant, in microseconds.
 Prior = Callable[[Variant], float]
 
@@ -28,6 +29,9 @@ def prior_of(problem: Problem, limits: DeviceLimits) -> Prior:
 
 
 def cost_model_version() -> str:
-    """What tells one cost model's predictions from another's: its source and that of the work it weighs."""
-    counted = sorted(GEN.glob("*work.py"))
+    """What tells one cost model's predictions from another's: its source, that of the work it weighs, and that
+    of what the work is counted from: layouts, bank conflicts, registers, a card's limits."""
+    counted = sorted(
+        {*GEN.glob("*work.py"), *GEN.glob("families/*.py"), *(GEN / name for name in COUNTED_FROM)}
+    )
     return "\0".join(path.read_text(encoding="utf-8") for path in (Path(costmodel.__file__), *counted))
