@@ -26,7 +26,7 @@ import platformdirs
 from .device import FlashgenError
 
 #: Scratch folders older than this belong to a process that was killed.
-STALE_SCRATCH_SECONDS = 24 * 3600
+STALE_SCRATCH_SECONDS = 3600
 SCRATCH_PREFIX = ".scratch-"
 #: What only a disk raises, and what a folder that is not ours raises too.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})

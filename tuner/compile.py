@@ -198,8 +198,9 @@ class NvrtcToolchain:
         search = tuple(f"--include-path={folder}" for folder in self.includes)
 
         def command(source: Path, cubin: Path) -> list[str]:
-            start = [sys.executable, str(Path(__file__).with_name("nvrtc.py")), str(self.nvrtc.path)]
-            return [*start, str(source), str(cubin), *flags, *search, "-Xptxas=-v"]
+            # Isolated: the script's folder must not hide modules of the standard library.
+            script = [sys.executable, "-I", str(Path(__file__).with_name("nvrtc.py")), str(self.nvrtc.path)]
+            return [*script, str(source), str(cubin), *flags, *search, "-Xptxas=-v"]
 
         return _build(kernel, (self.version, *flags, *search), command, self.timeout_s)
 

@@ -170,13 +170,13 @@ def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _padded(x: np.ndarray) -> np.ndarray:
-    """The same values with a gap after each row, as long as a vector access."""
-    wide = np.full((*x.shape[:-1], x.shape[-1] + 4), np.nan, x.dtype)
-    if x.shape[-1] % 4:
-        # Strides must stay multiples of the widest vector that divides the head dim.
-        wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, x.dtype)
-    wide[..., : x.shape[-1]] = x
-    return wide[..., : x.shape[-1]]
+    """The same values with a gap of NaN after each row."""
+    head_dim = x.shape[-1]
+    # Strides must stay multiples of the widest vector that divides the head dim.
+    gap = head_dim if head_dim % 4 else 4
+    wide = np.full((*x.shape[:-1], head_dim + gap), np.nan, x.dtype)
+    wide[..., :head_dim] = x
+    return wide[..., :head_dim]
 
 
 def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generator) -> float:
