@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,7 @@ def emit_cuda(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] | N
     ``device`` names the card, ``measurement`` is as in `emit_module`.
     """
     figures = _figures(kernel, device, measurement)
-    paragraph = "\n".join(f"// {line}" for line in textwrap.wrap(figures, WIDTH - 3))
+    paragraph = textwrap.indent(_wrap(figures, WIDTH - 3), "// ")
     head, marker, tail = kernel.source.partition("// Build:")
     if not marker:
         return f"{paragraph}\n\n{kernel.source}"
@@ -102,7 +103,10 @@ def _evaluates_to(literal: str, text: str) -> bool:
 
 
 def _wrap(text: str, width: int = WIDTH) -> str:
-    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+    """In lines of that width; a number and its unit stay together."""
+    unbroken = re.sub(r"(?<=\d) (?=ms|us|%|TFLOP/s)", "\0", text)
+    lines = textwrap.wrap(unbroken, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _regenerate(kernel: Kernel) -> str:
@@ -113,7 +117,7 @@ def _regenerate(kernel: Kernel) -> str:
     options += [f"--set {name}={str(value).lower()}" for name, value in variant.to_dict().items()]
     # An option and its value stay on one line.
     unbroken = " ".join(option.replace(" ", "\0") for option in options)
-    lines = [f"flashgen emit {problem.name}.py", *_wrap(unbroken, WIDTH - 10).replace("\0", " ").split("\n")]
+    lines = [f"flashgen emit {problem.name}.py", *_wrap(unbroken, WIDTH - 10).split("\n")]
     return " \\\n".join(f"{'        ' if i else '    '}{line}" for i, line in enumerate(lines))
 
 
