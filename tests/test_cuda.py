@@ -82,6 +82,12 @@ def test_absent_cards_are_named():
         cuda.find_device(0)
 
 
+def test_another_card_of_the_same_number_is_refused():
+    device = replace(cuda.find_device(0), pci_bus_id="0000:FF:00.0")
+    with pytest.raises(FlashgenError, match=r"at 0000:FF:00\.0 and is now .*CUDA_VISIBLE_DEVICES"):
+        device.open()
+
+
 def test_absent_pycuda_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     monkeypatch.delitem(sys.modules, "pycuda")

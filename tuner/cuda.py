@@ -181,7 +181,13 @@ class CudaRunner:
         self._cuda = _driver()
         self._device = device
         try:
-            self._context = self._cuda.Device(device.ordinal).retain_primary_context()
+            card = self._cuda.Device(device.ordinal)
+            if card.pci_bus_id() != device.pci_bus_id:
+                raise FlashgenError(
+                    f"CUDA device {device.ordinal} was {device.limits.name} at {device.pci_bus_id} and is "
+                    f"now {card.name()} at {card.pci_bus_id()}; set CUDA_VISIBLE_DEVICES before CUDA is used"
+                )
+            self._context = card.retain_primary_context()
             self._context.push()
         except self._cuda.Error as error:
             raise FlashgenError(
