@@ -31,8 +31,8 @@ START_DEADLINE_S = 120.0
 #: Until it has answered one request about one build.
 DEADLINE_S = 60.0
 FINAL_ROUNDS = 25
-#: A process that was asked, or forced, to end has this long.
-GRACE_S = 2.0
+#: How long a process may take to end when asked, and when killed: the driver then frees what it held.
+GRACE_S, KILLED_S = 2.0, 30.0
 LAST_WORDS_BYTES = 2000
 #: The reference's matrices are small, and compilers hold the other cores: threads that wait for one another
 #: there take twenty times as long as one alone.
@@ -179,9 +179,9 @@ class Worker:
             process.popen.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
             process.popen.kill()
-            # One that is stuck in the driver does not die even so; nobody waits for it.
+            # One that is stuck in the driver does not die even so; it is left behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(timeout=GRACE_S)
+                process.popen.wait(timeout=KILLED_S)
 
     def __enter__(self) -> Worker:
         return self
