@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ALU_PER_STEP = 2.0
 #: Issue slots around one copied chunk: addresses and bounds, which no FFMA of the warp's own accompanies.
 #: Fitted to times of an H200; the other cards' are assumed to be like it.
-ALU_PER_COPY = 10.0
+ALU_PER_COPY = 11.0
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
+import inspect
+import json
 import math
 import random
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 import pytest
+from flashgen.gen import banks, ladder_work, limits, problem, simt_work, tiles, variant, work
 from flashgen.gen.banks import wavefronts
-from flashgen.gen.families import FAMILIES
+from flashgen.gen.families import FAMILIES, ladder, simt
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.work import Counts, Walk, Work, walk_tiles
+from flashgen.tuner import costmodel
 from flashgen.tuner.costmodel import COEFFICIENTS, Prediction, dram_bytes, predict, predict_work
+from flashgen.tuner.prior import cost_model_version
 
 H200 = preset("h200")
 LONG = Problem(batch=8, seqlen_q=4096, seqlen_k=4096)
@@ -229,3 +238,119 @@ def test_interleaved_heads_need_more_of_l2():
     by_head = dram_bytes(variant.work(causal, limits), causal, limits, 2)
     interleaved = replace(variant, block_order="heaviest_first")
     assert dram_bytes(interleaved.work(causal, limits), causal, limits, 2) > by_head
+
+
+def test_a_scheduler_whose_warps_leave_tiles_out_does_not_speed_the_block_up():
+    """A last tile of 16 rows: one warp of four computes, in each block the same; of eight, one of two."""
+    problem = Problem(seqlen_q=144, seqlen_k=64)
+    last, _ = walk_tiles(problem, 128, 64, 4, skips=True)
+    assert (last.tiles, last.warp_tiles, last.paced_tiles) == (1, 1, 4)
+    last, _ = walk_tiles(problem, 128, 64, 8, skips=True)
+    assert (last.warp_tiles, last.paced_tiles) == (1, 4)
+    # Pairs of warps land wherever there is room.
+    last, _ = walk_tiles(problem, 32, 64, 2, skips=True)
+    assert (last.warp_tiles, last.paced_tiles) == (1, 2)
+
+
+def test_a_loop_that_outgrows_the_instruction_caches_costs_blocks_that_share_an_sm():
+    def us(instructions: int, resident: int) -> float:
+        work = replace(work_of(BUSY), loop_instructions=instructions)
+        return predict_work(work, SMALL, H200, resident).median_us
+
+    assert us(1000, 2) == us(0, 2)
+    assert us(4000, 2) > us(1000, 2)
+    assert us(4000, 1) == us(1000, 1)
+
+
+def test_the_longest_blocks_first_end_a_causal_grid_sooner():
+    causal = Problem(batch=8, num_q_heads=12, num_kv_heads=12, seqlen_q=1024, seqlen_k=1024, causal=True)
+    for variant in sample("h200", causal, 10, block_order="by_head"):
+        first = replace(variant, block_order="heaviest_first")
+        assert predict(first, causal, H200).median_us < predict(variant, causal, H200).median_us
+
+
+def test_rows_in_vectors_have_fewer_scattered_operands():
+    by_vector = sample("h200", LONG, 1, br=128, lanes=8, q_layout="transposed", p_layout="transposed")[0]
+    by_row = replace(by_vector, q_layout="padded", p_layout="padded")
+    counts = [variant.work(LONG, H200).per_warp_tile for variant in (by_vector, by_row)]
+    assert by_vector.row_group == 4
+    assert counts[0].scattered * 4 == counts[0].ffma == counts[1].scattered
+
+
+def test_the_version_names_all_that_a_prediction_is_made_of():
+    version = cost_model_version()
+    parts = (costmodel, banks, limits, problem, tiles, variant, work, simt_work, ladder_work, simt, ladder)
+    assert all(inspect.getsource(part) in version for part in parts)
+
+
+# -- against times of a card ----------------------------------------------------------------------------
+
+TIMES = Path(__file__).parent / "data" / "h200_times.json.gz"
+
+
+@lru_cache(maxsize=1)
+def recorded() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Measured and predicted times, in microseconds, by sample and problem."""
+    times = json.loads(gzip.decompress(TIMES.read_bytes()))
+    limits = preset(times["preset"])
+    names = times["columns"][1:]
+    sets = {}
+    for recording in times["sets"]:
+        problem = Problem(**recording["problem"])
+        variants = [Simt.from_dict(dict(zip(names, row[1:], strict=True))) for row in recording["rows"]]
+        predicted = [predict(variant, problem, limits).median_us for variant in variants]
+        measured = [row[0] for row in recording["rows"]]
+        name = f"{recording['sample']} d{problem.head_dim} n{problem.seqlen_q}{' causal' * problem.causal}"
+        sets[name] = (np.array(measured), np.array(predicted))
+    return sets
+
+
+def ranks(times: np.ndarray) -> np.ndarray:
+    """Equal times share the mean of their ranks."""
+    _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+#: The Spearman correlation reached, rounded down: of samples drawn at random, and of what searches tried, who
+#: favour fast variants. The model's coefficients are fitted to these times among others.
+CORRELATIONS = {
+    "random d128 n4096": 0.87,
+    "random d32 n128": 0.83,
+    "random d32 n32768": 0.75,
+    "random d64 n1024 causal": 0.79,
+    "random d64 n197": 0.90,
+    "random d64 n2048": 0.83,
+    "random d64 n4096": 0.86,
+    "search d128 n4096": 0.92,
+    "search d128 n4096 causal": 0.93,
+    "search d32 n128": 0.93,
+    "search d64 n1024 causal": 0.88,
+    "search d64 n197": 0.96,
+    "search d64 n2048": 0.95,
+    "search d64 n4096": 0.86,
+}
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_predictions_rank_variants_as_an_h200_does(name):
+    measured, predicted = recorded()[name]
+    assert np.corrcoef(ranks(measured), ranks(predicted))[0, 1] >= CORRELATIONS[name]
+
+
+def test_every_recorded_problem_is_judged():
+    assert recorded().keys() == CORRELATIONS.keys()
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_the_best_are_among_those_predicted_best(name):
+    """Timing the twenty variants that the model puts first finds one within 2 % of the best."""
+    measured, predicted = recorded()[name]
+    first = np.argsort(predicted, kind="stable")[:20]
+    assert measured[first].min() <= 1.02 * measured.min()
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_predicted_times_are_those_of_an_h200_within_a_tenth(name):
+    """In the median; a single variant's may be further off."""
+    measured, predicted = recorded()[name]
+    assert 0.9 < np.median(predicted / measured) < 1.1

@@ -33,7 +33,7 @@ class Coefficients:
 
     #: How much of the other pipes shows beside the fullest: the exponent of the norm that joins them. 1 would
     #: mean no overlap, infinity a perfect one. Fitted.
-    overlap: float = 9.5
+    overlap: float = 5.5
     #: The same for throughput against latency, and for SMs against device memory. Fitted.
     hiding: float = 9.0
     #: FFMAs issued over the most the units could take, when nothing else is in the way. An H200 runs 60.9 of
@@ -41,24 +41,24 @@ class Coefficients:
     ffma_efficiency: float = 0.90
     #: Cycles that an FFMA with scattered operands loses beside one without: as often as the compiler fails to
     #: keep two of them out of one register bank. Fitted; profiles of single kernels show 0.05 to 0.3.
-    bank_stall: float = 0.08
-    #: Issue slots that a warp lets pass, over those it takes: waits of a cycle or two that no instruction of
-    #: its own fills. The other warps of its scheduler can. Fitted.
-    issue_gap: float = 0.5
+    bank_stall: float = 0.13
+    #: How likely a warp has nothing to issue, in waits of a cycle or two that it cannot fill itself. A slot
+    #: stays empty when that holds for all the warps of a scheduler. Fitted.
+    idle_warp: float = 0.34
     #: How far a block whose warps do not divide among the schedulers falls back to the pace of the fullest
     #: one; 0 would mean that other blocks' warps fill the rest. Fitted.
-    unevenness: float = 0.7
+    unevenness: float = 0.75
     #: Instructions of 16 bytes that the instruction caches hold for a loop, and cycles to fetch one of those
     #: beyond. Warps of one block walk the loop together; blocks that share an SM drift apart, and each
     #: fetches what the others evicted. Fitted.
-    cached_instructions: float = 1550.0
-    fetch_cycles: float = 0.3
+    cached_instructions: float = 1280.0
+    fetch_cycles: float = 0.28
     #: Warp-wide integer and comparison instructions per cycle and SM, from Volta on in units beside FMA.
     alu_per_cycle: float = 2.0
     #: Passes of 128 bytes through the banks of shared memory or L1 per cycle and SM. Fitted.
-    wavefronts_per_cycle: float = 0.68
+    wavefronts_per_cycle: float = 0.75
     #: Passes of 128 bytes from there into registers, which a broadcast does not spare. Fitted.
-    delivered_per_cycle: float = 0.91
+    delivered_per_cycle: float = 0.98
     #: Bytes per cycle and SM that L2 delivers when all SMs ask.
     l2_bytes_per_cycle: float = 32.0
     #: Cycles until a shared-memory read, a shuffle or an exponential can be used.
@@ -68,7 +68,7 @@ class Coefficients:
     #: Cycles in which a block gathers at a barrier.
     barrier_latency: float = 50.0
     #: Cycles from one block's end to the first tile of the block that takes its place. Fitted.
-    block_start: float = 3800.0
+    block_start: float = 3900.0
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
     #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
@@ -155,7 +155,7 @@ def pipe_cycles(
         fma, alu = fma + counts.alu * WARP / limits.fp32_lanes_per_sm, 0.0
     exp_lanes = EXP_LANES_SM_61 if limits.arch == 61 else EXP_LANES
     uneven = _unevenness(warps, schedulers, coefficients)
-    gaps = 1 + coefficients.issue_gap * schedulers / warps_on_sm
+    filled = 1 - coefficients.idle_warp ** (warps_on_sm / schedulers)
     return {
         "arithmetic": uneven * fma,
         "integer arithmetic": uneven * alu,
@@ -164,7 +164,7 @@ def pipe_cycles(
             counts.wavefronts / coefficients.wavefronts_per_cycle,
             counts.delivered / coefficients.delivered_per_cycle,
         ),
-        "issue slots": uneven * gaps * _issue_cycles(counts, coefficients) / schedulers,
+        "issue slots": uneven / filled * _issue_cycles(counts, coefficients) / schedulers,
         "L2": counts.l2_bytes / coefficients.l2_bytes_per_cycle,
     }
 

@@ -29,8 +29,8 @@ def prior_of(problem: Problem, limits: DeviceLimits) -> Prior:
 
 
 def cost_model_version() -> str:
-    """What tells one cost model's predictions from another's: its source, that of the work it weighs, and that
-    of what the work is counted from: layouts, bank conflicts, registers, a card's limits."""
+    """What tells one cost model's predictions from another's: its source, that of the work it weighs and
+    that of what the work is counted from: layouts, bank conflicts, registers, a card's limits."""
     counted = sorted(
         {*GEN.glob("*work.py"), *GEN.glob("families/*.py"), *(GEN / name for name in COUNTED_FROM)}
     )
