@@ -45,7 +45,8 @@ class Entry:
 def cache_folder() -> Path:
     """``$FLASHGEN_CACHE``, else the user's cache folder."""
     chosen = os.environ.get("FLASHGEN_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("flashgen"))
+    # Absolute: artifacts are opened later, and by other processes.
+    return Path(chosen or platformdirs.user_cache_dir("flashgen")).expanduser().absolute()
 
 
 def cache_key(parts: Sequence[str]) -> str:
