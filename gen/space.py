@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
 
 from .limits import DeviceLimits
 from .problem import Problem
-from .variant import Value, Variant
+from .variant import Rule, Value, Variant
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Space:
     """The legal variants of one family for one problem and card, and what each rule removed.
 
     A legal variant is one of ``prefixes`` (values of the leading parameters, which rules read) followed by
-    one value each of the ``free`` trailing parameters, which no rule reads.
+    one value each of the ``free`` trailing parameters, which no rule reads. ``waived`` names the advice
+    that was not followed, since nothing would have been left.
     """
 
     family: type[Variant]
@@ -29,6 +30,7 @@ class Space:
     prefixes: tuple[tuple[Value, ...], ...]
     free: tuple[tuple[Value, ...], ...]
     removed: Mapping[str, int]
+    waived: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prefixes) * prod(map(len, self.free))
@@ -52,14 +54,36 @@ def enumerate_space(
 ) -> Space:
     """All legal variants, with ``fixed`` parameters held.
 
-    Walks the parameters as a tree. A rule is asked once its last parameter is set, and a broken one removes
-    the whole subtree; the counts are of variants all the same.
+    Advice narrows a space that is too wide; where it leaves nothing (one query row feeds no wide micro-tile),
+    the advice that removed least is waived, and all of it if that does not help.
     """
     fixed = fixed or {}
+    rules = [r for r in family.rules() if not (r.advisory and r.after in fixed)]
+    space = _walk(family, problem, limits, fixed, rules)
+    if len(space):
+        return space
+    advice = {r.name for r in rules if r.advisory and r.name in space.removed}
+    waivers = [{name} for name in sorted(advice, key=lambda name: (space.removed[name], name))]
+    for waived in [*waivers, advice] if advice else []:
+        kept = [r for r in rules if not (r.advisory and r.name in waived)]
+        wider = _walk(family, problem, limits, fixed, kept)
+        if len(wider):
+            return replace(wider, waived=tuple(sorted(waived)))
+    return space
+
+
+def _walk(
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    fixed: Mapping[str, Value],
+    rules: Sequence[Rule],
+) -> Space:
+    """Walks the parameters as a tree. A rule is asked once its last parameter is set, and a broken one
+    removes the whole subtree; the counts are of variants all the same."""
     parameters = family.parameters()
     choices = [(fixed[p.name],) if p.name in fixed else p.choices for p in parameters]
     below = [prod(len(c) for c in choices[depth + 1 :]) for depth in range(len(parameters))]
-    rules = [r for r in family.rules() if not (r.advisory and r.after in fixed)]
     rules_at = [[r for r in rules if r.after == p.name] for p in parameters]
     # Beyond the last parameter that a rule waits for, everything is legal.
     num_ruled = max((depth + 1 for depth, here in enumerate(rules_at) if here), default=0)

@@ -50,6 +50,36 @@ def test_held_parameters_and_the_advice_about_them():
     assert {(v.a, v.b, v.c) for v in held.legal} == {(1, 1, "y"), (1, 2, "y"), (1, 4, "y")}
 
 
+class Advised(Toy):
+    """Its advice leaves nothing: nobody should set b, or c to y."""
+
+    @rule("b", after="b", advisory=True)
+    def _no_b(self, problem, limits):
+        return "never"
+
+    @rule("c is not y", after="c", advisory=True)
+    def _no_y(self, problem, limits):
+        return "y" if self.c == "y" else None
+
+
+def test_advice_that_leaves_nothing_is_waived():
+    space = enumerate_space(Advised, Problem(), LIMITS)
+    assert space.waived == ("b",)
+    assert {(v.a, v.b, v.c) for v in space.legal} == {(a, b, "x") for a in (1, 2, 3) for b in (1, 2, 4)} - {
+        (2, 4, "x"),
+        (3, 4, "x"),
+    }
+    both = enumerate_space(Advised, Problem(), LIMITS, {"a": 3, "b": 4})
+    assert len(both) == 0 and both.waived == () and both.removed == {"a and b": 2}
+
+
+@pytest.mark.parametrize("card", ["gtx-1080", "h200"])
+@pytest.mark.parametrize(("head_dim", "seqlen_q", "seqlen_k"), [(64, 1, 1), (128, 1, 4096), (256, 4096, 1)])
+def test_the_shortest_sequences_can_be_tuned_for(card, head_dim, seqlen_q, seqlen_k):
+    problem = Problem(head_dim=head_dim, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    assert len(enumerate_space(family_named("simt"), problem, PRESETS[card]))
+
+
 def test_check_names_the_rule_and_both_numbers():
     with pytest.raises(Illegal, match="a and b: 3 \\+ 4 exceeds 5"):
         Toy(a=3, b=4).check(Problem(), LIMITS)

@@ -22,7 +22,8 @@ from ..gen.variant import Value, Variant
 @dataclass
 class Catalogue:
     """``codes[p, i]`` is the index of variant i's value among parameter p's choices; columns are sorted by
-    ``keys``, the codes read as one mixed-radix number. ``unseen`` marks what no trial has taken yet."""
+    ``keys``, the codes read as one mixed-radix number. ``unseen`` marks what no trial has taken yet.
+    ``waived`` is as in `Space`."""
 
     family: type[Variant]
     problem: Problem
@@ -30,6 +31,7 @@ class Catalogue:
     total: int
     removed: Mapping[str, int]
     codes: np.ndarray
+    waived: tuple[str, ...] = ()
     keys: np.ndarray = field(init=False)
     unseen: np.ndarray = field(init=False)
 
@@ -112,7 +114,7 @@ def build_catalogue(
 ) -> Catalogue:
     """Enumerates the legal variants with ``fixed`` parameters held."""
     space = enumerate_space(family, problem, limits, fixed)
-    return Catalogue(family, problem, limits, space.total, space.removed, encode(space))
+    return Catalogue(family, problem, limits, space.total, space.removed, encode(space), space.waived)
 
 
 def encode(space: Space) -> np.ndarray:

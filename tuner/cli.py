@@ -63,7 +63,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Processes to compile with; all cores by default.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the search and of the test data.")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the search and of the test data.")
+]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the tuned kernels.")]
 Storage = Annotated[
     str | None,

@@ -105,7 +105,7 @@ class RunView:
             f"(enumerated in {event.seconds:.1f} s)"
         )
         if self._console.is_terminal:
-            self._progress = Progress(
+            progress = Progress(
                 SpinnerColumn(),
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
@@ -114,10 +114,11 @@ class RunView:
                 console=self._console,
                 transient=True,
             )
-            self._task = self._progress.add_task(
+            self._task = progress.add_task(
                 event.family, total=event.budget, completed=event.earlier, best="compiling the first variants"
             )
-            self._progress.start()
+            progress.start()
+            self._progress = progress
 
     def _trial(self, event: TrialDone) -> None:
         improved = event.best is not None and event.best is not self._best
@@ -259,6 +260,9 @@ def show_space(console: Console, view: SpaceView) -> None:
         rules.add_row(f"removed by {name}", f"{count:,}")
     rules.add_row("legal", f"{len(catalogue):,}", style="bold")
     console.print(rules)
+    if catalogue.waived:
+        text = f"waived, since nothing else would be left: the advice on {', '.join(catalogue.waived)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if view.survivors:
         show_survivors(console, view)
     if view.verdict is not None:

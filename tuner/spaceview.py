@@ -82,6 +82,7 @@ class SpaceView:
             "sm": catalogue.limits.sm,
             "total": catalogue.total,
             "removed": dict(catalogue.removed),
+            "waived_advice": list(catalogue.waived),
             "legal": len(catalogue),
             "verdict": self.verdict.to_dict() if self.verdict else None,
             "looked_at": self.looked_at,
