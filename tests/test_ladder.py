@@ -385,3 +385,30 @@ def test_a_pytorch_that_cannot_run_is_an_entry_with_a_reason():
     entries = list(torch_times([CASES["t10"]], 0))
     assert [(e.problem, e.median_us) for e in entries] == [(0, None)]
     assert "torch" in entries[0].reason
+
+
+def test_a_chatty_pytorch_neither_stops_nor_confuses_the_timing(tmp_path, monkeypatch):
+    package = tmp_path / "torch"
+    (package / "nn").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import contextlib, sys, types\n"
+        "print('welcome'); print('w' * 2**20, file=sys.stderr)\n"
+        "backends = types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=types.SimpleNamespace()))\n"
+        "cuda = types.SimpleNamespace(device=contextlib.nullcontext, empty_cache=lambda: None)\n"
+        "def randn(*shape, device): raise RuntimeError(f'no memory for {shape}\\nand more')\n"
+    )
+    (package / "nn" / "__init__.py").touch()
+    (package / "nn" / "attention.py").write_text(
+        "import types\n"
+        "SDPBackend = types.SimpleNamespace(EFFICIENT_ATTENTION=1, MATH=2)\n"
+        "def sdpa_kernel(backend): ...\n"
+    )
+    (package / "nn" / "functional.py").write_text("scaled_dot_product_attention = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = list(torch_times([CASES["t10"], CASES["t22"]], 0))
+    assert [(e.problem, e.backend, e.fused, e.median_us) for e in entries] == [
+        (problem, backend, fused, None)
+        for problem in (0, 1)
+        for backend, fused in (("memory-efficient", True), ("math", False))
+    ]
+    assert entries[0].reason == "no memory for (10, 1, 2048, 64)"
