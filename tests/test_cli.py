@@ -368,6 +368,12 @@ def test_emit_where_nothing_was_tuned(flashgen, nothing_shipped):
     assert "attention_f32_d40" in Path("best.cu").read_text()
 
 
+def test_emit_does_not_pass_over_damaged_trials(flashgen, nothing_shipped, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tuning.sqlite3").write_text("damaged")
+    assert "tuning.sqlite3: file is not a database" in flashgen("emit", "best.cu", code=1).stderr
+
+
 def test_emit_to_a_place_that_cannot_be_written(tuned, flashgen, nothing_shipped, tmp_path):
     (tmp_path / "blocked").write_text("")
     result = flashgen("emit", "blocked/best.cu", "--out", str(tuned[0] / "out"), code=1)

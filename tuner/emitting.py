@@ -78,7 +78,7 @@ def write_target(target: Path, text: str) -> None:
 def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
     """The kernels of the library folders, then those that only the trials' storage holds.
 
-    Raises FlashgenError for a storage that was named and cannot be read.
+    Raises FlashgenError where the storage cannot be read and was named, or is all there is.
     """
     found = library.entries(library.folders(out))
     if storage_named and "://" not in storage and not Path(storage).exists():
@@ -88,7 +88,7 @@ def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.
         try:
             kept = kernels_in_storage(storage)
         except FlashgenError:
-            if storage_named:
+            if storage_named or not found:
                 raise
             kept = []
         found += [e for e in kept if (e.slug, e.kernel.problem, e.kernel.variant) not in have]
