@@ -142,7 +142,7 @@ def _summary(kernel: Kernel, device: str) -> str:
 def _figures(kernel: Kernel, device: str, measurement: Mapping[str, Any] | None) -> str:
     """The measurement in words."""
     if not measurement:
-        return "Not measured: emitted for a variant that was chosen, not tuned."
+        return f"Not measured: emitted for {device}, of a variant that was chosen, not tuned."
     m = measurement
     predicted = bool(m.get("predicted"))
     where = f"{device}, {_shape(kernel.problem)}, {_MASKS[kernel.problem.causal]}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from flashgen.tuner import library
 from flashgen.tuner.cli import app
+from flashgen.tuner.prove import read_emitted
 from typer.testing import CliRunner
 
 SIM = ["--device", "sim:gtx-1080"]
@@ -366,6 +367,7 @@ def test_emit_where_nothing_was_tuned(flashgen, nothing_shipped):
     text = flashgen("emit", "best.cu", "--preset", "gtx-1080", "--d", "40", "--family", "ladder").stdout
     assert "nothing was tuned for f32, head dim 40 on GTX 1080" in text and "untuned" in text
     assert "attention_f32_d40" in Path("best.cu").read_text()
+    assert read_emitted(Path("best.cu")).device == "GTX 1080"
 
 
 def test_emit_does_not_pass_over_damaged_trials(flashgen, nothing_shipped, tmp_path):

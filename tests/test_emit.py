@@ -143,7 +143,7 @@ def test_figures_are_told_as_what_they_are(emit: Callable[..., str]) -> None:
     predicted = told(device="GTX 1080", measurement={**MEASURED, "predicted": True})
     assert "Predicted by a cost model, not measured, for GTX 1080" in predicted
     assert "Measured on" not in predicted and "driver 580" not in predicted
-    assert "Not measured" in told(device="NVIDIA H200")
+    assert "Not measured: emitted for NVIDIA H200, of a variant" in told(device="NVIDIA H200")
 
 
 def test_the_command_regenerates_the_variant() -> None:

@@ -265,7 +265,9 @@ def _read_cuda(text: str) -> tuple[Kernel, str]:
     smem_bytes = int(find(r"sizeof\(SharedStorage\) == (\d+)", "size of shared memory"))
     arch = int(find(r"-arch=sm_(\d+)", "architecture in its header"))
     launch = Launch(variant.threads(), smem_bytes, variant.rows_per_block())
-    device = re.search(r"^// (?:Measured on|Predicted .*? for) ([^,]+),", text, re.MULTILINE)
+    device = re.search(
+        r"^// (?:Measured on|Predicted .*? for|Not measured: emitted for) ([^,]+),", text, re.MULTILINE
+    )
     kernel = Kernel(problem, variant, arch, text, entry, f"{entry}_kernel", launch)
     return kernel, device[1] if device else f"sm_{arch}"
 
