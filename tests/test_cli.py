@@ -331,17 +331,20 @@ def test_emit_renders_a_variant_untuned(flashgen, nothing_shipped):
     compile(Path("best.py").read_text(), "best.py", "exec")
 
 
-def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shipped):
-    flashgen("emit", "best.py", "--preset", "gtx-1080", "--d", "32", "--causal", *HELD)
-    written = Path("best.py").read_text()
-    command = written.partition("Regenerate:")[2].partition('"""')[0].replace("\\\n", " ").split()
+@pytest.mark.parametrize("suffix", ["py", "cu"])
+def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shipped, suffix):
+    flashgen("emit", f"best.{suffix}", "--preset", "gtx-1080", "--d", "32", "--causal", *HELD)
+    written = Path(f"best.{suffix}").read_text()
+    after, end = written.partition("Regenerate:")[2], {"py": '"""', "cu": "\n\n"}[suffix]
+    command = after.partition(end)[0].replace("\\\n", " ").replace("//", "").split()
     flashgen(*command[1:])
 
-    def source(text: str) -> str:
-        return text[text.index("\nSOURCE = ") :]
+    def code(text: str) -> str:
+        return text[text.index("#ifndef FLASHGEN_CAUSAL") :]
 
-    assert command[2] == "f32_d32_causal.py"
-    assert source(Path("f32_d32_causal.py").read_text()) == source(written)
+    again = Path(command[2])
+    assert again.name in ("f32_d32_causal.py", "attention_f32_d32.cu")
+    assert code(again.read_text()) == code(written)
 
 
 def test_emit_names_the_limit_an_illegal_variant_breaks(flashgen, nothing_shipped):

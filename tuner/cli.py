@@ -343,7 +343,6 @@ def emit_command(
     """
     from .devices import limits_named, preset_named
     from .emitting import (
-        best_guess,
         check_target,
         choose,
         complete,
@@ -351,7 +350,6 @@ def emit_command(
         known_kernels,
         write_target,
     )
-    from .prior import prior_of
     from .study import default_storage
 
     check_target(target)
@@ -375,14 +373,7 @@ def emit_command(
         how = f"the variant asked for, untuned: {problem.name} for {limits.name}"
         emitted = emit_untuned(variant, problem, limits, how, target.suffix)
     else:
-        emitted = choose(
-            known,
-            shape,
-            limits,
-            kind,
-            target.suffix,
-            fallback=lambda p, card: best_guess(chosen, p, card, {}, prior_of(p, card)),
-        )
+        emitted = choose(known, shape, limits, kind, target.suffix, fallback=chosen)
     write_target(target, emitted.text)
     if json_:
         _print_json({"target": str(target), **emitted.to_dict()})

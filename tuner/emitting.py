@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from .catalogue import build_catalogue
 from .device import FlashgenError
 from .kept import kernels_in_storage
 from .options import Shape, UsageError
-from .prior import Prior
+from .prior import prior_of
 from .search import predicted_fastest
 
 SUFFIXES = (".cu", ".py")
@@ -141,9 +141,9 @@ def choose(
     family: type[Variant] | None,
     suffix: str,
     *,
-    fallback: Callable[[Problem, DeviceLimits], Variant],
+    fallback: type[Variant],
 ) -> Emitted:
-    """The best known kernel for what was asked; ``fallback`` gives a variant where nothing is known.
+    """The best known kernel for what was asked, or the best guess of the family ``fallback`` without one.
 
     Raises:
         FlashgenError: nothing was asked for and nothing was ever tuned.
@@ -166,25 +166,19 @@ def choose(
         f"nothing was tuned for {problem.dtype}, head dim {problem.head_dim} on {limits.name}: this is the "
         "cost model's guess, untuned; `flashgen tune` finds better"
     )
-    return emit_untuned(fallback(problem, limits), problem, limits, how, suffix)
+    return emit_untuned(best_guess(fallback, problem, limits), problem, limits, how, suffix)
 
 
-def best_guess(
-    family: type[Variant],
-    problem: Problem,
-    limits: DeviceLimits,
-    held: Mapping[str, Value],
-    prior: Prior,
-) -> Variant:
+def best_guess(family: type[Variant], problem: Problem, limits: DeviceLimits) -> Variant:
     """The variant the cost model calls fastest. Raises UsageError when none is legal."""
-    catalogue = build_catalogue(family, problem, limits, held)
+    catalogue = build_catalogue(family, problem, limits)
     if not len(catalogue):
-        held_words = " with " + " ".join(f"{k}={v}" for k, v in held.items()) if held else ""
         raise UsageError(
-            f"no variant of {family.family!r}{held_words} is legal for {problem.name} on {limits.name}; "
-            "`flashgen space` says which rules remove them"
+            f"no variant of {family.family!r} is legal for {problem.name} on {limits.name}; `flashgen space` "
+            "says which rules remove them"
         )
-    return catalogue.variant(predicted_fastest(catalogue, prior, random.Random(0))[0][1])
+    ranked = predicted_fastest(catalogue, prior_of(problem, limits), random.Random(0))
+    return catalogue.variant(ranked[0][1])
 
 
 def complete(
