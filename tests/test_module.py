@@ -438,16 +438,15 @@ def test_numpy_of_any_layout_and_into_out(module: Any, driver: Driver) -> None:
     assert driver.launches()[1].stream == 0x60
 
 
-def test_numpy_memory_is_freed_when_the_gpu_is_full(module: Any, driver: Driver) -> None:
+def test_numpy_memory_is_freed_when_the_gpu_is_full(
+    module: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = driver.library.fake_num_allocated()
     q = host(1, 1, 4, D)
     k = np.lib.stride_tricks.as_strided(q, (1, 1, 2**34, D), (0, 0, 0, 4))
-    module.np.ascontiguousarray = lambda array: array
-    try:
-        with pytest.raises(RuntimeError, match=r"allocating \d+ bytes.*OUT_OF_MEMORY"):
-            module.attention(q, k, k)
-    finally:
-        module.np.ascontiguousarray = np.ascontiguousarray
+    monkeypatch.setattr(np, "ascontiguousarray", lambda array: array)
+    with pytest.raises(RuntimeError, match=r"allocating \d+ bytes.*OUT_OF_MEMORY"):
+        module.attention(q, k, k)
     assert driver.library.fake_num_allocated() == before
 
 
