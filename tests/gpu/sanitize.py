@@ -49,7 +49,7 @@ PROBLEMS = (
 LADDER_HEAD_DIMS = (32, 64)
 #: Random variants tried for each parameter value that no search proposes.
 MAX_DRAWS = 20_000
-#: Keys after which a row's sums have been parked twice; the tools take long over such rows, so few kernels do.
+#: Keys after which a row's sums have been parked twice. The tools take long over such rows: few kernels do.
 LONG_ROW, LONG_ROW_EVERY = 2 * 2048, 8
 #: On inputs in ±3, float32 stays far below this; a kernel that the tool disturbed does not.
 ALLOWED_ERROR = 1e-5
