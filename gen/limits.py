@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KIB = 1024
-MIB = 1024 * KIB
 WARP = 32
 
 

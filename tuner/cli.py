@@ -20,6 +20,7 @@ from rich.console import Console
 from ..gen.families import family_named
 from ..gen.limits import PRESETS
 from .cache import DISK_ERRORS
+from .compile import usable_cores
 from .device import FlashgenError
 from .options import Shape, UsageError, checked, parse_families, parse_settings
 from .version import flashgen_version
@@ -171,10 +172,6 @@ def _console(as_json: bool) -> Console:
     return Console(stderr=as_json)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextlib.contextmanager
 def _ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
     """An event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
@@ -264,7 +261,7 @@ def tune_command(
         seed=seed,
         storage=storage or default_storage(out),
         out=out,
-        jobs=jobs or _cores(),
+        jobs=jobs or usable_cores(),
     )
     console = _console(json_)
     with RunView(console) as view, _ends_softly(view.note) as stop:

@@ -16,6 +16,7 @@ from ..gen.problem import Problem
 from ..gen.render import render
 from ..gen.variant import Illegal, Value, Variant
 from . import library
+from .cache import write_atomically
 from .catalogue import build_catalogue
 from .device import FlashgenError
 from .kept import kernels_in_storage
@@ -68,7 +69,7 @@ def write_target(target: Path, text: str) -> None:
     """Writes the file whole or not at all. Raises FlashgenError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        library.write_text(target, text)
+        write_atomically(target, text)
     except OSError as error:
         raise FlashgenError(
             f"{target} cannot be written: {error.strerror or error}; free some space or name another file"

@@ -12,7 +12,6 @@ The order of choice, which `find` documents to the user as well:
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -140,23 +139,15 @@ def write(folder: Path, slug: str, kernel: TunedKernel, cuda: str, module: str) 
     paths = Paths.of(folder, slug, kernel.problem.name)
     try:
         paths.cu.parent.mkdir(parents=True, exist_ok=True)
-        write_text(paths.cu, cuda)
-        write_text(paths.py, module)
-        write_text(paths.json, json.dumps(to_record(kernel), indent=2) + "\n")
+        write_atomically(paths.cu, cuda)
+        write_atomically(paths.py, module)
+        write_atomically(paths.json, json.dumps(to_record(kernel), indent=2) + "\n")
     except OSError as error:
         raise FlashgenError(
             f"{paths.cu.parent} cannot be written: {error.strerror or error}; the tuned kernel is kept with "
             "the trials: free some space or make the folder writable, then `flashgen emit best.cu` writes it"
         ) from error
     return paths
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically and readable as any other. Raises OSError."""
-    write_atomically(path, text)
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
 
 
 def read(path: Path, slug: str | None = None) -> Entry:

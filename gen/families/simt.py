@@ -172,15 +172,11 @@ class Simt(Variant):
         d = problem.head_dim
         return {
             "d": d,
-            "tm": self.tm,
-            "tn": self.tn,
             "td": self.td(d),
             "o_vec": self.o_vec(d),
             "padded_dim": self.padded_dim(d),
             "row_group": self.row_group,
             "col_group": self.col_group,
-            "rows_per_warp": self.rows_per_warp,
-            "lane_rows": self.lane_rows,
             "lane_bits": [bit for bit in (1, 2, 4, 16) if bit < self.lanes or bit == self.lanes == 16],
             "warps": self.warps,
             "tiles": self.layouts(d),
