@@ -15,7 +15,7 @@ from typing import Any
 from .abi import ARGS_FORMAT
 from .kernel import Kernel
 from .problem import Problem
-from .render import environment
+from .render import environment, shape_options
 
 WIDTH = 110
 #: Bound on the per-head error of each dtype's kernels against float64.
@@ -55,7 +55,7 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             variant=variant,
             launch=kernel.launch,
             symbol=kernel.symbol,
-            vec=values["vec"],
+            access_width=kernel.variant.access_width(problem),
             args_format=ARGS_FORMAT,
             tolerance=TOLERANCES[problem.dtype],
             title=f"Flash attention for NVIDIA GPUs: {problem.dtype}, head dim {problem.head_dim}.",
@@ -112,8 +112,7 @@ def _wrap(text: str, width: int = WIDTH) -> str:
 def _regenerate(kernel: Kernel) -> str:
     """The command that emits this variant again, indented, in lines that a shell joins."""
     problem, variant = kernel.problem, kernel.variant
-    options = [f"--preset sm_{kernel.arch}", f"--family {variant.family}", f"--d {problem.head_dim}"]
-    options += ["--causal"] if problem.causal else []
+    options = [f"--preset sm_{kernel.arch}", f"--family {variant.family}", *shape_options(problem)]
     options += [f"--set {name}={str(value).lower()}" for name, value in variant.to_dict().items()]
     # An option and its value stay on one line.
     unbroken = " ".join(option.replace(" ", "\0") for option in options)

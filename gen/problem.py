@@ -6,7 +6,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 MAX_HEAD_DIM = 256
-ITEM_BYTES = {"f32": 4}
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+#: How accurate the result must be, the default first. ``auto``: the dtype's own accuracy, by whichever arithmetic
+#: is fastest; ``ieee``: float32 multiply-adds alone; ``3xtf32``: tensor cores with all three terms of both
+#: products, as accurate; ``tf32``: tensor cores with inputs rounded to eleven bits.
+PRECISIONS = {"f32": ("auto", "ieee", "3xtf32", "tf32"), "f16": ("auto",), "bf16": ("auto",)}
 #: The largest grid a CUDA device accepts along x.
 MAX_GRID = 2**31 - 1
 
@@ -15,7 +19,7 @@ MAX_GRID = 2**31 - 1
 class Problem:
     """softmax(scale · q kᵀ) v over tensors shaped ``(batch, heads, seqlen, head_dim)``.
 
-    ``num_q_heads`` is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned
+    v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``. ``num_q_heads`` is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned
     bottom-right: query row i sees keys 0 .. i + seqlen_k - seqlen_q.
 
     Raises:
@@ -29,16 +33,26 @@ class Problem:
     seqlen_q: int = 4096
     seqlen_k: int = 4096
     head_dim: int = 64
+    head_dim_v: int = 0
     causal: bool = False
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"dtype {self.dtype!r} is not served; choose one of {', '.join(ITEM_BYTES)}")
+        if self.precision not in PRECISIONS[self.dtype]:
+            raise ValueError(
+                f"precision {self.precision!r} is not served for {self.dtype}; "
+                f"choose one of {', '.join(PRECISIONS[self.dtype])}"
+            )
+        if self.head_dim_v == 0:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
         for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 1 <= self.head_dim <= MAX_HEAD_DIM:
-            raise ValueError(f"head_dim is {self.head_dim}; it must lie in 1..{MAX_HEAD_DIM}")
+        for name in ("head_dim", "head_dim_v"):
+            if not 1 <= getattr(self, name) <= MAX_HEAD_DIM:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 1..{MAX_HEAD_DIM}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
@@ -46,15 +60,16 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 4·batch·heads·Nq·Nk·d, half of it under a causal mask."""
-        full = 4 * self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k * self.head_dim
+        """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask."""
+        pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k
+        full = 2 * pairs * (self.head_dim + self.head_dim_v)
         return full // 2 if self.causal else full
 
     @property
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: q, k, v read once and o written once."""
-        rows = 2 * self.num_q_heads * self.seqlen_q + 2 * self.num_kv_heads * self.seqlen_k
-        return self.batch * rows * self.head_dim * ITEM_BYTES[self.dtype]
+        rows = self.num_q_heads * self.seqlen_q + self.num_kv_heads * self.seqlen_k
+        return self.batch * rows * (self.head_dim + self.head_dim_v) * ITEM_BYTES[self.dtype]
 
     @property
     def num_attended(self) -> int:
@@ -70,9 +85,16 @@ class Problem:
         return self.batch * self.num_q_heads * pairs
 
     @property
+    def stem(self) -> str:
+        """What a kernel is made for whatever its lengths: dtype, precision unless automatic, head dims."""
+        precision = "" if self.precision == "auto" else f"_{self.precision}"
+        value_dim = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
+        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}"
+
+    @property
     def name(self) -> str:
-        """An identifier: dtype, head dim and mask, then whatever of the shape differs from the default."""
-        parts = [self.dtype, f"d{self.head_dim}"]
+        """An identifier: dtype, head dims and mask, then whatever of the shape differs from the default."""
+        parts = [self.stem]
         if self.causal:
             parts.append("causal")
         default = {f.name: f.default for f in fields(self)}

@@ -11,9 +11,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from .abi import ARGS_BYTES
 from .kernel import Kernel
 from .limits import DeviceLimits
-from .problem import Problem
+from .problem import ITEM_BYTES, Problem
 from .variant import Variant
 
+#: A dtype's name in CUDA C++ and the header that declares it.
+ELEMENTS = {
+    "f32": ("float", ""),
+    "f16": ("__half", "cuda_fp16.h"),
+    "bf16": ("__nv_bfloat16", "cuda_bf16.h"),
+}
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 
 
@@ -36,7 +42,8 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     """
     variant.check(problem, limits)
     launch = variant.launch(problem, limits)
-    entry = f"attention_{problem.dtype}_d{problem.head_dim}"
+    entry = f"attention_{problem.stem}"
+    element, element_header = ELEMENTS[problem.dtype]
     source = (
         environment()
         .get_template(variant.template)
@@ -48,6 +55,11 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
             entry=entry,
             symbol=f"{entry}_kernel",
             args_bytes=ARGS_BYTES,
+            element=element,
+            element_header=element_header,
+            access_width=variant.access_width(problem),
+            access_bytes=variant.access_width(problem) * ITEM_BYTES[problem.dtype],
+            shape_options=shape_options(problem),
             settings={name: str(value).lower() for name, value in variant.to_dict().items()},
             **variant.to_dict(),
             **variant.constants(problem, limits),
@@ -55,6 +67,16 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     )
     source = _tidy(source)
     return Kernel(problem, variant, limits.arch, source, entry, f"{entry}_kernel", launch)
+
+
+def shape_options(problem: Problem) -> list[str]:
+    """The command-line options, besides the lengths, that say which problem a kernel is made for."""
+    options = [f"--dtype {problem.dtype}"] if problem.dtype != "f32" else []
+    options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
+    options.append(f"--d {problem.head_dim}")
+    options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
+    options += ["--causal"] if problem.causal else []
+    return options
 
 
 def _tidy(source: str) -> str:

@@ -84,19 +84,31 @@ def rule(name: str, *, after: str, advisory: bool = False) -> Callable[[Verdict]
     return mark
 
 
+def ieee_float32_only(family: str, problem: Problem) -> str | None:
+    """Why a family that computes by float32 multiply-adds on float32 arrays cannot serve a problem."""
+    if problem.dtype != "f32":
+        return f"family {family} computes f32, this problem is {problem.dtype}"
+    if problem.precision not in ("auto", "ieee"):
+        return f"family {family} computes by IEEE multiply-adds, precision {problem.precision} is asked for"
+    if problem.head_dim_v != problem.head_dim:
+        return f"family {family} needs values as wide as keys, not {problem.head_dim_v} beside {problem.head_dim}"
+    return None
+
+
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched: threads per block, dynamic shared memory, and query rows a block covers
-    (None: a block walks all rows of its head)."""
+    """How a kernel is launched: threads per block, dynamic shared memory, query rows a block covers (None: a
+    block walks all rows of its head), and heads of a batch that it takes along."""
 
     threads: int
     smem_bytes: int
     rows_per_block: int | None
+    heads_per_block: int = 1
 
     def grid(self, problem: Problem) -> int:
         """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
         tiles = 1 if self.rows_per_block is None else -(-problem.seqlen_q // self.rows_per_block)
-        return problem.batch * problem.num_q_heads * tiles
+        return -(-problem.batch * problem.num_q_heads // self.heads_per_block) * tiles
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,14 @@ class Variant:
         """Exact bytes of shared memory per block; the emitted source static_asserts the same number."""
         raise NotImplementedError
 
+    def access_width(self, problem: Problem) -> int:
+        """Elements per access of global memory: pointers and strides must be multiples of it."""
+        raise NotImplementedError
+
+    def heads_per_block(self) -> int:
+        """Query heads, of all batches in one row, that one block serves."""
+        return 1
+
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Estimated 32-bit registers per thread."""
         raise NotImplementedError
@@ -132,7 +152,9 @@ class Variant:
         return {}
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
-        return Launch(self.threads(), self.smem_bytes(problem, limits), self.rows_per_block())
+        return Launch(
+            self.threads(), self.smem_bytes(problem, limits), self.rows_per_block(), self.heads_per_block()
+        )
 
     def check(self, problem: Problem, limits: DeviceLimits) -> None:
         """Raises `Illegal` for the first rule this variant breaks on that problem and card."""

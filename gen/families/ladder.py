@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..ladder_work import ladder_work
 from ..limits import KIB, DeviceLimits
 from ..problem import Problem
-from ..variant import Variant, param, rule
+from ..variant import Variant, ieee_float32_only, param, rule
 from ..work import Work
 
 FLOAT_BYTES = 4
@@ -57,6 +57,9 @@ class Ladder(Variant):
         stats = 0 if self.stats_in_registers else 2 * self.br
         return q + self.bc * head_dim + self.br * self.bc + stats
 
+    def access_width(self, problem: Problem) -> int:
+        return self.vec
+
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         return self._registers(problem.head_dim)
 
@@ -78,6 +81,10 @@ class Ladder(Variant):
         }
 
     # -- rules ---------------------------------------------------------------------------------------
+
+    @rule("arithmetic", after="br")
+    def _serves_float32(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return ieee_float32_only("ladder", problem)
 
     @rule("divisibility", after="vec")
     def _vector_divides_head_dim(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -27,7 +27,7 @@ from ..tiles import (
     read_conflict,
     vector_group,
 )
-from ..variant import Variant, param, rule
+from ..variant import Variant, ieee_float32_only, param, rule
 from ..work import Work
 
 FLOAT_BYTES = 4
@@ -68,6 +68,9 @@ class Simt(Variant):
 
     def rows_per_block(self) -> int:
         return self.br
+
+    def access_width(self, problem: Problem) -> int:
+        return self.vec
 
     @property
     def warps(self) -> int:
@@ -194,6 +197,10 @@ class Simt(Variant):
         }
 
     # -- limits: what cannot run -----------------------------------------------------------------------
+
+    @rule("arithmetic", after="br")
+    def _serves_float32(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return ieee_float32_only("simt", problem)
 
     @rule("threads", after="threads_per_block")
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
