@@ -11,6 +11,9 @@ ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 #: is fastest; ``ieee``: float32 multiply-adds alone; ``3xtf32``: tensor cores with all three terms of both
 #: products, as accurate; ``tf32``: tensor cores with inputs rounded to eleven bits.
 PRECISIONS = {"f32": ("auto", "ieee", "3xtf32", "tf32"), "f16": ("auto",), "bf16": ("auto",)}
+#: Bound on a kernel's error against float64, ‖o - ref‖ / ‖ref‖ per head: by dtype, and by precision where a
+#: class of its own is asked for.
+TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "tf32": 1e-3}
 #: The largest grid a CUDA device accepts along x.
 MAX_GRID = 2**31 - 1
 
@@ -19,8 +22,9 @@ MAX_GRID = 2**31 - 1
 class Problem:
     """softmax(scale · q kᵀ) v over tensors shaped ``(batch, heads, seqlen, head_dim)``.
 
-    v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``. ``num_q_heads`` is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned
-    bottom-right: query row i sees keys 0 .. i + seqlen_k - seqlen_q.
+    v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``. ``num_q_heads`` is a multiple of
+    ``num_kv_heads`` (grouped-query attention). A causal mask is aligned bottom-right: query row i sees keys
+    0 .. i + seqlen_k - seqlen_q.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -70,6 +74,12 @@ class Problem:
         """Fewest bytes through device memory: q, k, v read once and o written once."""
         rows = self.num_q_heads * self.seqlen_q + self.num_kv_heads * self.seqlen_k
         return self.batch * rows * (self.head_dim + self.head_dim_v) * ITEM_BYTES[self.dtype]
+
+    @property
+    def tolerance(self) -> float:
+        """The largest per-head ‖o - ref‖ / ‖ref‖ of a right kernel on inputs of ordinary size, float64 taken
+        as the truth about the inputs as rounded to the dtype."""
+        return TOLERANCES.get(self.precision, TOLERANCES[self.dtype])
 
     @property
     def num_attended(self) -> int:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import ceil
 
 from ..gen.limits import WARP, DeviceLimits
-from ..gen.problem import Problem
+from ..gen.problem import ITEM_BYTES, Problem
 from ..gen.variant import Variant
 from ..gen.work import SCHEDULERS, Counts, Work
 
@@ -265,7 +265,8 @@ def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int
     group = problem.num_q_heads / problem.num_kv_heads
     q_heads = min(work.heads, slots if work.heads_interleaved else ceil(slots / blocks_per_head) + 1)
     kv_heads = max(1.0, q_heads / group)
-    footprint = kv_heads * 2 * problem.seqlen_k * problem.head_dim * 4
+    columns = problem.head_dim + problem.head_dim_v
+    footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.dtype]
     missing = max(0.0, 1 - limits.l2_bytes / footprint)
     return problem.min_bytes + missing * max(0.0, traffic - problem.min_bytes)
 
