@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime.h"
+#include "tensor_cores.h"
 
 // ---- qualifiers --------------------------------------------------------------------------------------------------
 

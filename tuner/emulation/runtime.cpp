@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "matrix_product.h"
 #include "sanitizer.h"
 
 __thread uint3 threadIdx, blockIdx;
@@ -99,6 +100,9 @@ struct Thread {
   // What this lane puts into the exchange it waits at, and then what it gets out.
   uint64_t bits = 0;
   int source = 0;
+  // What its warp does together, and what this lane brings to it; no work for an exchange of bits.
+  WarpWork work = nullptr;
+  void* operands = nullptr;
   unsigned groups_committed = 0;
   std::vector<Copy> copies;
   Fiber fiber;
@@ -153,6 +157,8 @@ class Block {
   }
 
   Thread& current() { return *current_; }
+  size_t size() const { return threads_.size(); }
+  size_t shared_size() const { return grid_.shared_bytes; }
 
   // Suspends the running thread until others made it ready.
   void wait(State state, const char* what, int line, uint32_t mask = 0) {
@@ -241,6 +247,10 @@ class Block {
       if (!here) return;
       lanes[i - first] = &lane;
     }
+    if (last.work) {
+      do_work(last, lanes);
+      return;
+    }
     uint64_t bits[kWarp];
     uint32_t votes = 0;
     for (int i = 0; i < kWarp; ++i) {
@@ -252,6 +262,19 @@ class Block {
       lane->bits = lane->source < 0 ? votes : bits[lane->source % kWarp];
       lane->state = State::kReady;
     }
+  }
+
+  void do_work(const Thread& last, Thread* const* lanes) {
+    void* operands[kWarp];
+    for (int i = 0; i < kWarp; ++i) {
+      if (lanes[i]->line != lanes[0]->line) {
+        fail(format("divergent %s in block %u: thread %u calls it in line %d, thread %u in line %d", last.waits_at,
+                    blockIdx.x, lanes[0]->index, lanes[0]->line, lanes[i]->index, lanes[i]->line));
+      }
+      operands[i] = lanes[i]->operands;
+    }
+    last.work(operands);
+    for (int i = 0; i < kWarp; ++i) lanes[i]->state = State::kReady;
   }
 
   std::string describe_deadlock() const {
@@ -323,7 +346,27 @@ Thread& enter_exchange(uint32_t mask, const char* what, int line) {
     running->fail(format("%s called %s in line %d with mask 0x%08x, which does not name its own lane %u",
                          running->where(thread).c_str(), what, line, mask, thread.index % kWarp));
   }
+  thread.work = nullptr;
   return thread;
+}
+
+// What one lane brings to an ldmatrix.
+struct LoadOperands {
+  unsigned* registers;
+  uint16_t row[8];
+};
+
+template <int kCount, bool kTransposed>
+void distribute_matrices(void* const lanes[kWarp]) {
+  const auto operands = [lanes](int lane) { return static_cast<LoadOperands*>(lanes[lane]); };
+  for (int lane = 0; lane < kWarp; ++lane) {
+    for (int i = 0; i < kCount; ++i) {
+      const int row = lane / 4, column = lane % 4 * 2;
+      const auto element = [&](int r, int c) { return unsigned(operands(8 * i + r)->row[c]); };
+      operands(lane)->registers[i] = kTransposed ? element(column, row) | element(column + 1, row) << 16
+                                                 : element(row, column) | element(row, column + 1) << 16;
+    }
+  }
 }
 
 std::mutex allowed_mutex;
@@ -361,6 +404,43 @@ uint32_t ballot(uint32_t mask, bool predicate, const char* what, int line) {
   thread.source = -1;
   running->wait(State::kAtWarp, what, line, mask);
   return uint32_t(thread.bits);
+}
+
+void work_together(WarpWork work, void* operands, const char* what, int line) {
+  constexpr uint32_t kAll = 0xffffffff;
+  Thread& thread = enter_exchange(kAll, what, line);
+  const unsigned first = thread.index / kWarp * kWarp, lanes = running->size() - first;
+  if (lanes < kWarp) {
+    running->fail(format("%s called %s in line %d in a warp of %u threads: it takes all %d",
+                         running->where(thread).c_str(), what, line, lanes, kWarp));
+  }
+  thread.work = work;
+  thread.operands = operands;
+  running->wait(State::kAtWarp, what, line, kAll);
+}
+
+void load_matrices(unsigned* registers, const void* row, int count, bool transposed, const char* what, int line) {
+  const Thread& thread = running->current();
+  const ptrdiff_t offset = static_cast<const unsigned char*>(row) - shared_bytes;
+  // All lanes, though only the first 8 * count name rows: cards before Ampere want good addresses from the others too.
+  const ptrdiff_t end = running->shared_size();
+  LoadOperands operands{registers, {}};
+  if (offset < 0 || offset + ptrdiff_t(sizeof(operands.row)) > end || offset % sizeof(operands.row) != 0) {
+    running->fail(format("%s: %s in line %d of the row at byte %td of %td bytes of shared memory: it loads 16 bytes "
+                         "from a multiple of that",
+                         running->where(thread).c_str(), what, line, offset, end));
+  }
+  // Read as the lane comes, not once all have: a row that another lane writes needs a barrier.
+  memcpy(operands.row, row, sizeof(operands.row));
+  const WarpWork work = count == 1   ? transposed ? distribute_matrices<1, true> : distribute_matrices<1, false>
+                        : count == 2 ? transposed ? distribute_matrices<2, true> : distribute_matrices<2, false>
+                                     : transposed ? distribute_matrices<4, true> : distribute_matrices<4, false>;
+  work_together(work, &operands, what, line);
+}
+
+void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line, TensorCores cores) {
+  MmaOperands operands{d, a, b};
+  work_together(cores == TensorCores::kHopper ? product_of<Hopper>(mma) : product_of<Ampere>(mma), &operands, what, line);
 }
 
 void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, int line) {

@@ -28,8 +28,9 @@ constexpr size_t kMaxSharedBytes = 227 * 1024;
 constexpr size_t kSharedGuardBytes = 4096;
 
 // Fills shared memory at the start of a block and the target of an asynchronous copy in flight: a signalling NaN, so
-// that arithmetic on it yields NaN and raises FE_INVALID, while merely moving it does neither.
-constexpr uint32_t kUninitialized = 0x7fa00000;
+// that arithmetic on it yields NaN and raises FE_INVALID, while merely moving it does neither. Both halves are NaN as
+// f16 and as bf16. No bits are a signalling NaN as either: as f16 these are quiet, and known by their value.
+constexpr uint32_t kUninitialized = 0x7fa07fa0;
 
 // The defaults are the least that any card allows. Set by emulation_configure.
 struct Config {
@@ -46,6 +47,20 @@ void sync_warp(uint32_t mask, const char* what, int line);
 // The bits that lane `source` passed in; kUninitialized when the mask does not name it.
 uint64_t exchange(uint32_t mask, uint64_t bits, int source, const char* what, int line);
 uint32_t ballot(uint32_t mask, bool predicate, const char* what, int line);
+
+// Calls `work` once, when all lanes of the warp have come, with what each of them passed, by lane. They must come to the
+// same line: instructions that PTX calls aligned are undefined for a divergent warp.
+using WarpWork = void (*)(void* const lanes[32]);
+void work_together(WarpWork work, void* operands, const char* what, int line);
+
+// ldmatrix of `count` matrices into as many registers.
+void load_matrices(unsigned* registers, const void* row, int count, bool transposed, const char* what, int line);
+
+// mma.m16n8kK of elements of a type, accumulating in float32, in the arithmetic of a generation of cards.
+enum class Mma { kK16F16, kK16Bf16, kK8F16, kK8Bf16, kK8Tf32 };
+enum class TensorCores { kAmpere, kHopper };
+void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line,
+              TensorCores cores = TensorCores::kAmpere);
 
 void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, int line);
 void commit_copies();
