@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 from flashgen.gen.abi import ARGS_FORMAT
+from flashgen.gen.problem import Problem
+from flashgen.tuner.dtypes import numpy_dtype
 
 MEMORY_FLOATS = 2**22
 BASE_ADDRESS = 0x7F00_0000_0000
@@ -36,7 +38,7 @@ class State:
     """The one fake card, reset by each test."""
 
     def __init__(self) -> None:
-        self.words = np.full(MEMORY_FLOATS, 0xFFFFFFFF, np.uint32)
+        self.memory = np.full(4 * MEMORY_FLOATS, 0xFF, np.uint8)
         self.used = 0
         self.live: dict[int, int] = {}
         self.sticky: Error | None = None
@@ -53,45 +55,54 @@ class State:
         if not self.current:
             raise LogicError("invalid device context")
 
-    def at(self, address: int, floats: int) -> np.ndarray:
+    def raw(self, address: int, num_bytes: int, align: int = 1) -> np.ndarray:
+        """Device memory as bytes."""
         self.check()
-        first = (address - BASE_ADDRESS) // 4
-        if address % 4 or first < 0 or first + floats > MEMORY_FLOATS:
+        first = address - BASE_ADDRESS
+        if address % align or first < 0 or first + num_bytes > self.memory.size:
             self.sticky = LogicError("cuMemcpy failed: an illegal memory access was encountered")
             raise self.sticky
-        return self.words[first : first + floats]
+        return self.memory[first : first + num_bytes]
+
+    def at(self, address: int, count: int, dtype: np.dtype | type = np.uint32) -> np.ndarray:
+        """Device memory as so many elements."""
+        size = np.dtype(dtype).itemsize
+        return self.raw(address, size * count, align=size).view(dtype)
 
 
 state = State()
 KERNELS: dict[str, Callable[[Arguments], None]] = {}
+#: What problem each kernel was made for: its columns and types.
+PROBLEMS: dict[str, Problem] = {}
 
 
 class Arguments:
     """AttentionArgs, unpacked, with the tensors as views of device memory."""
 
-    def __init__(self, buffer: bytes, head_dim: int) -> None:
+    def __init__(self, buffer: bytes, problem: Problem) -> None:
         values = struct.unpack(ARGS_FORMAT, buffer)
         self.pointers, self.strides = values[:5], [values[5 + 3 * i : 8 + 3 * i] for i in range(4)]
         self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = values[17:22]
         self.scale = values[22]
-        self.head_dim = head_dim
+        self.dtype = numpy_dtype(problem.dtype)
+        self.columns = (problem.head_dim, problem.head_dim, problem.head_dim_v, problem.head_dim_v)
 
     def tensor(self, index: int) -> np.ndarray:
         """q, k, v or o, by index."""
         heads, rows = (
             (self.num_kv_heads, self.seqlen_k) if index in (1, 2) else (self.num_q_heads, self.seqlen_q)
         )
-        shape = (self.batch, heads, rows, self.head_dim)
+        shape = (self.batch, heads, rows, self.columns[index])
         strides = (*self.strides[index], 1)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        flat = state.at(self.pointers[index], extent).view(np.float32)
-        return np.lib.stride_tricks.as_strided(flat, shape, tuple(4 * s for s in strides))
+        flat = state.at(self.pointers[index], extent, self.dtype)
+        return np.lib.stride_tricks.as_strided(flat, shape, tuple(flat.itemsize * s for s in strides))
 
     def lse(self) -> np.ndarray | None:
         if not self.pointers[4]:
             return None
         shape = (self.batch, self.num_q_heads, self.seqlen_q)
-        return state.at(self.pointers[4], int(np.prod(shape))).view(np.float32).reshape(shape)
+        return state.at(self.pointers[4], int(np.prod(shape)), np.float32).reshape(shape)
 
 
 # -- the module's face ----------------------------------------------------------------------------------
@@ -212,17 +223,17 @@ def mem_get_info() -> tuple[int, int]:
 
 
 def memcpy_htod(address: int, array: np.ndarray) -> None:
-    assert array.flags.c_contiguous
-    state.at(address, array.size)[:] = array.reshape(-1).view(np.uint32)
+    assert array.flags.c_contiguous and array.dtype.kind in "fiu", "PyCUDA takes the types of numpy alone"
+    state.raw(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
 
 def memcpy_dtoh(array: np.ndarray, address: int) -> None:
-    assert array.flags.c_contiguous
-    array.reshape(-1).view(np.uint32)[:] = state.at(address, array.size)
+    assert array.flags.c_contiguous and array.dtype.kind in "fiu", "PyCUDA takes the types of numpy alone"
+    array.reshape(-1).view(np.uint8)[:] = state.raw(address, array.nbytes)
 
 
 def memcpy_dtod(target: int, source: int, num_bytes: int) -> None:
-    state.at(target, num_bytes // 4)[:] = state.at(source, num_bytes // 4)
+    state.raw(target, num_bytes)[:] = state.raw(source, num_bytes)
 
 
 def memset_d32(address: int, value: int, count: int) -> None:
@@ -230,7 +241,7 @@ def memset_d32(address: int, value: int, count: int) -> None:
 
 
 def memset_d8_async(address: int, value: int, count: int, stream: Stream) -> None:
-    state.at(address, count // 4)[:] = 0x01010101 * value
+    state.raw(address, count)[:] = value
     state.flushed_bytes = count
     state.l2_cold = True
     state.clock_ms += 0.05
@@ -258,7 +269,7 @@ class Function:
         # A launch that finds its data in L2 looks ten times as fast.
         state.clock_ms += state.durations_ms.get(self.symbol, 1.0) * (1.0 if state.l2_cold else 0.1)
         state.l2_cold = False
-        KERNELS[self.symbol](Arguments(arguments, head_dim=32))
+        KERNELS[self.symbol](Arguments(arguments, PROBLEMS[self.symbol]))
 
 
 class Module:

@@ -53,7 +53,7 @@ def right(args):
 
 def build_of(tmp_path, kernel, name="kernel", problem=PROBLEM, smem_bytes=65536):
     """A build whose launches call ``kernel``."""
-    fake_cuda.KERNELS[name] = kernel
+    fake_cuda.KERNELS[name], fake_cuda.PROBLEMS[name] = kernel, problem
     cubin = tmp_path / f"{name}.cubin"
     cubin.write_bytes(b"\x7fELF")
     plain = fake_build(problem=problem)
@@ -331,7 +331,7 @@ def test_timed_inputs_are_random_and_kept(runner, tmp_path, card):
 
 
 def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda, "POOL_FLOATS", 1000)
+    monkeypatch.setattr(cuda, "POOL_ITEMS", 1000)
     seen = []
     runner.measure(
         build_of(tmp_path, lambda a: (seen.append(a.tensor(2).copy()), right(a))), PROBLEM, budget_ms=5

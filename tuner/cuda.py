@@ -7,6 +7,7 @@ illegal address or a trap the context, and with it the process, is of no further
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ import numpy as np
 
 from ..gen.abi import pack_args
 from ..gen.limits import KIB, PRESETS, WARP, DeviceLimits
-from ..gen.problem import ITEM_BYTES, MAX_GRID, Problem
+from ..gen.problem import MAX_GRID, Problem
 from . import nvml
 from .compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from .device import Build, FlashgenError, LaunchError, Timing
-from .guarded import ALIGN_FLOATS, POISON, GuardedImage, contiguous_strides, output_strides
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
+from .guarded import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides
 
 MIN_FLUSH_BYTES = 32 * 2**20
 #: Device time spent warming up: clocks rise within it.
@@ -32,7 +34,7 @@ BEATEN_FACTOR = 2.0
 #: A candidate this far behind the best needs no finer figure than a few more launches give.
 BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
 #: Distinct random values in the tensors that are timed, repeated to their size.
-POOL_FLOATS = 2**24 + 37
+POOL_ITEMS = 2**24 + 37
 GET_PYCUDA = (
     "PyCUDA is not installed: `pip install flashgen[cuda]` (it builds against a CUDA toolkit), "
     "or tune for an emulated card with `--device sim:<preset>`"
@@ -231,12 +233,15 @@ class CudaRunner:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Runner.attend`. Every tensor stands alone between poisoned guards, so that a stray read that
         matters yields NaN and a stray write is seen."""
-        image = GuardedImage()
+        require_inputs(build.kernel.problem, q, k, v)
+        image = GuardedImage(q.dtype)
         (q_at, q_strides), (k_at, k_strides), (v_at, v_strides) = (image.add_input(x) for x in (q, k, v))
-        o_at, o_strides = image.add_output("o", q.shape, output_strides(q))
+        o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
+        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]))
         lse_at = None
         if want_lse:
-            lse_at, _ = image.add_output("the log-sum-exp", q.shape[:3], contiguous_strides(q.shape[:3]))
+            strides = contiguous_strides(lse_shape)
+            lse_at, _ = image.add_output("the log-sum-exp", lse_shape, strides, FLOAT32)
         before = image.before()
         after = np.empty_like(before)
         batch, num_q_heads, seqlen_q, _ = q.shape
@@ -251,8 +256,8 @@ class CudaRunner:
         )
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
-            pointers = [base + 4 * at for at in (q_at, k_at, v_at, o_at)]
-            pointers.append(0 if lse_at is None else base + 4 * lse_at)
+            pointers = [base + q.itemsize * at for at in (q_at, k_at, v_at, o_at)]
+            pointers.append(0 if lse_at is None else base + q.itemsize * lse_at)
             strides = [s for each in (q_strides, k_strides, v_strides, o_strides) for s in each[:3]]
             sizes = (batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k)
             launch = self._launcher(build, problem, pack_args(pointers, strides, sizes, scale))
@@ -357,40 +362,41 @@ class CudaRunner:
         if self._tensors is not None and self._tensors.problem == problem:
             return self._tensors
         self._tensors = None
-        item = ITEM_BYTES[problem.dtype]
-        q_floats = problem.batch * problem.num_q_heads * problem.seqlen_q * problem.head_dim
-        kv_floats = problem.batch * problem.num_kv_heads * problem.seqlen_k * problem.head_dim
-        starts, total = [], 0
-        for floats in (q_floats, kv_floats, kv_floats, q_floats):
-            starts.append(total)
-            total += -(-floats // ALIGN_FLOATS) * ALIGN_FLOATS
-        memory = self._allocate(item * total, f"q, k, v and o of {problem.name}")
-        self._fill_randomly(int(memory), starts[-1])
-        self._cuda.memset_d32(int(memory) + item * starts[-1], POISON, q_floats)
-        q_strides = (problem.num_q_heads * problem.seqlen_q * problem.head_dim,)
-        q_strides += (problem.seqlen_q * problem.head_dim, problem.head_dim)
-        kv_strides = (problem.num_kv_heads * problem.seqlen_k * problem.head_dim,)
-        kv_strides += (problem.seqlen_k * problem.head_dim, problem.head_dim)
-        pointers = [int(memory) + item * start for start in starts] + [0]
-        sizes = (problem.batch, problem.num_q_heads, problem.num_kv_heads, problem.seqlen_q, problem.seqlen_k)
-        arguments = pack_args(
-            pointers,
-            [*q_strides, *kv_strides, *kv_strides, *q_strides],
-            sizes,
-            problem.head_dim**-0.5,
+        dtype = numpy_dtype(problem.dtype)
+        q_heads, kv_heads = problem.num_q_heads, problem.num_kv_heads
+        shapes = (
+            (problem.batch, q_heads, problem.seqlen_q, problem.head_dim),
+            (problem.batch, kv_heads, problem.seqlen_k, problem.head_dim),
+            (problem.batch, kv_heads, problem.seqlen_k, problem.head_dim_v),
+            (problem.batch, q_heads, problem.seqlen_q, problem.head_dim_v),
         )
+        starts, total = [], 0
+        for shape in shapes:
+            starts.append(total)
+            total += -(-dtype.itemsize * math.prod(shape) // ALIGN_BYTES) * ALIGN_BYTES
+        memory = self._allocate(total, f"q, k, v and o of {problem.name}")
+        inputs_bytes, output_bytes = starts[-1], total - starts[-1]
+        self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
+        poison = np.full(4 // dtype.itemsize, unwritten_bits(dtype), bits_dtype(dtype)).view(np.uint32)[0]
+        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), output_bytes // 4)
+        pointers = [int(memory) + start for start in starts] + [0]
+        strides = [stride for shape in shapes for stride in contiguous_strides(shape)[:3]]
+        sizes = (problem.batch, q_heads, kv_heads, problem.seqlen_q, problem.seqlen_k)
+        arguments = pack_args(pointers, strides, sizes, problem.head_dim**-0.5)
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors
 
-    def _fill_randomly(self, address: int, floats: int) -> None:
+    def _fill_randomly(self, address: int, items: int, dtype: np.dtype) -> None:
         """Standard normal values: a pool drawn once, then copies of what is there already."""
-        pool = np.random.default_rng(0).standard_normal(min(floats, POOL_FLOATS), dtype=np.float32)
-        self._cuda.memcpy_htod(address, pool)
+        drawn = np.random.default_rng(0).standard_normal(min(items, POOL_ITEMS), dtype=np.float32)
+        pool = drawn.astype(dtype)
+        # As bits: the driver's interface knows no bfloat16.
+        self._cuda.memcpy_htod(address, pool.view(bits_dtype(dtype)))
         done = len(pool)
-        while done < floats:
+        while done < items:
             # PyCUDA before 2022 takes the length as 32 bits.
-            part = min(done, floats - done, 2**28)
-            self._cuda.memcpy_dtod(address + 4 * done, address, 4 * part)
+            part = min(done, items - done, 2**28)
+            self._cuda.memcpy_dtod(address + dtype.itemsize * done, address, dtype.itemsize * part)
             done += part
         self._cuda.Context.synchronize()
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .device import CorruptedMemory
+from .dtypes import bits_dtype, unwritten_bits
 
-#: The bits of unwritten memory: a signalling NaN, which no arithmetic yields.
-POISON = 0x7FA0DEAD
-#: Floats of poison before and after each tensor.
-GUARD_FLOATS = 4096
-#: Alignment of every tensor, in floats: what cudaMalloc gives.
-ALIGN_FLOATS = 64
+FLOAT32 = np.dtype(np.float32)
+#: The bits of unwritten float32 memory.
+POISON = unwritten_bits(FLOAT32)
+#: Poison before and after each tensor.
+GUARD_BYTES = 16384
+#: Alignment of every tensor: what cudaMalloc gives.
+ALIGN_BYTES = 256
 
 
 def _strides(array: np.ndarray) -> tuple[int, ...]:
@@ -27,20 +31,46 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
+@dataclass(frozen=True)
+class _Output:
+    """Where an output lies; offset and extent in elements of the image, the strides in its own."""
+
+    name: str
+    offset: int
+    extent: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+    def view(self, image: np.ndarray) -> np.ndarray:
+        """Its bits in an image."""
+        own = image[self.offset : self.offset + self.extent].view(bits_dtype(self.dtype))
+        return np.lib.stride_tricks.as_strided(own, self.shape, tuple(s * own.itemsize for s in self.strides))
+
+
 class GuardedImage:
     """A host image of the device memory one launch may touch: tensors apart by poison, at fixed offsets.
 
     Outputs, and the gaps that strides leave, are poison too. Compared after the launch, it shows every write
-    outside the outputs and every output element that was not written.
+    outside the outputs and every output element that was not written. Offsets are in elements of ``dtype``,
+    that of the tensors; an output may be of a wider type.
     """
 
-    def __init__(self) -> None:
-        self.floats = GUARD_FLOATS
+    def __init__(self, dtype: np.dtype = FLOAT32) -> None:
+        self.dtype = dtype
+        self.items = GUARD_BYTES // dtype.itemsize
         self._inputs: list[tuple[int, np.ndarray]] = []
-        self._outputs: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]] = []
+        self._outputs: list[_Output] = []
+
+    @property
+    def floats(self) -> int:
+        """32-bit words of device memory that the image takes."""
+        return self.items * self.dtype.itemsize // 4
 
     def add_input(self, array: np.ndarray) -> tuple[int, tuple[int, ...]]:
-        """Its offset and strides, in floats. What lies in the strides' gaps comes along."""
+        """Its offset and strides, in elements. What lies in the strides' gaps comes along."""
+        if array.dtype != self.dtype:
+            raise ValueError(f"an image of {self.dtype} takes no input of {array.dtype}")
         strides = _strides(array)
         span = np.lib.stride_tricks.as_strided(
             array, (_extent(array.shape, strides),), (array.itemsize,), writeable=False
@@ -50,42 +80,48 @@ class GuardedImage:
         return offset, strides
 
     def add_output(
-        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...]
+        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype | None = None
     ) -> tuple[int, tuple[int, ...]]:
-        """Its offset and strides, in floats. ``name`` is what messages call it."""
-        offset = self._reserve(_extent(shape, strides))
-        self._outputs.append((name, offset, shape, strides))
+        """Its offset in elements of the image, and its strides. ``name`` is what messages call it, ``dtype``
+        its type where that is not the image's."""
+        dtype = dtype or self.dtype
+        extent = _extent(shape, strides) * dtype.itemsize // self.dtype.itemsize
+        offset = self._reserve(extent)
+        self._outputs.append(_Output(name, offset, extent, shape, strides, dtype))
         return offset, strides
 
-    def _reserve(self, floats: int) -> int:
-        offset = self.floats
-        end = offset + floats
-        self.floats = -(-end // ALIGN_FLOATS) * ALIGN_FLOATS + GUARD_FLOATS
+    def _reserve(self, items: int) -> int:
+        offset = self.items
+        end = offset + items
+        align = ALIGN_BYTES // self.dtype.itemsize
+        self.items = -(-end // align) * align + GUARD_BYTES // self.dtype.itemsize
         return offset
 
     def before(self) -> np.ndarray:
-        """The image to upload, as 32-bit words."""
-        image = np.full(self.floats, POISON, np.uint32)
+        """The image to upload, as the bits of its elements."""
+        image = np.full(self.items, unwritten_bits(self.dtype), bits_dtype(self.dtype))
         for offset, span in self._inputs:
-            image[offset : offset + len(span)] = span.view(np.uint32)
+            image[offset : offset + len(span)] = span.view(image.dtype)
+        for output in self._outputs:
+            output.view(image)[...] = unwritten_bits(output.dtype)
         return image
 
     def outputs(self, before: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
         """The outputs that the launch left in ``after``. Raises `CorruptedMemory`."""
-        touchable = np.zeros(self.floats, bool)
+        touchable = np.zeros_like(before)
         found = []
-        for name, offset, shape, strides in self._outputs:
-            words = _view(after, offset, shape, strides)
-            unwritten = words == POISON
+        for output in self._outputs:
+            bits = output.view(after)
+            unwritten = bits == unwritten_bits(output.dtype)
             if unwritten.any():
-                first = tuple(int(i) for i in np.unravel_index(int(unwritten.argmax()), shape))
+                first = tuple(int(i) for i in np.unravel_index(int(unwritten.argmax()), bits.shape))
                 raise CorruptedMemory(
-                    f"{np.count_nonzero(unwritten)} of {unwritten.size} elements of {name} were not written, "
-                    f"the first at {first}"
+                    f"{np.count_nonzero(unwritten)} of {unwritten.size} elements of {output.name} were not "
+                    f"written, the first at {first}"
                 )
-            _view(touchable, offset, shape, strides)[...] = True
-            found.append(words.view(np.float32))
-        strayed = (before != after) & ~touchable
+            output.view(touchable)[...] = np.iinfo(bits.dtype).max
+            found.append(bits.view(output.dtype))
+        strayed = (before != after) & (touchable == 0)
         if strayed.any():
             raise CorruptedMemory(
                 f"{np.count_nonzero(strayed)} elements outside the outputs were written, "
@@ -94,28 +130,34 @@ class GuardedImage:
         return found
 
     def _place(self, position: int) -> str:
-        """Where a word lies, relative to the nearest output."""
-        name, offset, shape, strides = min(
-            self._outputs, key=lambda o: abs(position - o[1] - _extent(o[2], o[3]) / 2)
-        )
-        end = offset + _extent(shape, strides)
-        if position < offset:
-            return f"the first {offset - position} elements before {name}"
+        """Where an element lies, relative to the nearest output."""
+        output = min(self._outputs, key=lambda o: abs(position - o.offset - o.extent / 2))
+        end = output.offset + output.extent
+        if position < output.offset:
+            return f"the first {output.offset - position} elements before {output.name}"
         if position >= end:
-            return f"the first {position - end + 1} elements past the end of {name}"
-        return f"the first in a gap that the strides of {name} leave"
+            return f"the first {position - end + 1} elements past the end of {output.name}"
+        return f"the first in a gap that the strides of {output.name} leave"
 
 
-def _view(words: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    bytes_apart = tuple(s * words.itemsize for s in strides)
-    return np.lib.stride_tricks.as_strided(words[offset:], shape, bytes_apart)
+def output_strides(q: np.ndarray, head_dim_v: int | None = None) -> tuple[int, ...]:
+    """Strides of an o with q's layout, in elements; contiguous where q's elements share memory.
 
-
-def output_strides(q: np.ndarray) -> tuple[int, ...]:
-    """Strides of an o with q's layout, in elements; contiguous where q's elements share memory."""
+    An o of other columns than q has its axes in q's order, and a gap after each row where q has one.
+    """
     strides = _strides(q)
-    apart = all(s > 0 for n, s in zip(q.shape, strides, strict=True) if n > 1)
-    return strides if apart else contiguous_strides(q.shape)
+    shape = (*q.shape[:3], head_dim_v or q.shape[3])
+    walked = [axis for axis in range(3) if shape[axis] > 1]
+    if any(strides[axis] <= 0 for axis in walked):
+        return contiguous_strides(shape)
+    if shape == q.shape:
+        return strides
+    step = shape[3] + min((strides[axis] for axis in walked), default=q.shape[3]) - q.shape[3]
+    found = [0, 0, 0, 1]
+    for axis in sorted(walked, key=lambda axis: strides[axis]):
+        found[axis] = step
+        step *= shape[axis]
+    return tuple(found)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .dtypes import numpy_dtype
+
 #: Bytes of scores held at a time.
 MAX_SCORE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Reference:
-    """``o`` (batch, num_q_heads, rows, head_dim) and ``lse`` (batch, num_q_heads, rows) in float64.
+    """``o`` (batch, num_q_heads, rows, head_dim_v) and ``lse`` (batch, num_q_heads, rows) in float64.
 
     A row that sees no key has o = 0 and lse = -inf. ``max_score`` is the largest |scale · q·k| met in a key
     that a row sees: float32 rounds a score of that size by up to 2⁻²⁴ of it, and exp turns the absolute error
@@ -35,14 +37,15 @@ def attention(
 ) -> Reference:
     """softmax(scale · q kᵀ) v of arrays shaped (batch, heads, seqlen, head_dim), heads of k and v grouped.
 
-    A causal mask is aligned bottom-right: row i sees keys 0 .. i + seqlen_k - seqlen_q. Only ``rows`` are
-    computed, an array of query rows in rising order; None: all.
+    Any type of number serves; v may have more or fewer columns than q and k. A causal mask is aligned
+    bottom-right: row i sees keys 0 .. i + seqlen_k - seqlen_q. Only ``rows`` are computed, an array of query
+    rows in rising order; None: all.
     """
     batch, num_q_heads, seqlen_q, head_dim = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
     group = num_q_heads // num_kv_heads
     rows = np.arange(seqlen_q) if rows is None else np.asarray(rows)
-    o = np.zeros((batch, num_kv_heads, group, len(rows), head_dim))
+    o = np.zeros((batch, num_kv_heads, group, len(rows), v.shape[-1]))
     lse = np.full((batch, num_kv_heads, group, len(rows)), -np.inf)
     step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
     max_score = 0.0
@@ -77,7 +80,7 @@ def attention(
             with np.errstate(divide="ignore"):
                 lse[b, :, :, part] = np.log(total) + top[..., 0]
     shape = (batch, num_q_heads, len(rows))
-    return Reference(o.reshape(*shape, head_dim), lse.reshape(shape), max_score)
+    return Reference(o.reshape(*shape, v.shape[-1]), lse.reshape(shape), max_score)
 
 
 #: What inputs a kernel is tried on, by name.
@@ -95,26 +98,39 @@ def random_inputs(
     *,
     scale: float,
     rng: np.random.Generator,
+    dtype: str = "f32",
+    head_dim_v: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Float32 q, k, v of the shapes (batch, heads, seqlen, head_dim).
+    """q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is given.
+
+    They are drawn in float32 and rounded to ``dtype``.
 
     ``uniform`` in ±3 and standard ``normal`` are plain. The others add to every score a term of up to
     `LARGE_SCORE`: ``rising`` and ``falling`` along the keys (each tile moves the running maximum, or none
     but the first does), ``negative`` for all keys alike (a maximum that starts at 0 gets it wrong),
     ``spiked`` for a few keys only.
     """
-    shapes = (q_shape, kv_shape, kv_shape)
+    head_dim_v = q_shape[-1] if head_dim_v is None else head_dim_v
+    shapes = (q_shape, kv_shape, (*kv_shape[:3], head_dim_v))
     if distribution == "uniform":
         q, k, v = (rng.random(s, dtype=np.float32) * np.float32(6) - np.float32(3) for s in shapes)
     else:
         q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in shapes)
-    head_dim, seqlen_k = q_shape[-1], kv_shape[2]
-    if distribution in LARGE_DISTRIBUTIONS or head_dim < FEW_COLUMNS:
+    if distribution in LARGE_DISTRIBUTIONS or head_dim_v < FEW_COLUMNS:
         # Few values are averaged, or few averages taken. Were both signs among them they could cancel, and
         # the relative error of what is left would say nothing about the kernel.
-        v = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim)
-    if distribution not in LARGE_DISTRIBUTIONS:
-        return q, k, v
+        v = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)
+    if distribution in LARGE_DISTRIBUTIONS:
+        _enlarge_scores(distribution, q, k, scale, rng)
+    target = numpy_dtype(dtype)
+    return q.astype(target, copy=False), k.astype(target, copy=False), v.astype(target, copy=False)
+
+
+def _enlarge_scores(
+    distribution: str, q: np.ndarray, k: np.ndarray, scale: float, rng: np.random.Generator
+) -> None:
+    """Adds to q and k, in place, what makes the distribution's term of every score."""
+    head_dim, seqlen_k = q.shape[-1], k.shape[2]
     if distribution == "negative":
         term = np.full(seqlen_k, -LARGE_SCORE)
     elif distribution == "spiked":
@@ -136,4 +152,3 @@ def random_inputs(
     q += (share * direction).astype(np.float32)
     along = np.sign(scale) * term / LARGE_SCORE * share
     k += (along[:, None] * direction).astype(np.float32)
-    return q, k, v

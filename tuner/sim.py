@@ -30,13 +30,11 @@ from . import costmodel
 from .cache import cached
 from .compile import run_compiler, usable_cores
 from .device import Build, CorruptedMemory, LaunchError, Timing
+from .dtypes import bits_dtype, require_inputs, unwritten_bits
 from .toolchain import HostCompiler, find_host_compiler
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).with_name("emulation")
-#: What marks memory that nobody wrote: a signalling NaN, which no arithmetic yields. Another one than what
-#: fills shared memory (``kUninitialized``), so that a kernel may copy that.
-UNWRITTEN = 0x7FA5A5A5
 #: Bytes watched on either side of each array; CUDA aligns allocations to 256 bytes.
 GUARD_BYTES = 4096
 ALIGNMENT = 256
@@ -207,15 +205,16 @@ class SimRunner:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Runner.attend`. Sanitizing, a `LaunchError` also tells of accesses out of bounds or of what
         nobody wrote, with the line of the kernel's source."""
+        require_inputs(build.kernel.problem, q, k, v)
         batch, num_q_heads, seqlen_q, _ = q.shape
         # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
-        o = np.empty_like(q)
+        o = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]))
         lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
         arrays = {"q": _Array.like(q), "k": _Array.like(k), "v": _Array.like(v)}
         arrays["o"] = _Array.like(o, copy=False)
         if lse is not None:
             arrays["lse"] = _Array.like(lse, copy=False)
-        strides = [stride // 4 for x in (q, k, v, o) for stride in x.strides[:3]]
+        strides = [stride // x.itemsize for x in (q, k, v, o) for stride in x.strides[:3]]
         sizes = [batch, num_q_heads, k.shape[1], seqlen_q, k.shape[2]]
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, strides, sizes, scale)
@@ -296,7 +295,7 @@ class _Array:
     """A copy of an array with its strides: unwritten memory between its rows, and guards around it."""
 
     memory: np.ndarray
-    """All of it as 32-bit words: guard, extent, guard."""
+    """All of it as the bits of elements: guard, extent, guard."""
     extent: slice
     view: np.ndarray
     """The array itself, in the extent."""
@@ -306,19 +305,20 @@ class _Array:
 
     @classmethod
     def like(cls, array: np.ndarray, *, copy: bool = True) -> _Array:
-        if array.dtype != np.float32 or (array.strides[-1] != 4 and array.shape[-1] != 1):
-            raise ValueError(f"rows of contiguous float32 are needed, not {array.dtype} by {array.strides}")
-        spans = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
+        unwritten, size = unwritten_bits(array.dtype), array.itemsize
+        if array.strides[-1] != size and array.shape[-1] != 1:
+            raise ValueError(f"rows of contiguous {array.dtype} are needed, not by {array.strides} bytes")
+        spans = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]
         below, above = -sum(min(s, 0) for s in spans), sum(max(s, 0) for s in spans)
-        words, guard, slack = (below + above) // 4 + 1, GUARD_BYTES // 4, ALIGNMENT // 4
-        memory = np.full(guard + slack + words + guard, UNWRITTEN, np.uint32)
-        first = guard + -(memory.ctypes.data // 4 + guard) % slack
+        items, guard, slack = (below + above) // size + 1, GUARD_BYTES // size, ALIGNMENT // size
+        memory = np.full(guard + slack + items + guard, unwritten, bits_dtype(array.dtype))
+        first = guard + -(memory.ctypes.data // size + guard) % slack
         view = np.ndarray(
-            array.shape, np.float32, memory.data, offset=4 * first + below, strides=array.strides
+            array.shape, array.dtype, memory.data, offset=size * first + below, strides=array.strides
         )
         if copy:
             view[...] = array
-        return cls(memory, slice(first, first + words), view, memory.copy(), is_output=not copy)
+        return cls(memory, slice(first, first + items), view, memory.copy(), is_output=not copy)
 
     def check(self, name: str, kernel: Kernel) -> None:
         """Raises CorruptedMemory when the guards, or an input, are not as they were."""
@@ -331,14 +331,16 @@ class _Array:
                 continue
             changed = np.flatnonzero(self.memory[part] != self.pristine[part])
             if changed.size:
+                size = self.view.itemsize
                 raise CorruptedMemory(
-                    f"{kernel.symbol} overwrote {4 * changed.size} bytes {place} {name}, "
-                    f"the first of them byte {4 * int(changed[0])} there"
+                    f"{kernel.symbol} overwrote {size * changed.size} bytes {place} {name}, "
+                    f"the first of them byte {size * int(changed[0])} there"
                 )
 
     def check_written(self, name: str, kernel: Kernel) -> None:
         """Raises CorruptedMemory when elements still hold what they were poisoned with."""
-        unwritten = np.argwhere(self.view.view(np.uint32) == UNWRITTEN)
+        bits = self.view.view(self.memory.dtype)
+        unwritten = np.argwhere(bits == unwritten_bits(self.view.dtype))
         if len(unwritten):
             raise CorruptedMemory(
                 f"{kernel.symbol} left {len(unwritten)} of {self.view.size} elements of {name} unwritten, "
@@ -346,19 +348,32 @@ class _Array:
             )
 
     def serialized(self) -> bytes:
-        """For ``runner.cpp``: words, offset of the first element, shape, strides (in words), data."""
-        words = self.memory[self.extent]
-        offset = (self.view.ctypes.data - words.ctypes.data) // 4
+        """For ``runner.cpp``, in 32-bit words: count, offset of the first element, shape, strides, data."""
+        words = self.memory[self._whole_words()].view(np.uint32)
+        offset_bytes = self.view.ctypes.data - words.ctypes.data
         missing = 4 - self.view.ndim
-        shape = (1,) * missing + self.view.shape
-        strides = (0,) * missing + tuple(stride // 4 for stride in self.view.strides)
-        return np.array([len(words), offset, *shape, *strides], np.int64).tobytes() + words.tobytes()
+        *rows, columns = (1,) * missing + self.view.shape
+        *strides, _ = (0,) * missing + self.view.strides
+        # An axis of length 1 is not walked.
+        strides = [0 if length == 1 else stride for length, stride in zip(rows, strides, strict=True)]
+        row_words = -(-columns * self.view.itemsize // 4)
+        if any(x % 4 for x in (offset_bytes, *strides)):
+            # Rows that begin in the middle of a word: the gaps between them go unwatched.
+            offset_bytes, rows, strides, row_words = 0, [1, 1, 1], [0, 0, 0], len(words)
+        header = [len(words), offset_bytes // 4, *rows, row_words, *(stride // 4 for stride in strides), 1]
+        return np.array(header, np.int64).tobytes() + words.tobytes()
 
     def receive(self, words: np.ndarray, first: int) -> int:
         """Takes this array's extent out of the runner's reply; returns where the next one starts."""
-        count = self.extent.stop - self.extent.start
-        self.memory[self.extent] = words[first : first + count]
-        return first + count
+        target = self.memory[self._whole_words()].view(np.uint32)
+        target[...] = words[first : first + len(target)]
+        return first + len(target)
+
+    def _whole_words(self) -> slice:
+        """The extent, to the end of its last 32-bit word."""
+        per_word = 4 // self.view.itemsize
+        items = self.extent.stop - self.extent.start
+        return slice(self.extent.start, self.extent.start + -(-items // per_word) * per_word)
 
 
 @cache
