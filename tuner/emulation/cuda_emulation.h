@@ -153,7 +153,7 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
 
 inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes, size_t zero_fill = 0,
                                     int line = __builtin_LINE()) {
-  emulation::copy_async(shared, global, bytes, zero_fill, line);
+  emulation::copy_async(shared, global, bytes, zero_fill, "__pipeline_memcpy_async", line);
 }
 inline void __pipeline_commit() { emulation::commit_copies(); }
 inline void __pipeline_wait_prior(size_t groups) { emulation::wait_for_copies(groups); }

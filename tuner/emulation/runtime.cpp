@@ -443,14 +443,14 @@ void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const cha
   work_together(cores == TensorCores::kHopper ? product_of<Hopper>(mma) : product_of<Ampere>(mma), &operands, what, line);
 }
 
-void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, int line) {
+void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, const char* what, int line) {
   Thread& thread = running->current();
   const bool served = (bytes == 4 || bytes == 8 || bytes == 16) && zero_fill <= bytes;
   if (!served || reinterpret_cast<uintptr_t>(shared) % bytes != 0 ||
       (zero_fill < bytes && reinterpret_cast<uintptr_t>(global) % bytes != 0)) {
-    running->fail(format("%s: __pipeline_memcpy_async in line %d of %zu bytes, %zu of them zeros: it copies 4, 8 or "
-                         "16 bytes, both addresses multiples of that",
-                         running->where(thread).c_str(), line, bytes, zero_fill));
+    running->fail(format("%s: %s in line %d of %zu bytes, %zu of them zeros: it copies 4, 8 or 16 bytes, both addresses "
+                         "multiples of that",
+                         running->where(thread).c_str(), what, line, bytes, zero_fill));
   }
   Copy copy{static_cast<unsigned char*>(shared), {}, bytes, thread.groups_committed};
   memcpy(copy.data, global, bytes - zero_fill);

@@ -62,7 +62,7 @@ enum class TensorCores { kAmpere, kHopper };
 void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line,
               TensorCores cores = TensorCores::kAmpere);
 
-void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, int line);
+void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, const char* what, int line);
 void commit_copies();
 void wait_for_copies(size_t groups_left_in_flight);
 

@@ -1,8 +1,18 @@
 // The PTX that flashgen's kernels wrap into small functions for nvcc, under the same names for an emulated card:
-// matrices from shared memory (ldmatrix) and products of matrices (mma). All 32 lanes of a warp take part in each.
+// asynchronous copies, matrices from shared memory (ldmatrix) and products of matrices (mma).
 #pragma once
 
 #include "runtime.h"
+
+// ---- cp.async ----------------------------------------------------------------------------------------------------
+// Copies 4, 8 or 16 bytes from global to shared memory; zeros, reading nothing, unless `inside`.
+
+template <int kBytes>
+void copy_async(void* shared, const void* global, bool inside, int line = __builtin_LINE()) {
+  emulation::copy_async(shared, global, kBytes, inside ? 0 : kBytes, "copy_async", line);
+}
+
+// All 32 lanes of a warp take part in what follows, each at the same place.
 
 // ---- ldmatrix.sync.aligned.m8n8.xN[.trans].shared.b16 ------------------------------------------------------------
 // Loads N matrices of 8 rows by 8 16-bit elements. Lane 8 * i + r names row r of matrix i: 16 bytes; register i of lane
