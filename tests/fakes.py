@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.kernel import Kernel
@@ -20,6 +21,7 @@ from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
 from flashgen.tuner.device import Build, CorruptedMemory, FlashgenError, LaunchError, Timing
+from flashgen.tuner.dtypes import require_inputs
 
 
 class Fault(StrEnum):
@@ -44,6 +46,10 @@ class Fault(StrEnum):
     WRONG_KV_HEAD = "wrong_kv_head"
     IGNORES_SCALE = "ignores_scale"
     HALF_PRECISION = "half_precision"
+    HALF_OUTPUT = "half_output"
+    TWO_TERMS = "two_terms"
+    ONE_TERM = "one_term"
+    EIGHT_BITS = "eight_bits"
     ONE_ELEMENT = "one_element"
     NAN_ROWS = "nan_rows"
     BASE_2_LSE = "base_2_lse"
@@ -65,17 +71,23 @@ def fake_build(fault: Fault = Fault.NONE, problem: Problem | None = None, *, spi
 
 def attend_f32(q, k, v, scale, causal, fault=Fault.NONE):
     """Attention in float32, with one of the classic mistakes on request. Shapes as in the reference."""
+    return attend(q, k, v, scale, causal, "ieee", fault)
+
+
+def attend(q, k, v, scale, causal, arithmetic, fault=Fault.NONE):
+    """Attention by multiply-adds (``ieee``) or tensor cores (``3xtf32``, ``tf32``, ``f16``, ``bf16``)."""
     group = q.shape[1] // k.shape[1]
+    dtype = q.dtype
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
     if fault is Fault.WRONG_KV_HEAD:
         k, v = (np.tile(x, (1, group, 1, 1)) for x in (k, v))
     else:
         k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     if fault is Fault.IGNORES_SCALE:
         scale = 1 / math.sqrt(q.shape[-1])
-    # float64 dot products rounded once: as good as a kernel's, whatever the BLAS does.
-    s = ((q.astype(np.float64) @ k.swapaxes(-1, -2).astype(np.float64)) * scale).astype(np.float32)
+    s = (multiply(q, k.swapaxes(-1, -2), arithmetic, fault) * scale).astype(np.float32)
     if fault is Fault.HALF_PRECISION:
-        s = s.astype(np.float16).astype(np.float32)
+        s = s.astype(np.float16 if dtype == np.float32 else dtype).astype(np.float32)
     n, m = s.shape[-2:]
     if causal:
         offset = 0 if fault is Fault.TOP_LEFT_MASK else m - n
@@ -88,13 +100,70 @@ def attend_f32(q, k, v, scale, causal, fault=Fault.NONE):
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         p = np.exp(s - shift)
         total = p.sum(axis=-1, keepdims=True)
-        o = (p @ v) / (total if fault is Fault.NAN_ROWS else np.where(total > 0, total, 1))
+        if dtype != np.float32:
+            p = p.astype(dtype).astype(np.float32)
+        o = p @ v if arithmetic == "ieee" else weigh(p, v, arithmetic, fault, dtype)
+        o = o / (total if fault is Fault.NAN_ROWS else np.where(total > 0, total, 1))
         lse = (np.log(total) + shift)[..., 0]
     if fault is Fault.ONE_ELEMENT:
-        o[-1, -1, -1, -1] += 1e-3
+        o[-1, -1, -1, -1] += {"f16": 0.05, "bf16": 0.2, "tf32": 0.1}.get(arithmetic, 1e-3)
     if fault is Fault.BASE_2_LSE:
         lse = lse / np.float32(math.log(2))
-    return o.astype(np.float32), lse.astype(np.float32)
+    return o.astype(dtype), lse.astype(np.float32)
+
+
+def weigh(p, v, arithmetic, fault, dtype):
+    """p v, summed afresh for each tile of keys as a kernel does."""
+    tile = 16 if fault is Fault.HALF_OUTPUT else 64
+    o = np.zeros((*p.shape[:-1], v.shape[-1]), np.float32)
+    for first in range(0, p.shape[-1], tile):
+        keys = slice(first, first + tile)
+        o += multiply(p[..., keys], v[..., keys, :], arithmetic, fault, is_pv=True)
+        if fault is Fault.HALF_OUTPUT:
+            o = o.astype(dtype).astype(np.float32)
+    return o
+
+
+def multiply(a, b, arithmetic, fault=Fault.NONE, *, is_pv=False):
+    """a b of float32 matrices. Sums of tensor cores are cut off after every few products."""
+    if arithmetic == "ieee":
+        # float64 dot products rounded once: as good as a kernel's, whatever the BLAS does.
+        return a.astype(np.float64) @ b.astype(np.float64)
+    if arithmetic in ("f16", "bf16"):
+        return sum_products(a, b, 8)
+    a_big, b_big = (rounded_to_tf32(x) for x in (a, b))
+    if arithmetic == "tf32" or fault is Fault.ONE_TERM:
+        if fault is Fault.EIGHT_BITS:
+            a_big, b_big = (x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b))
+        return sum_products(a_big, b_big, 4)
+    cross = sum_products(a_big, rounded_to_tf32(b - b_big), 4)
+    if not (is_pv and fault is Fault.TWO_TERMS):
+        cross += sum_products(rounded_to_tf32(a - a_big), b_big, 4)
+    return sum_products(a_big, b_big, 4) + cross
+
+
+def sum_products(a, b, at_once):
+    """a b, so many exact products at a time added to a float32 that drops what it cannot hold."""
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+    for first in range(0, a.shape[-1], at_once):
+        part = slice(first, first + at_once)
+        exact = total + a[..., part].astype(np.float64) @ b[..., part, :].astype(np.float64)
+        total = exact.astype(np.float32)
+        total = np.where(np.abs(total) > np.abs(exact), np.nextafter(total, np.float32(0)), total)
+    return total
+
+
+def rounded_to_tf32(x):
+    """To eleven bits, ties away from zero."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def arithmetic_of(problem: Problem) -> str:
+    """How a fake kernel computes that problem."""
+    if problem.dtype != "f32":
+        return problem.dtype
+    return "ieee" if problem.precision == "auto" else problem.precision
 
 
 class FakeRunner:
@@ -124,7 +193,9 @@ class FakeRunner:
                 raise ZeroDivisionError("a mistake of ours")
             case Fault.STRAY_WRITE:
                 raise CorruptedMemory("3 elements outside the outputs were written")
-        o, lse = attend_f32(q, k, v, scale, build.kernel.problem.causal, fault)
+        problem = build.kernel.problem
+        require_inputs(problem, q, k, v)
+        o, lse = attend(q, k, v, scale, problem.causal, arithmetic_of(problem), fault)
         return o, lse if want_lse else None
 
     def measure(self, build, problem, *, best_us=None, budget_ms=200.0):

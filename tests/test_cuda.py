@@ -131,7 +131,7 @@ def test_driver_that_fails_to_start_is_no_gpu(monkeypatch):
 @pytest.mark.parametrize("want_lse", [False, True])
 def test_any_layout_arrives_and_comes_back(runner, tmp_path, layout, want_lse):
     case = Case(2, 4, 4, 33, 33, layout=layout)
-    q, k, v, scale = make_inputs(case, 32, np.random.default_rng(0))
+    q, k, v, scale = make_inputs(case, PROBLEM, np.random.default_rng(0))
     o, lse = runner.attend(build_of(tmp_path, right), q, k, v, scale=scale, want_lse=want_lse)
     expected = attention(q, k, v, scale=scale)
     assert o.shape == q.shape and o.strides == q.strides
@@ -187,7 +187,7 @@ def test_overwritten_input_and_gap_are_seen(runner, tmp_path):
         right(args)
         args.tensor(1)[0, 0, 3, 3] += 1
 
-    q, k, v, scale = make_inputs(Case(1, 1, 1, 20, 20, layout="padded"), 32, np.random.default_rng(0))
+    q, k, v, scale = make_inputs(Case(1, 1, 1, 20, 20, layout="padded"), PROBLEM, np.random.default_rng(0))
     with pytest.raises(CorruptedMemory, match="1 elements outside"):
         runner.attend(build_of(tmp_path, spoils_input), q, k, v, scale=scale)
 

@@ -3,14 +3,27 @@
 The suite is made around the variant's own tile sizes. It runs behind the `Runner` protocol, so that a CUDA
 card and an emulated one answer the same questions.
 
-How large an error may be. Per head, ‖o - ref‖ / ‖ref‖ stays within 2e-6, float32's class, as long as no
-score exceeds `PLAIN_SCORE`. A larger score is itself rounded by 2⁻²⁴ of its size (more, the longer the dot
-product), and exp turns that absolute error into a relative error of the weight: the bound grows by
-2⁻²⁴ · (3/2 + √d / 9) for each unit of the largest score beyond `PLAIN_SCORE`. That is about twice the worst
-met in a model of the kernels' arithmetic (sequential FMA, exp2 good to 2 ulp) over d = 1 .. 256, all
-distributions and several scales, plus one unit for scale · log2 e, which is rounded twice before it meets
-every score alike. Elementwise, |o - ref| <= 6 · bound · max|v| + bound · |ref|: an output
-is an average of v.
+How large an error may be. Inputs are taken as rounded to the problem's type. Per head, ‖o - ref‖ / ‖ref‖
+stays within the class's bound, `Problem.tolerance`, as long as no score exceeds `PLAIN_SCORE`. A larger score
+is itself rounded in proportion to its size, and exp turns that absolute error into a relative error of the
+weight. So the bound grows for each unit of the largest score beyond `PLAIN_SCORE`, by
+
+- float32 and 3xTF32: 2⁻²⁴ · (3/2 + √d / 9), more, the longer the dot product. That is about twice the worst
+  met in models of the kernels' arithmetic (sequential FMA; tensor cores that sum four exact products and cut
+  off what does not fit), exp2 good to 2 ulp, over d = 1 .. 256, all distributions and several scales, plus
+  one unit for scale · log2 e, which is rounded twice before it meets every score alike.
+- f16 and bf16: twice that, since tensor cores cut off rather than round; the products are exact. P and o are
+  rounded once each, by up to 2⁻¹¹ or 2⁻⁸, whatever the scores: that is the class's bound.
+- TF32: 2⁻¹¹ / √d, at least 2⁻¹¹ / 8. Each factor of each product is rounded, by up to 2⁻¹¹ of itself. Such
+  errors add up as random ones do, with √d, where the products that make a large score add up with d. The
+  worst met in a model is about half of it.
+
+Elementwise, |o - ref| <= factor · bound · max|v| + bound · |ref|: an output is an average of v. The factor is
+6 for float32, 3 for TF32 and 1 for 16-bit numbers, whose bounds hold for P's rounding element by element.
+
+The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
+1e-4, less than the rounding then loses. So it is held to 2e-4 plus the growth above, that of the others to
+factor · bound; in proportion to its size where that exceeds 1.
 """
 
 from __future__ import annotations
@@ -23,7 +36,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..gen.problem import Problem
+from ..gen.problem import TOLERANCES, Problem
 from ..gen.variant import Variant
 from . import reference
 from .device import Build, FlashgenError, Runner
@@ -31,11 +44,17 @@ from .reference import Reference
 
 Depth = Literal["quick", "full"]
 
-#: Largest per-head ‖o - ref‖ / ‖ref‖ by dtype, on inputs whose scores stay within PLAIN_SCORE.
-ERROR_BOUNDS = {"f32": 2e-6}
+#: By dtype and precision; `Problem.tolerance` reads it.
+ERROR_BOUNDS = TOLERANCES
+#: Scores up to this leave the bound as it is.
 PLAIN_SCORE = 16.0
 UNIT_ROUNDOFF = 2.0**-24
-ELEMENT_FACTOR = 6.0
+#: Largest relative rounding error of eleven bits: TF32's factors.
+TF32_ROUNDOFF = 2.0**-11
+#: How much larger than the bound, times max|v|, the error of one element may be: by dtype, or TF32.
+ELEMENT_FACTORS = {"f32": 6.0, "tf32": 3.0, "f16": 1.0, "bf16": 1.0}
+#: Largest error of a 16-bit kernel's log-sum-exp.
+HALF_LSE_TOLERANCE = 2e-4
 #: Rows of each head of the real problem that are compared.
 SAMPLED_ROWS = 64
 #: Most bytes of q, k, v and o that the check of the real problem may take.
@@ -115,8 +134,19 @@ def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Gener
     # Queries beyond the keys: under a causal mask the first rows see nothing.
     yield Case(1, 1, 1, br + _ragged(br, rng), _ragged(bc, rng), "negative", "bhnd", want_lse=True)
     yield Case(1, 2, 2, ragged_k, ragged_k, "rising", "packed", scale=-1.0)
+    # Fewer keys than any instruction takes at once.
+    yield Case(2, 3, 3, 7, 5, "uniform", "bnhd", want_lse=True)
+    together = variant.heads_per_block()
+    if together > 1:
+        # A last block with heads missing, and blocks whose heads lie in two batches.
+        yield Case(together + 1, 1, 1, _ragged(br, rng), _ragged(bc, rng), "normal", "bnhd", want_lse=True)
     if depth == "quick":
         return
+    if together > 1:
+        yield Case(1, 2 * together + 1, 1, ragged_q, ragged_k, "uniform", "padded", want_lse=True)
+        yield Case(together + 1, together - 1, together - 1, 49, 49, "rising", "packed")
+    for keys in range(2, 9):
+        yield Case(1, 2, 1, int(rng.integers(1, 12)), keys, "normal", want_lse=True)
     yield Case(1, 1, 1, 1, 1, "uniform", want_lse=True)
     yield Case(2, 2, 1, 1, 3 * bc + 1, "spiked", "bnhd", want_lse=True)
     yield Case(3, 2, 2, ragged_q, 1, "uniform", "packed" if ragged_q == 1 else "bhnd", want_lse=True)
@@ -144,22 +174,26 @@ def _ragged(tile: int, rng: np.random.Generator) -> int:
 
 
 def make_inputs(
-    case: Case, head_dim: int, rng: np.random.Generator
+    case: Case, problem: Problem, rng: np.random.Generator, *, access_width: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale."""
-    scale = float(np.float32(case.scale / math.sqrt(head_dim)))
-    q_shape = (case.batch, case.num_q_heads, case.seqlen_q, head_dim)
-    kv_shape = (case.batch, case.num_kv_heads, case.seqlen_k, head_dim)
-    q, k, v = reference.random_inputs(case.inputs, q_shape, kv_shape, scale=scale, rng=rng)
+    """q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale.
+
+    Of ``problem`` only the type and the head dims count. All strides are multiples of ``access_width``
+    elements, as long as the head dims are.
+    """
+    d, dv = problem.head_dim, problem.head_dim_v
+    scale = float(np.float32(case.scale / math.sqrt(d)))
+    q_shape = (case.batch, case.num_q_heads, case.seqlen_q, d)
+    kv_shape = (case.batch, case.num_kv_heads, case.seqlen_k, d)
+    q, k, v = reference.random_inputs(
+        case.inputs, q_shape, kv_shape, scale=scale, rng=rng, dtype=problem.dtype, head_dim_v=dv
+    )
     if case.layout == "packed":
-        if q_shape == kv_shape:
-            q, k, v = _packed(q, k, v)
-        else:
-            q, (k, v) = _packed(q)[0], _packed(k, v)
+        q, k, v = _packed_where_alike(q, k, v)
     elif case.layout == "bnhd":
         q, k, v = (_packed(x)[0] for x in (q, k, v))
     elif case.layout == "padded":
-        q, k, v = (_padded(x) for x in (q, k, v))
+        q, k, v = (_padded(x, access_width) for x in (q, k, v))
     return q, k, v, scale
 
 
@@ -169,11 +203,21 @@ def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(whole[:, :, i].transpose(0, 2, 1, 3) for i in range(len(tensors)))
 
 
-def _padded(x: np.ndarray) -> np.ndarray:
-    """The same values with a gap of NaN after each row."""
+def _packed_where_alike(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Those of one shape side by side in one array, the others each in its own."""
+    if q.shape == k.shape == v.shape:
+        return _packed(q, k, v)
+    if k.shape == v.shape:
+        return *_packed(q), *_packed(k, v)
+    if q.shape == k.shape:
+        return *_packed(q, k), *_packed(v)
+    return *_packed(q), *_packed(k), *_packed(v)
+
+
+def _padded(x: np.ndarray, access_width: int) -> np.ndarray:
+    """The same values with a gap of NaN after each row, to the next stride that suits the accesses."""
     head_dim = x.shape[-1]
-    # Strides must stay multiples of the widest vector that divides the head dim.
-    gap = head_dim if head_dim % 4 else 4
+    gap = access_width - head_dim % access_width
     wide = np.full((*x.shape[:-1], head_dim + gap), np.nan, x.dtype)
     wide[..., :head_dim] = x
     return wide[..., :head_dim]
@@ -181,31 +225,51 @@ def _padded(x: np.ndarray) -> np.ndarray:
 
 def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generator) -> float:
     problem = build.kernel.problem
-    q, k, v, scale = make_inputs(case, problem.head_dim, rng)
+    width = build.kernel.variant.access_width(problem)
+    q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse)
     expected = reference.attention(q, k, v, scale=scale, causal=problem.causal)
-    return compare(o, lse if case.want_lse else None, expected, v, problem.dtype, case.name)
+    return compare(o, lse if case.want_lse else None, expected, v, problem, case.name)
 
 
 # -- comparing ------------------------------------------------------------------------------------------
 
 
-def error_bound(dtype: str, head_dim: int, max_score: float) -> float:
+def error_bound(problem: Problem, max_score: float) -> float:
     """The largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
-    beyond = max(0.0, max_score - PLAIN_SCORE)
-    return ERROR_BOUNDS[dtype] + beyond * UNIT_ROUNDOFF * (1.5 + math.sqrt(head_dim) / 9)
+    return problem.tolerance + _growth(problem, max_score)
+
+
+def lse_bound(problem: Problem, max_score: float) -> float:
+    """The largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
+    if problem.dtype != "f32":
+        return HALF_LSE_TOLERANCE + _growth(problem, max_score)
+    return _element_factor(problem) * error_bound(problem, max_score)
+
+
+def _growth(problem: Problem, max_score: float) -> float:
+    """What the rounding of large scores adds to a bound."""
+    beyond, root = max(0.0, max_score - PLAIN_SCORE), math.sqrt(problem.head_dim)
+    if problem.precision == "tf32":
+        return beyond * TF32_ROUNDOFF * max(1 / root, 1 / 8)
+    unit = UNIT_ROUNDOFF if problem.dtype == "f32" else 2 * UNIT_ROUNDOFF
+    return beyond * unit * (1.5 + root / 9)
+
+
+def _element_factor(problem: Problem) -> float:
+    return ELEMENT_FACTORS.get(problem.precision, ELEMENT_FACTORS[problem.dtype])
 
 
 def compare(
-    o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, dtype: str, name: str
+    o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, problem: Problem, name: str
 ) -> float:
     """The largest per-head error, 0 where scores exceed `PLAIN_SCORE`.
 
-    ``o`` and ``lse`` have the reference's shapes. Raises `WrongResult` for anything beyond the bounds, NaN
-    and infinity included.
+    ``o`` and ``lse`` have the reference's shapes; of ``problem`` type, precision and head dim set the bounds.
+    Raises `WrongResult` for anything beyond them, NaN and infinity included.
     """
-    bound = error_bound(dtype, o.shape[-1], expected.max_score)
-    difference = o - expected.o
+    bound = error_bound(problem, expected.max_score)
+    difference = np.asarray(o, np.float64) - expected.o
     axes = (2, 3)
     norms = np.sqrt(np.square(expected.o).sum(axis=axes))
     distances = np.sqrt(np.square(difference).sum(axis=axes))
@@ -218,16 +282,17 @@ def compare(
             f"wrong result: {name}: head {h} of batch {b}: ‖o - ref‖ / ‖ref‖ is {errors[b, h]:.2e}, "
             f"at most {bound:.1e} allowed"
         )
-    allowed = ELEMENT_FACTOR * bound * float(np.abs(v).max()) + bound * np.abs(expected.o)
+    atol = _element_factor(problem) * bound * float(np.abs(v).max())
+    allowed = atol + bound * np.abs(expected.o)
     excess = np.abs(difference) / allowed
     if not (excess <= 1).all():
         b, h, row, x = _worst(excess)
         raise WrongResult(
             f"wrong result: {name}: head {h} of batch {b}, row {row}, column {x}: "
-            f"o is {o[b, h, row, x]:.7g}, float64 gives {expected.o[b, h, row, x]:.7g}"
+            f"o is {float(o[b, h, row, x]):.7g}, float64 gives {expected.o[b, h, row, x]:.7g}"
         )
     if lse is not None:
-        _compare_lse(lse, expected, bound, name)
+        _compare_lse(lse, expected, lse_bound(problem, expected.max_score), name)
     return float(errors.max()) if expected.max_score <= PLAIN_SCORE else 0.0
 
 
@@ -241,7 +306,7 @@ def _compare_lse(lse: np.ndarray, expected: Reference, bound: float, name: str) 
             np.where(np.isneginf(lse), 0.0, np.inf),
             np.abs(lse - finite) / np.maximum(1, np.abs(finite)),
         )
-    if not (distance <= ELEMENT_FACTOR * bound).all():
+    if not (distance <= bound).all():
         b, h, row = _worst(distance)
         raise WrongResult(
             f"wrong log-sum-exp: {name}: head {h} of batch {b}, row {row}: it is {lse[b, h, row]:.7g}, "
@@ -301,7 +366,15 @@ def _draw_sample(problem: Problem, seed: int) -> Sample:
     q_shape = (problem.batch, problem.num_q_heads, problem.seqlen_q, problem.head_dim)
     kv_shape = (problem.batch, problem.num_kv_heads, problem.seqlen_k, problem.head_dim)
     scale = float(np.float32(1 / math.sqrt(problem.head_dim)))
-    q, k, v = reference.random_inputs("normal", q_shape, kv_shape, scale=scale, rng=rng)
+    q, k, v = reference.random_inputs(
+        "normal",
+        q_shape,
+        kv_shape,
+        scale=scale,
+        rng=rng,
+        dtype=problem.dtype,
+        head_dim_v=problem.head_dim_v,
+    )
     # The first and the last head find wrong strides and 32-bit offsets, the first and last rows wrong edges.
     last = (problem.batch - 1, problem.num_q_heads - 1)
     drawn = (int(rng.integers(problem.batch)), int(rng.integers(problem.num_q_heads)))
@@ -331,5 +404,5 @@ def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> 
     for (b, h), expected in zip(sample.picks, sample.expected, strict=True):
         rows = o[b : b + 1, h : h + 1, sample.rows]
         name = f"{problem.name} at its real lengths, head {h} of batch {b}"
-        worst = max(worst, compare(rows, None, expected, sample.v, problem.dtype, name))
+        worst = max(worst, compare(rows, None, expected, sample.v, problem, name))
     return worst
