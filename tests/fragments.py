@@ -50,6 +50,22 @@ def tf32_to_float(bits: np.ndarray) -> np.ndarray:
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def floats_to_round() -> np.ndarray:
+    """Bits of floats: all that are exact in 16 bits, all half way between two of those or a bit beside, and
+    random ones."""
+    rng = np.random.default_rng(6)
+    every = np.arange(65536, dtype=np.uint32)
+    exact = np.concatenate([f16_to_float(every).view(np.uint32), every << 16])
+    # Half way between neighbours, and a bit to either side.
+    halves = np.concatenate(
+        [exact + np.uint32(half + side) for half in (1 << 12, 1 << 15) for side in (-1, 0, 1)]
+    )
+    f16_subnormal_halves = ((2 * np.arange(1025) + 1) * 2.0**-25).astype(np.float32).view(np.uint32)
+    beside = np.concatenate([f16_subnormal_halves - 1, f16_subnormal_halves, f16_subnormal_halves + 1])
+    words = np.concatenate([exact, halves, beside, rng.integers(0, 2**32, 100_000, dtype=np.uint32)])
+    return words.astype(np.uint32)
+
+
 @dataclass(frozen=True)
 class Instruction:
     """An mma of flashgen's: its shape, its element type, and how the emulation names it."""
@@ -207,13 +223,16 @@ def product(
 
 
 def error_bound(instruction: Instruction, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """How far A B + C may be off on any card, from factors (as float64) of which none is subnormal.
+    """How far A B + C may be off on any card, from finite factors as float64.
 
-    Each term of a block, and the accumulator, loses less than 2^-24 of the largest; then the sum less than
-    2^-23 of itself. No term and no partial sum is beyond the sum of all magnitudes.
+    Each term of a block, and the accumulator, loses less than 2^-24 of the largest, of which a subnormal
+    counts as the least normal number; then the sum less than 2^-23 of itself. No term and no partial sum is
+    beyond the sum of all magnitudes.
     """
+    least = 2.0 ** (1 - instruction.bias)
+    sizes_a, sizes_b = (np.where(x == 0, 0, np.maximum(np.abs(x), least)) for x in (a, b))
+    magnitudes = sizes_a @ sizes_b + np.abs(c) + 2.0**-126
     block = AMPERE.block_bytes // instruction.bytes
-    magnitudes = np.abs(c) + np.abs(a) @ np.abs(b)
     return instruction.k // block * ((block + 1) * 2.0**-24 + 2.0**-23) * magnitudes
 
 
@@ -237,10 +256,12 @@ struct AttentionArgs {
 
 extern "C" __global__ void tiny_kernel(const AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
-  const int i = blockIdx.x * blockDim.x + threadIdx.x, lane = i %% 32;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  [[maybe_unused]] const int lane = i %% 32;
   const unsigned* in = args.k;
   const unsigned* accumulators = args.q;
   unsigned* out = args.o;
+  const int count = args.seqlen_q;
   %(body)s
 }
 
@@ -249,6 +270,40 @@ extern "C" int tiny(const AttentionArgs* args, cudaStream_t stream) {
   return cudaLaunchKernel(tiny_kernel, dim3(%(blocks)d), dim3(%(threads)d), parameters, %(smem)d, stream);
 }
 """
+
+
+#: Bodies, for an emulated card and a real one alike. Loads matrices from shared memory, by the function's
+#: name and the number of lanes whose rows count.
+LOAD_BODY = """
+  // Rows of 16 bytes in the order of a permutation, as swizzled ones are.
+  uint4* rows = reinterpret_cast<uint4*>(shared_bytes);
+  const auto place = [](int row) { return (row * 5 + 3) %% 32; };
+  rows[place(lane)] = make_uint4(in[4 * lane], in[4 * lane + 1], in[4 * lane + 2], in[4 * lane + 3]);
+  __syncwarp();
+  unsigned m[4] = {};
+  %s(m, rows + place(lane %% %d));
+  for (int r = 0; r < 4; ++r) out[4 * lane + r] = m[r];
+"""
+#: All 16-bit floats, widened: f16, then bf16. For 256 threads.
+TO_FLOAT_BODY = """
+  for (int j = i; j < 65536; j += 256) {
+    out[j] = __float_as_uint(__half2float(__ushort_as_half(j)));
+    out[65536 + j] = __float_as_uint(__bfloat162float(__ushort_as_bfloat16(j)));
+  }"""
+#: ``in`` rounded to f16 below and bf16 above. For 256 threads.
+FROM_FLOAT_BODY = """
+  for (int j = i; j < count; j += 256) {
+    const float x = __uint_as_float(in[j]);
+    const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    out[j] = __half_as_ushort(__float2half_rn(x)) | high << 16;
+  }"""
+#: Eight bytes per lane, zeros from lane 20 on. Waits by a statement of one's own.
+GUARDED_COPY_BODY = """
+  copy_async<8>(shared_bytes + 8 * lane, lane < 20 ? in + 2 * lane : nullptr, lane < 20);
+  __pipeline_commit();
+  %s
+  const unsigned* words = reinterpret_cast<const unsigned*>(shared_bytes);
+  for (int r = 0; r < 2; ++r) out[2 * lane + r] = words[2 * lane + r];"""
 
 
 def emulated(
@@ -313,10 +368,12 @@ def emulated_products(
 def random_factors(
     instruction: Instruction, count: int, rng: np.random.Generator, spread: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bits of A and B, and C: normal numbers, times two to the power of ``spread`` times normal numbers."""
+    """Bits of A and B, and C: normal numbers, times two to the power of ``spread`` times normal numbers,
+    within the range of f16."""
 
     def draw(*shape: int) -> np.ndarray:
-        return (rng.standard_normal(shape) * 2.0 ** (spread * rng.standard_normal(shape))).astype(np.float32)
+        numbers = rng.standard_normal(shape) * 2.0 ** (spread * rng.standard_normal(shape))
+        return np.clip(numbers, -60000, 60000).astype(np.float32)
 
     a, b = draw(count, ROWS, instruction.k), draw(count, instruction.k, COLUMNS)
     return instruction.from_float(a), instruction.from_float(b), draw(count, ROWS, COLUMNS)

@@ -199,24 +199,13 @@ def test_the_largest_float_is_not_rounded_to_infinity():
 
 # -- loading matrices -----------------------------------------------------------------------------------
 
-LOAD_BODY = """
-  // Rows of 16 bytes in the order of a permutation, as swizzled ones are.
-  uint4* rows = reinterpret_cast<uint4*>(shared_bytes);
-  const auto place = [](int row) { return (row * 5 + 3) %% 32; };
-  rows[place(lane)] = make_uint4(in[4 * lane], in[4 * lane + 1], in[4 * lane + 2], in[4 * lane + 3]);
-  __syncwarp();
-  unsigned m[4] = {};
-  %s(m, rows + place(lane %% %d));
-  for (int r = 0; r < 4; ++r) out[4 * lane + r] = m[r];
-"""
-
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_are_loaded(count, transposed):
     matrices = np.arange(1, 1 + 4 * 64, dtype=np.uint16).reshape(4, 8, 8)
     name = f"ldmatrix_x{count}{'_trans' if transposed else ''}"
-    build = fragments.emulated(LOAD_BODY % (name, 8 * count))
+    build = fragments.emulated(fragments.LOAD_BODY % (name, 8 * count))
     found = fragments.run_emulated(build, matrices.view(np.uint32), np.zeros(4 * LANES, np.uint32))
     expected = np.zeros((LANES, 4), np.uint32)
     for i, matrix in enumerate(matrices[:count]):
@@ -227,7 +216,7 @@ def test_matrices_are_loaded(count, transposed):
 
 
 def test_loading_what_another_lane_wrote_needs_a_barrier():
-    body = (LOAD_BODY % ("ldmatrix_x4", 32)).replace(
+    body = (fragments.LOAD_BODY % ("ldmatrix_x4", 32)).replace(
         "rows + place(lane % 32)", "rows + place((lane + 1) % 32)"
     )
     matrices = np.zeros((LANES, 4), np.uint32)
@@ -346,17 +335,6 @@ def test_the_sanitizer_leaves_good_products_alone(instruction):
 
 # -- conversions ----------------------------------------------------------------------------------------
 
-TO_FLOAT_BODY = """
-  for (int j = i; j < 65536; j += 256) {
-    out[j] = __float_as_uint(__half2float(__ushort_as_half(j)));
-    out[65536 + j] = __float_as_uint(__bfloat162float(__ushort_as_bfloat16(j)));
-  }"""
-FROM_FLOAT_BODY = """
-  for (int j = i; j < args.seqlen_q; j += 256) {
-    const float x = __uint_as_float(in[j]);
-    const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(x));
-    out[j] = __half_as_ushort(__float2half_rn(x)) | high << 16;
-  }"""
 PAIRS_BODY = """
   const float x = __uint_as_float(in[2 * i]), y = __uint_as_float(in[2 * i + 1]);
   const __half2 half = __floats2half2_rn(x, y);
@@ -372,7 +350,7 @@ PAIRS_BODY = """
 
 def test_all_sixteen_bit_floats_widen():
     accumulators = np.zeros(2 * 65536, np.uint32)
-    build = fragments.emulated(TO_FLOAT_BODY, threads=256)
+    build = fragments.emulated(fragments.TO_FLOAT_BODY, threads=256)
     half, bfloat = fragments.run_emulated(build, np.zeros(1, np.uint32), accumulators).reshape(2, -1)
     bits = np.arange(65536, dtype=np.uint32)
     expected = fragments.f16_to_float(bits)
@@ -383,19 +361,9 @@ def test_all_sixteen_bit_floats_widen():
 
 
 def test_floats_round_to_nearest_even():
-    rng = np.random.default_rng(6)
-    every = np.arange(65536, dtype=np.uint32)
-    exact = np.concatenate([fragments.f16_to_float(every).view(np.uint32), every << 16])
-    # Half way between neighbours, and a bit to either side.
-    halves = np.concatenate(
-        [exact + np.uint32(half + side) for half in (1 << 12, 1 << 15) for side in (-1, 0, 1)]
-    )
-    f16_subnormal_halves = ((2 * np.arange(1025) + 1) * 2.0**-25).astype(np.float32).view(np.uint32)
-    beside = np.concatenate([f16_subnormal_halves - 1, f16_subnormal_halves, f16_subnormal_halves + 1])
-    words = np.concatenate([exact, halves, beside, rng.integers(0, 2**32, 100_000, dtype=np.uint32)])
-    words = words.astype(np.uint32)
+    words = fragments.floats_to_round()
     values = words.view(np.float32)
-    build = fragments.emulated(FROM_FLOAT_BODY, threads=256)
+    build = fragments.emulated(fragments.FROM_FLOAT_BODY, threads=256)
     found = fragments.run_emulated(build, words, np.zeros(len(words), np.uint32))
     half, bfloat = found & 0xFFFF, found >> 16
     numbers = ~np.isnan(values)
@@ -438,17 +406,13 @@ def test_a_copy_fills_up_with_zeros(size):
 
 
 def test_a_guarded_copy_reads_only_inside():
-    body = """
-  copy_async<8>(shared_bytes + 8 * lane, lane < 20 ? in + 2 * lane : nullptr, lane < 20);
-  __pipeline_commit();
-  %s
-  const unsigned* words = reinterpret_cast<const unsigned*>(shared_bytes);
-  for (int r = 0; r < 2; ++r) out[2 * lane + r] = words[2 * lane + r];"""
     words, accumulators = np.arange(1, 1 + 40, dtype=np.uint32), np.zeros(2 * LANES, np.uint32)
-    landed = fragments.emulated(body % "__pipeline_wait_prior(0);")
+    landed = fragments.emulated(fragments.GUARDED_COPY_BODY % "__pipeline_wait_prior(0);")
     expected = np.concatenate([words, np.zeros(24, np.uint32)])
     np.testing.assert_array_equal(fragments.run_emulated(landed, words, accumulators), expected)
-    in_flight = fragments.run_emulated(fragments.emulated(body % ""), words, accumulators)
+    in_flight = fragments.run_emulated(
+        fragments.emulated(fragments.GUARDED_COPY_BODY % ""), words, accumulators
+    )
     assert np.isnan(in_flight.view(np.float32)).all()
     astray = fragments.emulated("copy_async<16>(shared_bytes + 16 * lane, in + 1, true); out[lane] = 0;")
     with pytest.raises(
