@@ -84,7 +84,7 @@ class Arguments:
         self.pointers, self.strides = values[:5], [values[5 + 3 * i : 8 + 3 * i] for i in range(4)]
         self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = values[17:22]
         self.scale = values[22]
-        self.dtype = numpy_dtype(problem.dtype)
+        self.problem, self.dtype = problem, numpy_dtype(problem.dtype)
         self.columns = (problem.head_dim, problem.head_dim, problem.head_dim_v, problem.head_dim_v)
 
     def tensor(self, index: int) -> np.ndarray:

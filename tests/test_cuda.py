@@ -8,14 +8,16 @@ from types import ModuleType
 import fake_cuda
 import numpy as np
 import pytest
-from fakes import attend_f32, fake_build
+from fakes import arithmetic_of, attend, fake_build
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
 from flashgen.tuner import cuda, nvml
 from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
 from flashgen.tuner.reference import attention
-from flashgen.tuner.validate import Case, make_inputs, validate
+from flashgen.tuner.validate import Case, compare, make_inputs, validate
 
+DTYPES = tuple(NUMPY_DTYPES)
 PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, seqlen_k=60, head_dim=32)
 
 
@@ -45,7 +47,7 @@ def runner(card):
 
 def right(args):
     q, k, v, o = (args.tensor(i) for i in range(4))
-    result, lse = attend_f32(q, k, v, args.scale, causal=False)
+    result, lse = attend(q, k, v, args.scale, False, arithmetic_of(args.problem))
     o[...] = result
     if args.lse() is not None:
         args.lse()[...] = lse
@@ -129,17 +131,22 @@ def test_driver_that_fails_to_start_is_no_gpu(monkeypatch):
 
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd", "packed", "padded"])
 @pytest.mark.parametrize("want_lse", [False, True])
-def test_any_layout_arrives_and_comes_back(runner, tmp_path, layout, want_lse):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim_v", [32, 40])
+def test_any_layout_arrives_and_comes_back(runner, tmp_path, layout, want_lse, dtype, head_dim_v):
     case = Case(2, 4, 4, 33, 33, layout=layout)
-    q, k, v, scale = make_inputs(case, PROBLEM, np.random.default_rng(0))
-    o, lse = runner.attend(build_of(tmp_path, right), q, k, v, scale=scale, want_lse=want_lse)
-    expected = attention(q, k, v, scale=scale)
-    assert o.shape == q.shape and o.strides == q.strides
-    np.testing.assert_allclose(o, expected.o, atol=2e-6)
-    if want_lse:
-        np.testing.assert_allclose(lse, expected.lse, atol=2e-6)
+    problem = replace(PROBLEM, dtype=dtype, head_dim_v=head_dim_v)
+    q, k, v, scale = make_inputs(case, problem, np.random.default_rng(0), access_width=8)
+    build = build_of(tmp_path, right, problem=problem)
+    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=want_lse)
+    assert o.shape == (*q.shape[:3], head_dim_v) and o.dtype == q.dtype
+    if head_dim_v == 32:
+        assert o.strides == q.strides
     else:
-        assert lse is None
+        assert np.argsort(o.strides).tolist() == np.argsort(q.strides).tolist()
+        assert (min(o.strides[:3]) > 40 * o.itemsize) == (layout == "padded"), "a gap where q has one"
+    assert (lse is None) == (not want_lse)
+    compare(o, lse, attention(q, k, v, scale=scale), v, problem, "case")
 
 
 def test_shared_elements_of_q_get_an_o_of_their_own(runner, tmp_path):
@@ -153,16 +160,20 @@ def test_shared_elements_of_q_get_an_o_of_their_own(runner, tmp_path):
     np.testing.assert_array_equal(o[2, 1], o[0, 0])
 
 
-def test_whole_suite_passes_through_the_runner(runner, tmp_path):
-    assert 0 < validate(runner, build_of(tmp_path, right), seed=4, depth="full", problem=PROBLEM) < 2e-6
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_suite_passes_through_the_runner(runner, tmp_path, dtype):
+    problem = replace(PROBLEM, dtype=dtype)
+    build = build_of(tmp_path, right, problem=problem)
+    assert 0 < validate(runner, build, seed=4, depth="full", problem=problem) < problem.tolerance
 
 
 def stray(offset, tensor=3):
     def kernel(args):
         right(args)
         pointer = args.pointers[tensor]
-        extent = args.tensor(tensor).size
-        fake_cuda.state.at(pointer + 4 * (extent + offset if offset >= 0 else offset), 1)[0] = 7
+        extent, dtype = args.tensor(tensor).size, bits_dtype(args.dtype)
+        address = pointer + dtype.itemsize * (extent + offset if offset >= 0 else offset)
+        fake_cuda.state.at(address, 1, dtype)[0] = 7
 
     return kernel
 
@@ -176,10 +187,26 @@ def stray(offset, tensor=3):
         (stray(0, tensor=0), "elements before o"),
     ],
 )
-def test_stray_writes_are_seen(runner, tmp_path, kernel, complaint):
-    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stray_writes_are_seen(runner, tmp_path, kernel, complaint, dtype):
+    q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
+    build = build_of(tmp_path, kernel, problem=replace(PROBLEM, dtype=dtype))
     with pytest.raises(CorruptedMemory, match=complaint):
-        runner.attend(build_of(tmp_path, kernel), q, k, v, scale=0.2)
+        runner.attend(build, q, k, v, scale=0.2)
+
+
+def test_a_write_past_the_log_sum_exp_is_seen_beside_16_bit_tensors(runner, tmp_path):
+    def kernel(args):
+        right(args)
+        fake_cuda.state.at(args.pointers[4] + 4 * 20, 1)[0] = 7
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float16) for _ in "qkv")
+    build = build_of(tmp_path, kernel, problem=replace(PROBLEM, dtype="f16"))
+    # A float32 is two elements of the image.
+    with pytest.raises(
+        CorruptedMemory, match=r"2 elements .* the first 1 elements past the end of the log-sum"
+    ):
+        runner.attend(build, q, k, v, scale=0.2, want_lse=True)
 
 
 def test_overwritten_input_and_gap_are_seen(runner, tmp_path):
@@ -199,31 +226,58 @@ def test_overwritten_input_and_gap_are_seen(runner, tmp_path):
         runner.attend(build_of(tmp_path, fills_gap, "gap"), q, k, v, scale=scale)
 
 
-def test_unwritten_output_is_seen(runner, tmp_path):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unwritten_output_is_seen(runner, tmp_path, dtype):
     def forgets(args):
-        saved = args.tensor(3)[0, 0, 4:6].copy()
+        # As bits: the mark of unwritten memory is no number that numpy need keep.
+        bits = args.tensor(3).view(bits_dtype(args.dtype))
+        saved = bits[0, 0, 4:6].copy()
         right(args)
-        args.tensor(3)[0, 0, 4:6] = saved
+        bits[0, 0, 4:6] = saved
 
-    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
+    build = build_of(tmp_path, forgets, problem=replace(PROBLEM, dtype=dtype))
     with pytest.raises(
         CorruptedMemory, match=r"64 of 640 elements of o were not written, the first at \(0, 0, 4, 0\)"
     ):
-        runner.attend(build_of(tmp_path, forgets), q, k, v, scale=0.2)
+        runner.attend(build, q, k, v, scale=0.2)
 
 
-def test_memory_around_inputs_is_poison(runner, tmp_path):
+def test_unwritten_log_sum_exp_is_seen_beside_16_bit_tensors(runner, tmp_path):
+    def forgets(args):
+        right(args)
+        args.lse().view(np.uint32)[0, 0, 7] = unwritten_bits(np.dtype(np.float32))
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float16) for _ in "qkv")
+    build = build_of(tmp_path, forgets, problem=replace(PROBLEM, dtype="f16"))
+    with pytest.raises(CorruptedMemory, match=r"1 of 20 elements of the log-sum-exp .* at \(0, 0, 7\)"):
+        runner.attend(build, q, k, v, scale=0.2, want_lse=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_around_inputs_is_poison(runner, tmp_path, dtype):
     """A kernel that reads past the end of v and uses what it finds yields NaN."""
 
     def reads_on(args):
         right(args)
-        beyond = fake_cuda.state.at(args.pointers[2] + 4 * args.tensor(2).size, 1).view(np.float32)[0]
+        v = args.tensor(2)
+        beyond = fake_cuda.state.at(args.pointers[2] + v.nbytes, 1, args.dtype)[0]
         args.tensor(3)[0, 0, 0, 0] += 0 * beyond
 
-    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
+    build = build_of(tmp_path, reads_on, problem=replace(PROBLEM, dtype=dtype))
     with np.errstate(invalid="ignore"):
-        o, _ = runner.attend(build_of(tmp_path, reads_on), q, k, v, scale=0.2)
-    assert np.isnan(o[0, 0, 0, 0]) and np.isfinite(o[0, 0, 1]).all()
+        o, _ = runner.attend(build, q, k, v, scale=0.2)
+    assert np.isnan(o[0, 0, 0, 0]) and np.isfinite(o[0, 0, 1].astype(float)).all()
+
+
+def test_arrays_of_another_type_or_width_are_refused(runner, tmp_path):
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    build = build_of(tmp_path, right, problem=replace(PROBLEM, dtype="bf16", head_dim_v=8))
+    with pytest.raises(ValueError, match="q is float32 with 32 columns, the kernel takes bfloat16 with 32"):
+        runner.attend(build, q, k, v, scale=0.2)
+    with pytest.raises(ValueError, match="v is bfloat16 with 32 columns, the kernel takes bfloat16 with 8"):
+        runner.attend(build, *(x.astype(numpy_dtype("bf16")) for x in (q, k, v)), scale=0.2)
 
 
 # -- errors -------------------------------------------------------------------------------------------
@@ -310,32 +364,43 @@ def test_finalists_take_turns_in_both_directions(runner, tmp_path, card):
     assert "".join(card.launches[-12:]) == "abccbaabccba"
 
 
-def test_timed_inputs_are_random_and_kept(runner, tmp_path, card):
-    seen = []
+@pytest.mark.parametrize(("dtype", "head_dim_v"), [("f32", 32), ("f16", 32), ("bf16", 40), ("f16", 7)])
+def test_timed_inputs_are_random_and_kept(runner, tmp_path, card, dtype, head_dim_v):
+    seen, outputs = [], []
+    problem = replace(PROBLEM, dtype=dtype, head_dim_v=head_dim_v)
 
     def looks(args):
         seen.append([args.tensor(i).copy() for i in range(3)])
+        outputs.append(args.tensor(3).copy().view(bits_dtype(args.dtype)))
         right(args)
 
-    build = build_of(tmp_path, looks)
-    runner.measure(build, PROBLEM, budget_ms=5)
+    build = build_of(tmp_path, looks, problem=problem)
+    runner.measure(build, problem, budget_ms=5)
     q, k, v = seen[0]
-    assert q.shape == (1, 2, 50, 32) and k.shape == v.shape == (1, 1, 60, 32)
+    assert q.shape == (1, 2, 50, 32) and k.shape == (1, 1, 60, 32) and v.shape == (1, 1, 60, head_dim_v)
     for x in (q, k, v):
-        assert 0.9 < x.std() < 1.1 and np.abs(x.mean()) < 0.1
-    assert not np.array_equal(k, v)
+        assert x.dtype == numpy_dtype(dtype)
+        assert 0.9 < x.astype(float).std() < 1.1 and np.abs(x.astype(float).mean()) < 0.15
+    assert not np.array_equal(k[..., :7], v[..., :7])
+    unwritten = unwritten_bits(numpy_dtype(dtype))
+    assert (outputs[0] == unwritten).all() and (outputs[1] != unwritten).all()
     allocations = set(card.live)
-    runner.measure(build, PROBLEM, budget_ms=5)
+    runner.measure(build, problem, budget_ms=5)
     assert set(card.live) == allocations
     np.testing.assert_array_equal(seen[-1][0], q)
 
 
-def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda, "POOL_ITEMS", 1000)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(cuda, "POOL_ITEMS", 1001)
     seen = []
-    runner.measure(
-        build_of(tmp_path, lambda a: (seen.append(a.tensor(2).copy()), right(a))), PROBLEM, budget_ms=5
-    )
+
+    def looks(args):
+        seen.append(args.tensor(2).astype(float))
+        right(args)
+
+    problem = replace(PROBLEM, dtype=dtype)
+    runner.measure(build_of(tmp_path, looks, problem=problem), problem, budget_ms=5)
     assert 0.9 < seen[0].std() < 1.1 and np.isfinite(seen[0]).all()
 
 

@@ -23,6 +23,30 @@ def test_work_of_a_known_shape():
     assert problem.min_bytes == 4 * 500 * 2048 * 64 * 4
 
 
+def test_work_of_16_bits_and_narrow_values():
+    shape = {"batch": 2, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 10, "seqlen_k": 30, "head_dim": 64}
+    problem = Problem(dtype="bf16", head_dim_v=16, **shape)
+    assert problem.flops == 2 * 2 * 4 * 10 * 30 * (64 + 16)
+    q, k, v, o = 4 * 10 * 64, 2 * 30 * 64, 2 * 30 * 16, 4 * 10 * 16
+    assert problem.min_bytes == 2 * 2 * (q + k + v + o)
+    assert Problem(**shape).head_dim_v == 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "tolerance"),
+    [
+        ({}, 2e-6),
+        ({"precision": "ieee"}, 2e-6),
+        ({"precision": "3xtf32"}, 2e-6),
+        ({"precision": "tf32"}, 2e-3),
+        ({"dtype": "f16"}, 2e-3),
+        ({"dtype": "bf16"}, 1e-2),
+    ],
+)
+def test_tolerance_is_of_the_class(fields, tolerance):
+    assert Problem(**fields).tolerance == tolerance
+
+
 def test_grouped_heads_share_bytes():
     shared = Problem(num_q_heads=16, num_kv_heads=4)
     assert shared.flops == Problem().flops
@@ -38,6 +62,9 @@ def test_grouped_heads_share_bytes():
         ({"num_kv_heads": 4}, "f32_d64_h16_kv4"),
         ({"seqlen_q": 1000, "seqlen_k": 777}, "f32_d64_n1000_m777"),
         ({"seqlen_q": 197, "seqlen_k": 197}, "f32_d64_n197"),
+        ({"dtype": "f16"}, "f16_d64"),
+        ({"precision": "tf32", "causal": True}, "f32_tf32_d64_causal"),
+        ({"dtype": "bf16", "head_dim": 192, "head_dim_v": 128}, "bf16_d192v128"),
     ],
 )
 def test_name_is_an_identifier_that_tells_what_differs(fields, name):
@@ -54,6 +81,8 @@ def test_round_trip():
     ("fields", "words"),
     [
         ({"dtype": "f64"}, "'f64'"),
+        ({"dtype": "f16", "precision": "tf32"}, "'tf32' is not served for f16; choose one of auto"),
+        ({"head_dim_v": 300}, "head_dim_v is 300"),
         ({"head_dim": 0}, "1..256"),
         ({"head_dim": 257}, "257"),
         ({"batch": 0}, "batch is 0"),

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 from flashgen.tuner import reference
-from flashgen.tuner.reference import DISTRIBUTIONS, LARGE_SCORE, attention, random_inputs
+from flashgen.tuner.dtypes import numpy_dtype
+from flashgen.tuner.reference import (
+    DISTRIBUTIONS,
+    LARGE_SCORE,
+    attention,
+    random_inputs,
+)
 
 
 def by_definition(q, k, v, scale, causal):
@@ -77,14 +83,55 @@ def test_huge_scores_stay_finite():
     assert found.max_score == 2e6
 
 
-@pytest.mark.parametrize("scale", [0.125, 0.7, -0.3])
+def test_values_may_have_columns_of_their_own():
+    rng = np.random.default_rng(5)
+    q, k = (rng.standard_normal((1, 2, n, 8)) for n in (6, 9))
+    v = rng.standard_normal((1, 2, 9, 5))
+    wide = attention(q, k, np.concatenate([v, v[..., :3]], axis=-1), scale=0.3, causal=True)
+    found = attention(q, k, v, scale=0.3, causal=True)
+    assert found.o.shape == (1, 2, 6, 5)
+    np.testing.assert_allclose(found.o, wide.o[..., :5], rtol=1e-13)
+    np.testing.assert_array_equal(found.lse, wide.lse)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_inputs_of_16_bits_are_the_float32_ones_rounded_and_taken_as_they_are(dtype):
+    shapes = (1, 2, 7, 8), (1, 1, 9, 8)
+    exact, rounded = (
+        random_inputs("normal", *shapes, scale=0.3, rng=np.random.default_rng(6), dtype=d, head_dim_v=5)
+        for d in ("f32", dtype)
+    )
+    for a, b in zip(exact, rounded, strict=True):
+        assert b.dtype == numpy_dtype(dtype) and (b.astype(np.float32) != a).any()
+        np.testing.assert_array_equal(a.astype(b.dtype), b)
+    assert rounded[2].shape == (1, 1, 9, 5)
+    found = attention(*rounded, scale=0.3)
+    np.testing.assert_array_equal(found.o, attention(*(x.astype(float) for x in rounded), scale=0.3).o)
+    assert np.abs(found.o - attention(*exact, scale=0.3).o).max() > 1e-5
+
+
+#: So many different numbers are among normal ones of a type, however many are drawn.
+MIN_DISTINCT = {"f32": 10**9, "f16": 500, "bf16": 100}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("scale", [0.125, 0.7, -0.3, 1e-4])
 @pytest.mark.parametrize("head_dim", [1, 2, 64])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_inputs_are_as_their_name_says(name, head_dim, scale):
+def test_inputs_are_as_their_name_says(name, head_dim, scale, dtype):
     rng = np.random.default_rng(2)
-    q, k, v = random_inputs(name, (1, 2, 40, head_dim), (1, 1, 300, head_dim), scale=scale, rng=rng)
-    assert q.dtype == k.dtype == v.dtype == np.float32
-    assert len(np.unique(q)) > 40 * head_dim and len(np.unique(v)) > 150 * head_dim
+    q, k, v = random_inputs(
+        name, (1, 2, 40, head_dim), (1, 1, 300, head_dim), scale=scale, rng=rng, dtype=dtype
+    )
+    assert q.dtype == k.dtype == v.dtype == numpy_dtype(dtype)
+    assert all(np.isfinite(x.astype(float)).all() for x in (q, k, v))
+    assert len(np.unique(v.astype(float))) > min(150 * head_dim, MIN_DISTINCT[dtype])
+    if head_dim > 2 or dtype == "f32":
+        # Of one or two columns, little is left in 16 bits beside the large term.
+        assert len(np.unique(q[0].astype(float))) > min(20 * head_dim, MIN_DISTINCT[dtype])
+        assert len(np.unique(k[0, 0].astype(float), axis=0)) == 300, "keys must not be alike"
+    if abs(scale) < 1e-3:
+        return
     scores = (q[0, 0].astype(float) @ k[0, 0].T.astype(float)) * scale
     middle = np.median(scores, axis=0)
     if name == "uniform":
