@@ -57,6 +57,19 @@ def test_right_kernel_is_measured(worker):
     assert outcome.variant == fake_build().kernel.variant
 
 
+@pytest.mark.parametrize(
+    "fields", [{"dtype": "f16"}, {"dtype": "bf16", "head_dim_v": 24}, {"precision": "tf32"}]
+)
+def test_kernels_of_other_classes_are_measured(worker, fields):
+    problem = replace(PROBLEM, **fields)
+    outcome = worker.evaluate(fake_build(problem=problem), problem)
+    assert outcome.status is Status.OK and outcome.measurement is not None
+    assert 1e-5 < outcome.measurement.error < problem.tolerance
+    assert outcome.measurement.tflops == pytest.approx(problem.flops / 11.5e-6 / 1e12)
+    wrong = worker.evaluate(fake_build(Fault.ZERO_MAXIMUM, problem), problem)
+    assert wrong.status is Status.WRONG and "wrong" in wrong.reason
+
+
 def test_slow_kernel_keeps_its_figures(worker):
     outcome = worker.evaluate(fake_build(Fault.SLOW), PROBLEM, best_us=10.0)
     assert outcome.status is Status.SLOW and "1001 us" in outcome.reason

@@ -81,9 +81,10 @@ class Runner(Protocol):
         scale: float,
         want_lse: bool = False,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """o (and the log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any strides with a
-        contiguous last dimension; the kernel's own mask applies. o has q's layout. Outputs are poisoned with
-        NaN before and guarded around. Raises `LaunchError` and `CorruptedMemory`."""
+        """o (and the float32 log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any strides
+        with a contiguous last dimension; the kernel's own mask applies. All are of the problem's type (see
+        `dtypes`); o has v's columns and q's layout. Outputs are poisoned with NaN before and guarded around.
+        Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays of another type or width."""
         ...
 
     def measure(

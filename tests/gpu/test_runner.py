@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flashgen.gen.abi import pack_args
+from flashgen.gen.families import family_named
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
@@ -17,12 +18,28 @@ from flashgen.gen.variant import Illegal, Variant
 from flashgen.tuner.compile import CompilePool
 from flashgen.tuner.cuda import CudaDevice, CudaRunner
 from flashgen.tuner.device import Build, BuildError, CorruptedMemory, LaunchError
+from flashgen.tuner.dtypes import bits_dtype, numpy_dtype
 from flashgen.tuner.measure import median, spread
 from flashgen.tuner.validate import WrongResult, validate
 
 PROBLEMS = [
     Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, head_dim=d, causal=causal)
     for d, causal in ((64, False), (64, True), (128, False), (40, True), (1, False), (7, True), (256, False))
+]
+#: For tensor cores: each class, odd head dims, values of another width.
+TENSOR_PROBLEMS = [
+    Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, **fields)
+    for fields in (
+        {"dtype": "f16", "head_dim": 64},
+        {"dtype": "f16", "head_dim": 40, "causal": True},
+        {"dtype": "f16", "head_dim": 7, "head_dim_v": 9},
+        {"dtype": "bf16", "head_dim": 128, "causal": True},
+        {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128},
+        {"precision": "tf32", "head_dim": 64},
+        {"precision": "tf32", "head_dim": 16, "head_dim_v": 24, "causal": True},
+        {"precision": "3xtf32", "head_dim": 64, "causal": True},
+        {"precision": "3xtf32", "head_dim": 128},
+    )
 ]
 SAMPLE = 6
 TIMED = Problem(batch=4, num_q_heads=16, num_kv_heads=16, seqlen_q=2048, seqlen_k=2048, head_dim=64)
@@ -38,9 +55,11 @@ def runner(device: CudaDevice) -> Iterator[CudaRunner]:
 def sample(problem: Problem, device: CudaDevice, count: int, seed: int = 0) -> list[Variant]:
     """Legal variants drawn by chance: the whole space takes long to enumerate."""
     rng = random.Random(seed)
+    plain = problem.dtype == "f32" and problem.precision in ("auto", "ieee")
+    family = Simt if plain else family_named("mma")
     found: list[Variant] = []
     for _ in range(200_000):
-        variant = Simt(**{p.name: rng.choice(p.choices) for p in Simt.parameters()})
+        variant = family(**{p.name: rng.choice(p.choices) for p in family.parameters()})
         try:
             variant.check(problem, device.limits)
         except Illegal:
@@ -81,6 +100,14 @@ def with_body(device: CudaDevice, build: Build, statement: str) -> Build:
     return broken(device, build, (view, view + statement + "\n"))
 
 
+def require_arithmetic(device: CudaDevice, problem: Problem) -> None:
+    """Skips where the card's tensor cores do not multiply the problem's numbers."""
+    plain = problem.dtype == "f32" and problem.precision in ("auto", "ieee")
+    needed = 0 if plain else 75 if problem.dtype == "f16" else 80
+    if device.limits.arch < needed:
+        pytest.skip(f"needs sm_{needed}, this is {device.limits.sm}")
+
+
 def test_limits_agree_with_the_preset(device: CudaDevice) -> None:
     limits = device.limits
     alike = [p for p in PRESETS.values() if p.arch == limits.arch]
@@ -91,46 +118,52 @@ def test_limits_agree_with_the_preset(device: CudaDevice) -> None:
     assert limits.num_sms > 0 and limits.clock_mhz > 500 and limits.dram_gbps > 50 and limits.l2_bytes > 2**18
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
+@pytest.mark.parametrize("problem", PROBLEMS + TENSOR_PROBLEMS, ids=lambda p: p.name)
 def test_sampled_variants_are_right(device: CudaDevice, runner: CudaRunner, problem: Problem) -> None:
+    require_arithmetic(device, problem)
     variants = sample(problem, device, SAMPLE)
     assert variants
     for seed, build in enumerate(build_all(device, variants, problem)):
         error = validate(runner, build, seed=seed, depth="quick", problem=problem)
-        assert 0 < error < 2e-6, build.kernel.variant.name
+        assert 0 < error < problem.tolerance, build.kernel.variant.name
 
 
-def test_full_suite_on_one_variant(device: CudaDevice, runner: CudaRunner) -> None:
-    problem = PROBLEMS[1]
-    assert 0 < validate(runner, default_build(device, problem), seed=1, depth="full", problem=problem) < 2e-6
+@pytest.mark.parametrize("problem", [PROBLEMS[1], *TENSOR_PROBLEMS[1::3]], ids=lambda p: p.name)
+def test_full_suite_on_one_variant(device: CudaDevice, runner: CudaRunner, problem: Problem) -> None:
+    require_arithmetic(device, problem)
+    error = validate(runner, default_build(device, problem), seed=1, depth="full", problem=problem)
+    assert 0 < error < problem.tolerance
 
 
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "o"])
-def test_offsets_beyond_32_bits(device: CudaDevice, runner: CudaRunner, tensor: str) -> None:
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_offsets_beyond_32_bits(device: CudaDevice, runner: CudaRunner, tensor: str, dtype: str) -> None:
     """A second batch whose elements lie past 2**31, by its stride."""
-    cuda = runner._cuda
-    shape, floats, gap = (2, 1, 33, 64), 33 * 64, 2**31 + 64
-    needed = 4 * (gap + floats)
+    cuda, element = runner._cuda, numpy_dtype(dtype)
+    shape, items, gap = (2, 1, 33, 64), 33 * 64, 2**31 + 64
+    needed = element.itemsize * (gap + items)
     if cuda.mem_get_info()[0] < needed + 2**30:
         pytest.skip(f"needs {needed / 2**30:.0f} GiB of free device memory")
-    problem = Problem(batch=2, num_q_heads=1, num_kv_heads=1, seqlen_q=33, seqlen_k=33, head_dim=64)
+    heads = {"num_q_heads": 1, "num_kv_heads": 1}
+    problem = Problem(dtype=dtype, batch=2, **heads, seqlen_q=33, seqlen_k=33, head_dim=64)
+    require_arithmetic(device, problem)
     build = default_build(device, problem)
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for _ in "qkv")
+    q, k, v = (rng.standard_normal(shape, dtype=np.float32).astype(element) for _ in "qkv")
     expected, _ = runner.attend(build, q, k, v, scale=0.1)
     far = cuda.mem_alloc(needed)
     near = {name: cuda.to_device(x) for name, x in (("q", q), ("k", k), ("v", v), ("o", np.zeros_like(q)))}
     if tensor != "o":
         for batch, part in enumerate({"q": q, "k": k, "v": v}[tensor]):
-            cuda.memcpy_htod(int(far) + 4 * gap * batch, np.ascontiguousarray(part))
+            cuda.memcpy_htod(int(far) + element.itemsize * gap * batch, np.ascontiguousarray(part))
     pointers = [int(far) if name == tensor else int(near[name]) for name in "qkvo"]
-    strides = [s for name in "qkvo" for s in (gap if name == tensor else floats, floats, 64)]
+    strides = [s for name in "qkvo" for s in (gap if name == tensor else items, items, 64)]
     runner._launcher(build, problem, pack_args([*pointers, 0], strides, (2, 1, 1, 33, 33), 0.1))()
     cuda.Context.synchronize()
-    found = np.empty(shape, np.float32)
+    found = np.empty(shape, element)
     for batch in range(2):
-        stride = gap if tensor == "o" else floats
-        cuda.memcpy_dtoh(found[batch], pointers[3] + 4 * stride * batch)
+        stride = gap if tensor == "o" else items
+        cuda.memcpy_dtoh(found[batch], pointers[3] + element.itemsize * stride * batch)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -150,6 +183,22 @@ def test_times_are_steady_and_scale(device: CudaDevice, runner: CudaRunner) -> N
     assert 1.7 < median(doubled.times_us) / median(first.times_us) < 2.3
     # No kernel beats the card: twice the peak, for the clocks may boost.
     assert TIMED.flops / median(first.times_us) * 1e-6 < 2 * device.limits.fp32_tflops
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_16_bit_kernels_are_timed_on_finite_inputs(
+    device: CudaDevice, runner: CudaRunner, dtype: str
+) -> None:
+    problem = replace(TIMED, dtype=dtype)
+    require_arithmetic(device, problem)
+    timing = runner.measure(default_build(device, problem), problem)
+    assert len(timing.times_us) >= 3
+    assert runner._tensors is not None
+    output = np.empty(problem.batch * 16 * 2048 * 64, bits_dtype(numpy_dtype(dtype)))
+    q_bytes = output.nbytes
+    runner._cuda.memcpy_dtoh(output, int(runner._tensors.memory) + 3 * q_bytes)
+    values = output.view(numpy_dtype(dtype)).astype(np.float32)
+    assert np.isfinite(values).all() and 0 < np.abs(values).max() < 5
 
 
 def test_beaten_kernel_is_stopped(device: CudaDevice, runner: CudaRunner) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from flashgen.gen.families import family_named
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -55,6 +56,19 @@ def assert_right(worker: Worker, device: CudaDevice) -> None:
 
 def test_right_kernel(worker: Worker, device: CudaDevice) -> None:
     assert_right(worker, device)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_right_kernel_of_16_bits(worker: Worker, device: CudaDevice, dtype: str) -> None:
+    needed = 75 if dtype == "f16" else 80
+    if device.limits.arch < needed:
+        pytest.skip(f"needs sm_{needed}, this is {device.limits.sm}")
+    problem = replace(PROBLEM, dtype=dtype)
+    kernel = render(family_named("mma")(), problem, device.limits)
+    outcome = worker.evaluate(device.toolchain().build(kernel), problem)
+    assert outcome.status is Status.OK, outcome.reason
+    figures = outcome.measurement
+    assert figures is not None and 1e-5 < figures.error < problem.tolerance and figures.tflops > 0.01
 
 
 @pytest.mark.parametrize(
