@@ -10,17 +10,35 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .abi import ARGS_FORMAT
 from .kernel import Kernel
-from .problem import Problem
+from .problem import ITEM_BYTES, Problem
 from .render import environment, shape_options
 
 WIDTH = 110
-#: Bound on the per-head error of each dtype's kernels against float64.
-TOLERANCES = {"f32": 2e-6}
 _MASKS = {False: "without a mask", True: "with a causal mask"}
+
+
+@dataclass(frozen=True)
+class Element:
+    """A dtype as the array libraries know it: its name, what the CUDA array interface calls it, the method of
+    torch that converts to it, and what a few of them are called."""
+
+    name: str
+    typestr: str
+    method: str
+    plural: str
+
+
+#: The array interface has no name for bfloat16; the emitted modules' own memory goes by this one.
+_ELEMENTS = {
+    "f32": Element("float32", "<f4", "float", "floats"),
+    "f16": Element("float16", "<f2", "half", "elements"),
+    "bf16": Element("bfloat16", "bfloat16", "bfloat16", "elements"),
+}
 
 
 def emit_cuda(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] | None = None) -> str:
@@ -55,10 +73,14 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             variant=variant,
             launch=kernel.launch,
             symbol=kernel.symbol,
+            element=_ELEMENTS[problem.dtype],
+            item_bytes=ITEM_BYTES[problem.dtype],
             access_width=kernel.variant.access_width(problem),
+            oldest_arch=_oldest_arch(kernel),
             args_format=ARGS_FORMAT,
-            tolerance=TOLERANCES[problem.dtype],
-            title=f"Flash attention for NVIDIA GPUs: {problem.dtype}, head dim {problem.head_dim}.",
+            tolerance=problem.tolerance,
+            title=_title(kernel),
+            tune=" ".join(["flashgen tune", *_class_options(problem)]),
             summary=_wrap(_summary(kernel, device)),
             figures=_wrap(_figures(kernel, device, measurement)),
             regenerate=_regenerate(kernel),
@@ -109,6 +131,43 @@ def _wrap(text: str, width: int = WIDTH) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
+def _oldest_arch(kernel: Kernel) -> int | None:
+    """The first compute capability with the tensor-core instructions of the source; None: it has none."""
+    if "mma.sync" not in kernel.source:
+        return None
+    # What is rendered for sm_80 and newer uses the deeper products and the types that came with it.
+    return 80 if kernel.arch >= 80 else 75
+
+
+def _class_options(problem: Problem) -> list[str]:
+    """Of the options that say which problem a kernel is made for, those of its dtype and precision."""
+    return [o for o in shape_options(problem) if o.startswith(("--dtype", "--precision"))]
+
+
+def _title(kernel: Kernel) -> str:
+    problem = kernel.problem
+    precision = "" if problem.precision == "auto" else f" ({problem.precision})"
+    dims = f"head dim {problem.head_dim}"
+    if problem.head_dim_v != problem.head_dim:
+        dims += f" (values {problem.head_dim_v})"
+    return f"Flash attention for NVIDIA GPUs: {problem.dtype}{precision}, {dims}."
+
+
+def _arithmetic(kernel: Kernel) -> str:
+    """What a reader must know of how float32 is multiplied; empty where it is plainly."""
+    if kernel.problem.dtype != "f32" or ".tf32" not in kernel.source:
+        return ""
+    if kernel.problem.precision == "tf32":
+        return (
+            " Tensor cores multiply, and round float32 to TF32's eleven bits: errors up to "
+            f"{kernel.problem.tolerance:.0e} are within its class."
+        )
+    return (
+        " Tensor cores multiply: each float32 product is three of TF32, of the factors' upper and lower "
+        "parts, as accurate as float32."
+    )
+
+
 def _regenerate(kernel: Kernel) -> str:
     """The command that emits this variant again, indented, in lines that a shell joins."""
     problem, variant = kernel.problem, kernel.variant
@@ -134,7 +193,7 @@ def _summary(kernel: Kernel, device: str) -> str:
     problem = kernel.problem
     return (
         f"For {device} (sm_{kernel.arch}) at {_shape(problem)}, {_MASKS[problem.causal]}. Serves any batch, "
-        "number of heads, lengths and strides, grouped-query heads, and either mask."
+        f"number of heads, lengths and strides, grouped-query heads, and either mask.{_arithmetic(kernel)}"
     )
 
 

@@ -17,8 +17,9 @@ namespace {
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201;
 
 struct Args {
-  const float *q, *k, *v;
-  float *o, *lse;
+  const void *q, *k, *v;
+  void* o;
+  float* lse;
   long long q_stride[3], k_stride[3], v_stride[3], o_stride[3];
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;
@@ -43,7 +44,9 @@ std::map<std::string, int64_t> calls;
 std::vector<int64_t> waited;
 thread_local std::vector<int64_t> contexts;
 std::string kernel_name;
-int head_dim = 0;  // 0: launches are only logged
+enum Element { kF32, kF16, kBf16 };
+int head_dim = 0, head_dim_v = 0;  // 0: launches are only logged
+Element element = kF32;
 int arch_major = 9, arch_minor = 0, smem_per_block = 232448, next_load_status = 0, launch_status = 0;
 
 // A context of device n is 0xc000 + 16 n, plus 1 when it is the primary one.
@@ -54,31 +57,72 @@ void count(const char* name) {
   ++calls[name];
 }
 
-void attend(const Args& a, bool causal, int head_dim) {
+double from_half(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const double sign = bits >> 15 ? -1 : 1;
+  if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
+  return sign * (exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24));
+}
+
+uint16_t to_half(double x) {
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  if (std::isnan(x)) return 0x7e00;
+  if (std::abs(x) >= 65520) return sign | 0x7c00;
+  const int exponent = x == 0 ? -14 : std::max(std::ilogb(x), -14);
+  return sign | uint16_t((exponent + 14) * 1024 + std::nearbyint(std::ldexp(std::abs(x), 10 - exponent)));
+}
+
+double load(const void* array, int64_t index) {
+  if (element == kF32) return static_cast<const float*>(array)[index];
+  const uint16_t bits = static_cast<const uint16_t*>(array)[index];
+  if (element == kF16) return from_half(bits);
+  const uint32_t wide = uint32_t{bits} << 16;
+  float x;
+  std::memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+void store(void* array, int64_t index, float x) {
+  if (element == kF32) {
+    static_cast<float*>(array)[index] = x;
+  } else if (element == kF16) {
+    static_cast<uint16_t*>(array)[index] = to_half(x);
+  } else {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof x);
+    static_cast<uint16_t*>(array)[index] = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+}
+
+int64_t row_of(const long long (&strides)[3], int batch, int head, int row) {
+  return batch * strides[0] + head * strides[1] + row * strides[2];
+}
+
+void attend(const Args& a, bool causal) {
   std::vector<double> weights(a.seqlen_k);
   for (int b = 0; b < a.batch; ++b) {
     for (int h = 0; h < a.num_q_heads; ++h) {
       const int g = h / (a.num_q_heads / a.num_kv_heads);
       for (int i = 0; i < a.seqlen_q; ++i) {
-        const float* q = a.q + b * a.q_stride[0] + h * a.q_stride[1] + i * a.q_stride[2];
+        const int64_t q = row_of(a.q_stride, b, h, i);
         const int visible = causal ? std::min(a.seqlen_k, i + 1 + a.seqlen_k - a.seqlen_q) : a.seqlen_k;
         double top = -INFINITY, sum = 0;
         for (int j = 0; j < visible; ++j) {
-          const float* k = a.k + b * a.k_stride[0] + g * a.k_stride[1] + j * a.k_stride[2];
+          const int64_t k = row_of(a.k_stride, b, g, j);
           weights[j] = 0;
-          for (int x = 0; x < head_dim; ++x) weights[j] += double(q[x]) * k[x];
+          for (int x = 0; x < head_dim; ++x) weights[j] += load(a.q, q + x) * load(a.k, k + x);
           weights[j] *= a.scale;
           top = std::max(top, weights[j]);
         }
-        std::vector<double> o(head_dim);
+        std::vector<double> o(head_dim_v);
         for (int j = 0; j < visible; ++j) {
-          const float* v = a.v + b * a.v_stride[0] + g * a.v_stride[1] + j * a.v_stride[2];
+          const int64_t v = row_of(a.v_stride, b, g, j);
           const double weight = std::exp(weights[j] - top);
           sum += weight;
-          for (int x = 0; x < head_dim; ++x) o[x] += weight * v[x];
+          for (int x = 0; x < head_dim_v; ++x) o[x] += weight * load(a.v, v + x);
         }
-        float* out = a.o + b * a.o_stride[0] + h * a.o_stride[1] + i * a.o_stride[2];
-        for (int x = 0; x < head_dim; ++x) out[x] = sum > 0 ? float(o[x] / sum) : 0.0f;
+        const int64_t out = row_of(a.o_stride, b, h, i);
+        for (int x = 0; x < head_dim_v; ++x) store(a.o, out + x, sum > 0 ? float(o[x] / sum) : 0.0f);
         if (a.lse) a.lse[(1LL * b * a.num_q_heads + h) * a.seqlen_q + i] = float(std::log(sum) + top);
       }
     }
@@ -96,11 +140,16 @@ void fake_reset(int dim, int major, int minor, int smem) {
   calls.clear();
   waited.clear();
   contexts.clear();
-  head_dim = dim;
+  head_dim = head_dim_v = dim;
+  element = kF32;
   arch_major = major;
   arch_minor = minor;
   smem_per_block = smem;
   next_load_status = launch_status = 0;
+}
+void fake_kernel(int dim_v, int type) {
+  head_dim_v = dim_v;
+  element = Element(type);
 }
 void fake_allocation(uintptr_t address, size_t size, int device, int64_t context) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -243,7 +292,7 @@ int cuLaunchKernel(int64_t kernel, unsigned gx, unsigned gy, unsigned gz, unsign
     const std::lock_guard<std::mutex> lock(mutex);
     launches.push_back(launch);
   }
-  if (head_dim) attend(launch.args, launch.causal, head_dim);
+  if (head_dim) attend(launch.args, launch.causal);
   return 0;
 }
 

@@ -21,6 +21,7 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Launch
 
 H200 = preset("h200")
 MEASURED: dict[str, Any] = {
@@ -158,6 +159,73 @@ def test_the_command_regenerates_the_variant() -> None:
     assert family(**family.parse(settings)) == chosen.variant
     assert words[words.index("--family") + 1] == family.family
     assert words[words.index("--preset") + 1] == "sm_90"
+
+
+def by_hand(source: str = "// by hand\n", arch: int = 90, heads_per_block: int = 1, **problem: Any) -> Kernel:
+    """A kernel of any problem, as a family would make it that serves all."""
+    wanted = Problem(**problem)
+    entry = f"attention_{wanted.stem}"
+    launch = Launch(128, 4096, 64, heads_per_block)
+    return Kernel(wanted, Simt(vec=1), arch, source, entry, f"{entry}_kernel", launch)
+
+
+PROBLEMS: list[dict[str, Any]] = [
+    {"dtype": "f16"},
+    {"dtype": "bf16", "causal": True},
+    {"dtype": "f16", "head_dim": 192, "head_dim_v": 128},
+    {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128},
+    {"head_dim": 192, "head_dim_v": 128, "precision": "tf32"},
+]
+
+
+@pytest.mark.parametrize("heads_per_block", [1, 4])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: Problem(**problem).name)
+def test_the_module_of_every_type_is_clean(
+    problem: dict[str, Any], heads_per_block: int, tmp_path: Path
+) -> None:
+    kernel = by_hand("// mma.sync\n", heads_per_block=heads_per_block, **problem)
+    test_the_module_is_deterministic_and_clean(kernel, tmp_path)
+    text = emit_module(kernel, device="NVIDIA H200", measurement=MEASURED)
+    data, wanted = data_of(text), kernel.problem
+    assert data["PROBLEM"] == wanted.to_dict()
+    assert data["TOLERANCE"] == wanted.tolerance
+    assert data.get("DTYPE") == {"f32": None, "f16": "float16", "bf16": "bfloat16"}[wanted.dtype]
+    assert data.get("HEADS_PER_BLOCK", 1) == heads_per_block
+    assert data.get("HEAD_DIM_V", wanted.head_dim) == wanted.head_dim_v
+    # Nothing is there for another case than this one.
+    assert ("HEAD_DIM_V" in text) == (wanted.head_dim_v != wanted.head_dim)
+    assert ("bfloat16" in text) == (wanted.dtype == "bf16")
+    assert ("float16" in text.replace("bfloat16", "")) == (wanted.dtype == "f16")
+
+
+def test_the_title_and_the_command_tell_type_and_dims() -> None:
+    kernel = by_hand(head_dim=192, head_dim_v=128, precision="tf32")
+    doc = ast.get_docstring(ast.parse(emit_module(kernel, device="H200")))
+    assert doc is not None
+    assert doc.startswith("Flash attention for NVIDIA GPUs: f32 (tf32), head dim 192 (values 128).")
+    assert "from f32_tf32_d192v128 import attention" in doc
+    assert "--precision tf32 --d 192 --dv 128" in " ".join(doc.replace("\\\n", " ").split())
+    doc = ast.get_docstring(ast.parse(emit_module(by_hand(dtype="bf16", head_dim=80), device="H200")))
+    assert doc is not None and doc.startswith("Flash attention for NVIDIA GPUs: bf16, head dim 80.")
+
+
+@pytest.mark.parametrize(
+    ("source", "problem", "words"),
+    [
+        ("mma .tf32\n", {}, "each float32 product is three of TF32"),
+        ("mma .tf32\n", {"precision": "3xtf32"}, "each float32 product is three of TF32"),
+        ("mma .tf32\n", {"precision": "tf32"}, "errors up to 2e-03 are within its class"),
+        ("fma\n", {}, None),
+        ("fma\n", {"precision": "ieee"}, None),
+        ("mma\n", {"dtype": "f16"}, None),
+    ],
+)
+def test_how_float32_is_multiplied_is_told(source: str, problem: dict[str, Any], words: str | None) -> None:
+    text = " ".join(emit_module(by_hand(source, **problem), device="H200").split())
+    if words is None:
+        assert "TF32" not in text
+    else:
+        assert words in text
 
 
 @pytest.mark.parametrize(

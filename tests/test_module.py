@@ -19,14 +19,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.gen.emit import emit_module
 from flashgen.gen.families.ladder import Ladder, steps
+from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.variant import Launch as GridOf
 from flashgen.tuner import reference
+from flashgen.tuner.dtypes import numpy_dtype
 
 D = 32
 PRIMARY, OTHER_DEVICE = 0xC001, 0xC011
@@ -80,7 +84,7 @@ class Driver:
 
 
 class Array:
-    """An array of some library: strided float32 memory with the CUDA array interface."""
+    """An array of some library: strided memory with the CUDA array interface, without a dtype of its own."""
 
     def __init__(self, host: np.ndarray, stream: int | None = None, read_only: bool = False) -> None:
         self.host, self.stream, self.read_only = host, stream, read_only
@@ -113,7 +117,7 @@ class Tensor:
         return self.host.ctypes.data
 
     def stride(self) -> tuple[int, ...]:
-        return tuple(s // 4 for s in self.host.strides)
+        return tuple(s // self.host.itemsize for s in self.host.strides)
 
     def get_device(self) -> int:
         return self.index
@@ -132,10 +136,10 @@ class Stack:
         self.log.pop()
 
 
-def dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """NaN everywhere, so that what nobody wrote shows."""
-    memory = np.full(math.prod(shape), np.nan, np.float32)
-    return np.lib.stride_tricks.as_strided(memory, shape, [4 * s for s in strides])
+def dense(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """NaN everywhere, so that what nobody wrote shows; strides in elements."""
+    memory = np.full(math.prod(shape), np.nan, dtype)
+    return np.lib.stride_tricks.as_strided(memory, shape, [memory.itemsize * s for s in strides])
 
 
 def fake_torch(driver: Driver) -> ModuleType:
@@ -144,12 +148,12 @@ def fake_torch(driver: Driver) -> ModuleType:
 
     def empty_strided(shape: Any, strides: Any, *, dtype: Any, device: str) -> Tensor:
         torch.allocated_on = torch.streams[-1] if torch.streams else None  # type: ignore[attr-defined]
-        host = dense(tuple(shape), tuple(strides))
+        host = dense(tuple(shape), tuple(strides), np.dtype(dtype.removeprefix("torch.")))
         return Tensor(driver.own(host, int(device[-1]), PRIMARY), int(device[-1]))
 
     torch.__dict__.update(
         Tensor=Tensor,
-        float32=sys.intern("torch.float32"),
+        **{name: sys.intern(f"torch.{name}") for name in ("float32", "float16", "bfloat16")},
         is_grad_enabled=lambda: torch.grad,
         grad=True,
         empty_strided=empty_strided,
@@ -170,6 +174,7 @@ def fake_cupy(driver: Driver) -> ModuleType:
 
     class ndarray(Array):
         device = property(lambda self: Stack([], 0))
+        dtype = property(lambda self: self.host.dtype)
 
         def transpose(self, axes: list[int]) -> Any:
             return ndarray(self.host.transpose(axes), self.stream)
@@ -178,7 +183,7 @@ def fake_cupy(driver: Driver) -> ModuleType:
 
     def empty(shape: Any, dtype: Any) -> Any:
         cupy.allocated_on = log[-1] if log else None  # type: ignore[attr-defined]
-        host = np.full(shape, np.nan, np.float32)
+        host = np.full(shape, np.nan, dtype)
         return ndarray(driver.own(host), cupy.current)
 
     streams = SimpleNamespace(null=Stack(log, 0))
@@ -201,9 +206,9 @@ def fake_pycuda(driver: Driver) -> dict[str, ModuleType]:
 
     class GPUArray(Array):
         def __init__(self, shape: Any, dtype: Any, allocator: Any = None, strides: Any = None) -> None:
-            assert dtype is np.float32
-            super().__init__(driver.own(dense(shape, tuple(s // 4 for s in strides))))
-            self.allocator = allocator
+            self.dtype, self.allocator = np.dtype(dtype), allocator
+            steps = tuple(s // self.dtype.itemsize for s in strides)
+            super().__init__(driver.own(dense(shape, steps, self.dtype)))
 
     GPUArray.__module__ = "pycuda.gpuarray"
 
@@ -266,7 +271,12 @@ def cupy(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def load(tmp_path: Path, variant: Ladder | None = None, **problem: Any) -> Any:
-    kernel = render(variant or steps(D)["4.2.10"], Problem(head_dim=D, **problem), preset("h200"))
+    return load_kernel(
+        tmp_path, render(variant or steps(D)["4.2.10"], Problem(head_dim=D, **problem), preset("h200"))
+    )
+
+
+def load_kernel(tmp_path: Path, kernel: Kernel) -> Any:
     path = tmp_path / f"{kernel.problem.name}.py"
     path.write_text(emit_module(kernel, device="H200"))
     spec = importlib.util.spec_from_file_location("emitted", path)
@@ -281,11 +291,11 @@ def module(driver: Driver, tmp_path: Path) -> Any:
     return load(tmp_path)
 
 
-def host(*shape: int, seed: int = 0) -> np.ndarray:
+def host(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
     """Random values at an address that suits every vector width."""
     size = math.prod(shape)
-    memory = np.empty(size + 4, np.float32)
-    start = -memory.ctypes.data // 4 % 4
+    memory = np.empty(size + 8, dtype)
+    start = -memory.ctypes.data // memory.itemsize % (16 // memory.itemsize)
     memory[start : start + size] = np.random.default_rng(seed).standard_normal(size)
     return memory[start : start + size].reshape(shape)
 
@@ -908,6 +918,313 @@ def test_a_launch_that_fails_is_told_and_the_context_restored(module: Any, drive
     ):
         attempt(module)
     assert driver.library.fake_context_depth() == 0
+
+
+# ---- 16-bit numbers, and values of another head dim --------------------------------------------------------
+
+#: dtype, head dim of v, and how the stand-in driver calls the type.
+HALVES = [("f16", D), ("bf16", D), ("f16", 16), ("bf16", 48), ("f32", 16)]
+DRIVER_TYPES = {"f32": 0, "f16": 1, "bf16": 2}
+#: Half the last place of a result near 1.
+ROUNDING = {"f32": 1e-6, "f16": 2**-11, "bf16": 2**-8}
+
+
+@dataclass(frozen=True)
+class Wide(Ladder):
+    """Stands for a kernel of tensor cores: the driver's stand-in runs any."""
+
+    def access_width(self, problem: Problem) -> int:
+        return 4 if problem.dtype == "f32" else 8
+
+
+@dataclass
+class Emitted:
+    """A module for one problem, and arrays that suit it."""
+
+    module: Any
+    problem: Problem
+    driver: Driver
+
+    def arrays(self, batch: int = 2, heads: int = 4, kv_heads: int = 2, lengths: Any = (9, 7)) -> list[Any]:
+        d, dv = self.problem.head_dim, self.problem.head_dim_v
+        shapes = (
+            (batch, heads, lengths[0], d),
+            (batch, kv_heads, lengths[1], d),
+            (batch, kv_heads, lengths[1], dv),
+        )
+        dtype = numpy_dtype(self.problem.dtype)
+        return [self.driver.own(host(*shape, seed=i, dtype=dtype)) for i, shape in enumerate(shapes)]
+
+    def check(self, found: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, **how: Any) -> None:
+        wanted = expected(*(x.astype(np.float32) for x in (q, k, v)), **how).o
+        assert found.dtype == q.dtype and found.shape == wanted.shape
+        assert np.abs(found.astype(np.float64) - wanted).max() <= 2 * ROUNDING[self.problem.dtype]
+
+
+def make_kernel(launch: GridOf, source: str = "// by hand\n", arch: int = 90, **problem: Any) -> Kernel:
+    wanted = Problem(**{"head_dim": D, **problem})
+    entry = f"attention_{wanted.stem}"
+    return Kernel(wanted, Wide(), arch, source, entry, f"{entry}_kernel", launch)
+
+
+def emitted(driver: Driver, tmp_path: Path, launch: GridOf | None = None, **problem: Any) -> Emitted:
+    kernel = make_kernel(launch or GridOf(128, 4096, 64), **problem)
+    driver.library.fake_kernel(kernel.problem.head_dim_v, DRIVER_TYPES[kernel.problem.dtype])
+    return Emitted(load_kernel(tmp_path, kernel), kernel.problem, driver)
+
+
+@pytest.fixture(params=HALVES, ids=lambda case: f"{case[0]}-{case[1]}", name="half")
+def a_half(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Emitted:
+    dtype, head_dim_v = request.param
+    return emitted(driver, tmp_path, dtype=dtype, head_dim_v=head_dim_v)
+
+
+def test_tensors_of_every_type(half: Emitted, driver: Driver, torch: Any) -> None:
+    q, k, v = half.arrays()
+    o, lse = half.module.attention(Tensor(q), Tensor(k), Tensor(v), causal=True, return_lse=True)
+    assert (o.dtype, lse.dtype) == (Tensor(q).dtype, "torch.float32")
+    half.check(o.host, q, k, v, causal=True)
+    seen = expected(*(x.astype(np.float32) for x in (q, k, v)), causal=True).lse
+    np.testing.assert_allclose(lse.host[:, :, 2:], seen[:, :, 2:], rtol=1e-5, atol=1e-5)
+    assert driver.library.fake_kernel_name().decode() == f"attention_{half.problem.stem}_kernel"
+    args = driver.launches()[0].args
+    assert list(args.v_strides) == [2 * 7 * v.shape[3], 7 * v.shape[3], v.shape[3]]
+    assert list(args.o_strides) == [4 * 9 * v.shape[3], 9 * v.shape[3], v.shape[3]]
+
+
+@pytest.mark.parametrize("kind", ["cupy", "pycuda"])
+def test_arrays_of_every_type(half: Emitted, driver: Driver, cupy: Any, kind: str) -> None:
+    arrays = half.arrays()
+    kinds: dict[str, Any] = {"cupy": cupy.ndarray, "pycuda": sys.modules["pycuda.gpuarray"].GPUArray}  # type: ignore[attr-defined]
+    wrapped = []
+    for x in arrays:
+        wrapped.append(
+            kinds["cupy"](x) if kind == "cupy" else kinds[kind](x.shape, x.dtype, "pool", x.strides)
+        )
+        if kind == "pycuda":
+            wrapped[-1].host[...] = x
+    o, lse = half.module.attention(*wrapped, return_lse=True)
+    assert type(o) is type(lse) is kinds[kind] and lse.host.dtype == np.float32
+    half.check(o.host, *arrays)
+
+
+def test_numpy_of_every_type(half: Emitted, driver: Driver) -> None:
+    before = driver.library.fake_num_allocated()
+    arrays = half.arrays()
+    o, lse = half.module.attention(*arrays, causal=True, return_lse=True)
+    half.check(o, *arrays, causal=True)
+    assert lse.dtype == np.float32 and lse.shape == (2, 4, 9)
+    swapped = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in arrays]
+    o = half.module.attention(*swapped, layout="bshd")
+    assert o.flags.c_contiguous
+    half.check(o.transpose(0, 2, 1, 3), *arrays)
+    # As a view of rows first, the result's rows come first too.
+    o = half.module.attention(*(x.transpose(0, 2, 1, 3) for x in swapped))
+    assert o.transpose(0, 2, 1, 3).flags.c_contiguous
+    half.check(o, *arrays)
+    out = np.empty((2, 4, 9, half.problem.head_dim_v), arrays[0].dtype)
+    assert half.module.attention(*arrays, out=out) is out
+    half.check(out, *arrays)
+    with pytest.raises(ValueError, match=r"out has the shape \(2, 4, 9, 7\)"):
+        half.module.attention(*arrays, out=np.empty((2, 4, 9, 7), out.dtype))
+    assert driver.library.fake_num_allocated() == before
+
+
+def test_layouts_of_every_type(half: Emitted, driver: Driver, torch: Any) -> None:
+    arrays = half.arrays()
+    rows_first = [driver.own(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for x in arrays]
+    o = half.module.attention(*(Tensor(x.transpose(0, 2, 1, 3)) for x in rows_first))
+    half.check(o.host, *arrays)
+    assert o.host.transpose(0, 2, 1, 3).flags.c_contiguous
+    o = half.module.attention(*(Tensor(x) for x in rows_first), layout="bshd")
+    half.check(o.host.transpose(0, 2, 1, 3), *arrays)
+    assert o.host.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "torch_words", "numpy_words", "interface_words"),
+    [
+        (
+            "f32",
+            np.float16,
+            r"not torch\.float32: pass k\.float\(\)",
+            r"not float32: pass k",
+            r"'<f2', not float32",
+        ),
+        (
+            "f16",
+            np.float32,
+            r"not torch\.float16: pass k\.half\(\)",
+            r"not float16: pass k",
+            r"'<f4', not float16",
+        ),
+        (
+            "bf16",
+            np.float32,
+            r"not torch\.bfloat16: pass k\.bfloat16\(\)",
+            r"float32, not bfloat16: pass k\.astype\(ml_dtypes\.bfloat16\)",
+            r"'<f4', not bfloat16 of ml_dtypes: pass torch tensors, k\.bfloat16\(\)",
+        ),
+    ],
+)
+def test_another_type_is_named_with_the_way_out(
+    driver: Driver,
+    tmp_path: Path,
+    torch: Any,
+    dtype: str,
+    other: Any,
+    torch_words: str,
+    numpy_words: str,
+    interface_words: str,
+) -> None:
+    half = emitted(driver, tmp_path, dtype=dtype)
+    q, k, v = half.arrays()
+    wrong = driver.own(k.astype(other))
+    with pytest.raises(TypeError, match=rf"k is torch\.{np.dtype(other).name}, {torch_words}"):
+        half.module.attention(Tensor(q), Tensor(wrong), Tensor(v))
+    with pytest.raises(TypeError, match=numpy_words):
+        half.module.attention(q, wrong, v)
+    arrays = [
+        sys.modules["pycuda.gpuarray"].GPUArray(x.shape, x.dtype, None, x.strides) for x in (q, wrong, v)
+    ]  # type: ignore[attr-defined]
+    interfaces = [Array(x.host) for x in arrays]
+    for x in (arrays[0], arrays[2]):
+        interfaces[arrays.index(x)] = x  # with its dtype
+    with pytest.raises(TypeError, match=interface_words):
+        half.module.attention(*interfaces)
+
+
+def test_two_nameless_bytes_are_no_bfloat16(driver: Driver, tmp_path: Path) -> None:
+    """'<V2' may be anything: without a dtype that says so, it is refused."""
+    half = emitted(driver, tmp_path, dtype="bf16")
+    arrays = [Array(x) for x in half.arrays()]
+    assert arrays[0].__cuda_array_interface__["typestr"] == "<V2"
+    with pytest.raises(TypeError, match=r"q has the type '<V2', not bfloat16 of ml_dtypes"):
+        half.module.attention(*arrays)
+
+
+@pytest.mark.parametrize("through", ["torch", "cupy"])
+def test_dlpack_of_sixteen_bits(
+    driver: Driver,
+    tmp_path: Path,
+    through: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = request.getfixturevalue(through)
+    kind = Tensor if through == "torch" else library.ndarray
+    monkeypatch.setattr(library, "from_dlpack", lambda array: kind(array.host), raising=False)
+    half = emitted(driver, tmp_path, dtype="f16")
+    arrays = half.arrays()
+    half.check(half.module.attention(*(Jax(x) for x in arrays)).host, *arrays)
+    half = emitted(driver, tmp_path, dtype="bf16")
+    arrays = half.arrays()
+    if through == "torch":
+        half.check(half.module.attention(*(Jax(x) for x in arrays)).host, *arrays)
+        return
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(TypeError, match="Jax, which is read through torch: install it"):
+        half.module.attention(*(Jax(x) for x in arrays))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "index", "columns", "words"),
+    [
+        (
+            "bf16",
+            2,
+            32,
+            r"v has the head dim 32.* 32 in q and k, 16 in v and out; .*--dtype bf16 --d 32 --dv 32",
+        ),
+        ("f32", 0, 48, r"q has the head dim 48.*flashgen tune --d 48 --dv 16"),
+        ("f16", 3, 32, r"out has the head dim 32.*flashgen tune --dtype f16 --d 32 --dv 32"),
+    ],
+)
+def test_head_dims_of_keys_and_values(
+    driver: Driver, tmp_path: Path, torch: Any, dtype: str, index: int, columns: int, words: str
+) -> None:
+    half = emitted(driver, tmp_path, dtype=dtype, head_dim_v=16)
+    q, k, v = half.arrays()
+    arrays = [q, k, v, np.empty((2, 4, 9, 16), q.dtype)]
+    arrays[index] = host(*arrays[index].shape[:3], columns, dtype=q.dtype)
+    with pytest.raises(ValueError, match=words):
+        half.module.attention(*(Tensor(x) for x in arrays[:3]), out=Tensor(arrays[3]))
+
+
+def test_values_of_another_head_dim_name_the_option(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, _ = (Tensor(x) for x in qkv(driver, (1, 2, 5, D), (1, 2, 5, D)))
+    with pytest.raises(ValueError, match=r"v has the head dim 16, .* serves 32; .* tune --d 32 --dv 16"):
+        module.attention(q, k, Tensor(host(1, 2, 5, 16)))
+
+
+def test_accesses_count_in_bytes_of_the_type(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    half = emitted(driver, tmp_path, dtype="f16")
+    q, k, v = half.arrays()
+    odd = host(*q.shape[:3], D + 4, dtype=np.float16)[..., :D]
+    words = r"q starts at .*8 elements at once.*multiple of 16 and strides that are multiples of 8"
+    with pytest.raises(ValueError, match=words):
+        half.module.attention(Tensor(driver.own(odd)), Tensor(k), Tensor(v))
+    wide = host(*q.shape[:3], D + 8, dtype=np.float16)[..., :D]
+    half.check(half.module.attention(Tensor(driver.own(wide)), Tensor(k), Tensor(v)).host, wide, k, v)
+
+
+@pytest.mark.parametrize(("rows", "tiles"), [(4, 3), (None, 1)])
+def test_blocks_that_serve_several_heads(
+    driver: Driver, tmp_path: Path, torch: Any, rows: int | None, tiles: int
+) -> None:
+    half = emitted(driver, tmp_path, GridOf(128, 4096, rows, 4), dtype="bf16")
+    q, k, v = half.arrays(batch=3, heads=6)
+    half.check(half.module.attention(Tensor(q), Tensor(k), Tensor(v)).host, q, k, v)
+    assert half.module.HEADS_PER_BLOCK == 4
+    assert driver.launches()[0].blocks == 5 * tiles  # 18 heads of three batches, four at a time
+
+
+def test_a_card_without_the_tensor_cores(driver: Driver, tmp_path: Path) -> None:
+    kernel = make_kernel(GridOf(128, 4096, 64), "// mma.sync\n", dtype="f16", head_dim_v=16)
+    module = load_kernel(tmp_path, kernel)
+    driver.library.fake_reset(D, 7, 5, 65536)
+    words = r"tensor cores of sm_80, device 0 is sm_75; .*tune --dtype f16 --device 0 --d 32 --dv 16"
+    with pytest.raises(RuntimeError, match=words):
+        module.attention(*Emitted(module, kernel.problem, driver).arrays())
+    assert not driver.compiled
+    turing = load_kernel(tmp_path, make_kernel(GridOf(128, 4096, 64), "// mma.sync\n", 75, dtype="f16"))
+    assert turing.OLDEST_ARCH == 75
+    assert not hasattr(load(tmp_path), "OLDEST_ARCH")
+
+
+def test_every_type_run_as_a_program(
+    half: Emitted, driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 64, "seqlen_k": 64}
+    half.module.PROBLEM.update(shape)
+    assert half.module._main() == 0
+    told = capsys.readouterr().out
+    flops = 2 * 2 * 64 * 64 * (D + half.problem.head_dim_v)
+    assert f"on Fake: 250.0 us, {flops / 250e-6 / 1e12:.1f} TFLOP/s" in told
+    assert f"{half.problem.tolerance:.0e} allowed: correct" in told
+    another = {"f32": "f16", "f16": "bf16", "bf16": "f16"}[half.problem.dtype]
+    driver.library.fake_kernel(half.problem.head_dim_v, DRIVER_TYPES[another])
+    assert half.module._main() == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_result_that_is_no_number_is_wrong(
+    module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], driver: Driver
+) -> None:
+    monkeypatch.setattr(module, "attention", lambda q, *_: np.full(q.shape, np.nan, np.float32))
+    monkeypatch.setattr(module, "_time_us", lambda: 1.0)
+    assert module._main() == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_bits_of_bfloat16_are_rounded_as_ml_dtypes_does(driver: Driver, tmp_path: Path) -> None:
+    module = emitted(driver, tmp_path, dtype="bf16").module
+    x = np.random.default_rng(0).standard_normal(10000).astype(np.float32)
+    x[:4] = 1 + 2.0**-8, 1 + 3 * 2.0**-8, -0.0, 0.0  # ties go to even
+    np.testing.assert_array_equal(module._to_bits(x), x.astype(ml_dtypes.bfloat16).view(np.uint16))
+    np.testing.assert_array_equal(
+        module._from_bits(module._to_bits(x)), x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
 
 
 # ---- as a program ------------------------------------------------------------------------------------------
