@@ -68,6 +68,57 @@ def test_a_cuda_file_is_read(tmp_path: Path, step: str, causal: bool) -> None:
     assert read_emitted(path) == Emitted(path, kernel, "sm_61")
 
 
+CLASSES: list[dict[str, Any]] = [
+    {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128},
+    {"dtype": "f16", "causal": True},
+    {"precision": "tf32"},
+    {"precision": "3xtf32", "head_dim": 80, "head_dim_v": 96},
+    {"precision": "ieee"},
+]
+
+
+def of_another_class(heads_per_block: int = 1, **problem: Any) -> Kernel:
+    """A kernel under the names of another dtype, precision or head dims, of which its code knows nothing."""
+    kernel, wanted = make(causal=problem.get("causal", False)), Problem(**{"head_dim": 16, **problem})
+    entry = f"attention_{wanted.stem}"
+    return replace(
+        kernel,
+        problem=wanted,
+        source=kernel.source.replace(kernel.entry, entry),
+        entry=entry,
+        symbol=f"{entry}_kernel",
+        launch=replace(kernel.launch, heads_per_block=heads_per_block),
+    )
+
+
+@pytest.mark.parametrize("problem", CLASSES, ids=lambda problem: Problem(**problem).name)
+def test_dtype_precision_and_head_dims_are_read(tmp_path: Path, problem: dict[str, Any]) -> None:
+    kernel = of_another_class(heads_per_block=3, **problem)
+    assert read_emitted(write(tmp_path, kernel, ".py")).kernel == kernel
+    kernel = of_another_class(**problem)
+    path = write(tmp_path, kernel, ".cu")
+    assert read_emitted(path).kernel == replace(kernel, source=path.read_text())
+    path.write_text(path.read_text().replace(kernel.entry, "attention_f8_d64"))
+    with pytest.raises(FlashgenError, match="its launcher is called 'attention_f8_d64'"):
+        read_emitted(path)
+
+
+def test_a_module_of_older_days_is_read(tmp_path: Path) -> None:
+    """Its problem has neither a precision nor a head dim of the values."""
+    kernel = make()
+    path = write(tmp_path, kernel, ".py", ('    "head_dim_v": 16,\n', ""))
+    path.write_text(path.read_text().replace('    "precision": "auto",\n', ""))
+    assert "precision" not in path.read_text()
+    assert read_emitted(path).kernel == kernel
+
+
+def test_a_card_that_cannot_compute_it_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, of_another_class(dtype="bf16"), ".py")
+    words = r"best\.py does not run on GTX 1080: family ladder computes f32, this problem is bf16"
+    with pytest.raises(FlashgenError, match=words):
+        prove(path)
+
+
 @needs_compiler
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
 def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: str) -> None:
@@ -232,18 +283,18 @@ def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -
 
 MODULE = """
 import fake_cuda, numpy as np
-from fakes import attend_f32
-from flashgen.tuner.guarded import POISON
+from fakes import attend
+from flashgen.tuner.dtypes import bits_dtype, unwritten_bits
 from pycuda.gpuarray import GPUArray
 
 def view(array):
-    strides = [s // 4 for s in array.strides]
+    strides = [s // array.dtype.itemsize for s in array.strides]
     extent = 1 + sum((n - 1) * s for n, s in zip(array.shape, strides))
-    flat = fake_cuda.state.at(array.gpudata, extent).view(np.float32)
+    flat = fake_cuda.state.at(array.gpudata, extent, array.dtype)
     return np.lib.stride_tricks.as_strided(flat, array.shape, array.strides)
 
 def attention(q, k, v, causal=None, scale=None, out=None, stream=None, return_lse=False):
-    o, lse = attend_f32(*(view(x) for x in (q, k, v)), scale, causal)
+    o, lse = attend(*(view(x) for x in (q, k, v)), scale, causal, "ARITHMETIC")
     view(out)[...] = o
     FAULT
     if return_lse:
@@ -263,9 +314,10 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def __init__(
             self, shape: Any, dtype: Any, allocator: Any = None, gpudata: Any = None, strides: Any = None
         ) -> None:
-            self.shape, self.allocator = tuple(shape), allocator
+            self.shape, self.dtype, self.allocator = tuple(shape), np.dtype(dtype), allocator
             self.strides = strides or np.empty(shape, dtype).strides
-            self.gpudata = allocator(4 * math.prod(shape)) if gpudata is None else gpudata
+            size = self.dtype.itemsize * math.prod(shape)
+            self.gpudata = allocator(size) if gpudata is None else gpudata
 
     fake_cuda.state.__init__()
     package, gpuarray = ModuleType("pycuda"), ModuleType("pycuda.gpuarray")
@@ -285,24 +337,32 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("pass", None),
         ("view(out)[0, 0, 0, 0] += 1", "wrong result"),
         ("fake_cuda.state.at(out.gpudata - 4, 1)[:] = 0", "outside the outputs were written"),
-        ("view(out).view(np.uint32)[0, 0, 0, 0] = POISON", "of o were not written"),
+        (
+            "view(out).view(bits_dtype(out.dtype))[0, 0, 0, 0] = unwritten_bits(out.dtype)",
+            "of o were not written",
+        ),
         ("raise ValueError('q is odd')", r"attention\(\) refused: q is odd"),
         ("q.allocator(8)", "allocated 8 bytes that nothing asked for"),
     ],
 )
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"causal": True}, {"dtype": "f16", "head_dim_v": 48}, {"dtype": "bf16"}, {"precision": "tf32"}],
+    ids=lambda kind: Problem(**kind).name,
+)
 def test_a_module_is_run_in_guarded_memory(
-    tmp_path: Path, fake_card: Any, causal: bool, fault: str, message: str | None
+    tmp_path: Path, fake_card: Any, kind: dict[str, Any], fault: str, message: str | None
 ) -> None:
-    from fakes import fake_build
+    from fakes import arithmetic_of, fake_build
 
     path = tmp_path / "best.py"
-    path.write_text(MODULE.replace("FAULT", fault))
+    shape = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 50, "head_dim": 32}
+    problem = Problem(**(shape | kind))
+    path.write_text(MODULE.replace("FAULT", fault).replace("ARITHMETIC", arithmetic_of(problem)))
     runner = proving.ModuleDevice(fake_card, path).open()
-    problem = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, head_dim=32, causal=causal)
     try:
         if message is None:
-            assert 0 < validate(runner, fake_build(problem=problem), seed=0) < 2e-6
+            assert 0 < validate(runner, fake_build(problem=problem), seed=0) < problem.tolerance
         else:
             with pytest.raises(FlashgenError, match=message):
                 validate(runner, fake_build(problem=problem), seed=0)

@@ -23,16 +23,17 @@ import numpy as np
 from ..gen.families import family_named
 from ..gen.kernel import Kernel
 from ..gen.limits import PRESETS, DeviceLimits
-from ..gen.problem import Problem
-from ..gen.variant import Launch
+from ..gen.problem import PRECISIONS, Problem
+from ..gen.variant import Illegal, Launch
 from .cuda import CudaDevice, CudaRunner
 from .device import Build, Device, FlashgenError, LaunchError, Toolchain
 from .devices import cards, resolve
-from .guarded import GuardedImage, contiguous_strides, output_strides
+from .dtypes import require_inputs
+from .guarded import FLOAT32, GuardedImage, contiguous_strides, output_strides
 from .library import same_card
 from .options import UsageError
 from .sim import PREFIX, SimDevice, SimRunner
-from .validate import ERROR_BOUNDS, Depth, cases, validate
+from .validate import Depth, cases, validate
 from .worker import DEADLINE_S, Worker
 
 #: What compute-sanitizer looks for, tool by tool.
@@ -110,7 +111,7 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
         how = "emulated, from its source"
     elif emitted.is_module and not sanitize:
         how = "through its attention()"
-    bound = ERROR_BOUNDS[kernel.problem.dtype]
+    bound = kernel.problem.tolerance
     return Proof(str(path), target.limits.name, how, sanitize, count, errors, bound)
 
 
@@ -155,6 +156,15 @@ def _check_fits(emitted: Emitted, limits: DeviceLimits) -> None:
             f"{emitted.path} needs {needed} bytes of shared memory per block, {limits.name} allows "
             f"{limits.smem_per_block}; it was made for {emitted.device}: choose such a card with --device"
         )
+    try:
+        emitted.kernel.variant.check(emitted.kernel.problem, limits)
+    except Illegal as error:
+        # Only what the card cannot compute at all: on another card than its own a kernel may break advice.
+        if error.rule == "arithmetic":
+            raise FlashgenError(
+                f"{emitted.path} does not run on {limits.name}: {error.reason}; it was made for "
+                f"{emitted.device}: choose such a card with --device"
+            ) from error
 
 
 def _default_device(emitted: Emitted) -> Device:
@@ -227,7 +237,12 @@ def _read_module(text: str) -> tuple[Kernel, str]:
     parameters = dict(constants["VARIANT"])
     variant = family_named(parameters.pop("family")).from_dict(parameters)
     symbol = constants["SYMBOL"].decode()
-    launch = Launch(constants["THREADS"], constants["SMEM_BYTES"], constants.get("ROWS_PER_BLOCK"))
+    launch = Launch(
+        constants["THREADS"],
+        constants["SMEM_BYTES"],
+        constants.get("ROWS_PER_BLOCK"),
+        constants.get("HEADS_PER_BLOCK", 1),
+    )
     kernel = Kernel(
         Problem.from_dict(constants["PROBLEM"]),
         variant,
@@ -254,22 +269,33 @@ def _read_cuda(text: str) -> tuple[Kernel, str]:
     header = text.partition("\n#")[0]
     variant = family(**family.parse(dict(re.findall(r"--set (\w+)=(\w+)", header))))
     entry = find(r'^extern "C" int (\w+)\(const AttentionArgs\*', "host launcher")
-    name = re.fullmatch(r"attention_(\w+)_d(\d+)", entry)
-    if name is None:
-        raise ValueError(f"its launcher is called {entry!r}")
     problem = Problem(
-        dtype=name[1],
-        head_dim=int(name[2]),
+        **_problem_of(entry),
         causal=find(r"^#define FLASHGEN_CAUSAL ([01])", "FLASHGEN_CAUSAL") == "1",
     )
     smem_bytes = int(find(r"sizeof\(SharedStorage\) == (\d+)", "size of shared memory"))
     arch = int(find(r"-arch=sm_(\d+)", "architecture in its header"))
-    launch = Launch(variant.threads(), smem_bytes, variant.rows_per_block())
+    launch = Launch(variant.threads(), smem_bytes, variant.rows_per_block(), variant.heads_per_block())
     device = re.search(
         r"^// (?:Measured on|Predicted .*? for|Not measured: emitted for) ([^,]+),", text, re.MULTILINE
     )
     kernel = Kernel(problem, variant, arch, text, entry, f"{entry}_kernel", launch)
     return kernel, device[1] if device else f"sm_{arch}"
+
+
+def _problem_of(entry: str) -> dict[str, Any]:
+    """Dtype, precision and head dims by a launcher's name, attention_<`Problem.stem`>. Raises ValueError."""
+    dtypes = "|".join(PRECISIONS)
+    precisions = "|".join({name for names in PRECISIONS.values() for name in names} - {"auto"})
+    name = re.fullmatch(rf"attention_({dtypes})(?:_({precisions}))?_d(\d+)(?:v(\d+))?", entry)
+    if name is None:
+        raise ValueError(f"its launcher is called {entry!r}")
+    return {
+        "dtype": name[1],
+        "precision": name[2] or "auto",
+        "head_dim": int(name[3]),
+        "head_dim_v": int(name[4] or name[3]),
+    }
 
 
 # -- a module as a device -------------------------------------------------------------------------------
@@ -333,13 +359,15 @@ class ModuleRunner(CudaRunner):
         """See `Runner.attend`. The log-sum-exp is allocated by the module, from guarded memory too."""
         from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
 
-        image = GuardedImage()
+        require_inputs(build.kernel.problem, q, k, v)
+        image = GuardedImage(q.dtype)
         placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
-        placed.append((*image.add_output("o", q.shape, output_strides(q)), q.shape))
+        o_shape = (*q.shape[:3], v.shape[3])
+        placed.append((*image.add_output("o", o_shape, output_strides(q, v.shape[3])), o_shape))
         rows = q.shape[:3]
-        lse_at, _ = (
-            image.add_output("the log-sum-exp", rows, contiguous_strides(rows)) if want_lse else (None, None)
-        )
+        lse_at = None
+        if want_lse:
+            lse_at, _ = image.add_output("the log-sum-exp", rows, contiguous_strides(rows), FLOAT32)
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -349,15 +377,15 @@ class ModuleRunner(CudaRunner):
             def allocate(size: int) -> int:
                 if lse_at is None or size != 4 * rows[0] * rows[1] * rows[2]:
                     raise LaunchError(f"attention() allocated {size} bytes that nothing asked for")
-                return base + 4 * lse_at
+                return base + q.itemsize * lse_at
 
             arrays = [
                 GPUArray(
                     shape,
-                    np.float32,
+                    q.dtype,
                     allocator=allocate,
-                    gpudata=base + 4 * at,
-                    strides=tuple(4 * s for s in strides),
+                    gpudata=base + q.itemsize * at,
+                    strides=tuple(q.itemsize * s for s in strides),
                 )
                 for at, strides, shape in placed
             ]
