@@ -80,7 +80,9 @@ def shape_options(problem: Problem) -> list[str]:
 
 
 def _tidy(source: str) -> str:
-    """Without the blank lines that template blocks leave behind: one in a row, none beside a brace."""
+    """Without what template blocks leave behind: blanks at the ends of lines, more than one blank line in
+    a row, or one beside a brace."""
+    source = re.sub(r"[ \t]+\n", "\n", source)
     source = re.sub(r"\n{3,}", "\n\n", source)
     source = re.sub(r"\{\n\n", "{\n", source)
     return re.sub(r"\n\n(\s*\})", r"\n\1", source)

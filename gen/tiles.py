@@ -178,3 +178,11 @@ def read_conflict(tile: Layout, rows: tuple[int, ...], width: int) -> float:
     words = len(set(rows)) * width
     least = max(1, -(-words // WARP))
     return wavefronts([tile.offset(row, 0) for row in rows], width) / least
+
+
+def wasted(name: str, tile: int, length: int) -> str | None:
+    """Why tiles of that size waste a sequence of that length: a third of what they cover is padding."""
+    covered = -(-length // tile) * tile
+    if tile > 16 and covered > 1.5 * max(length, 16):
+        return f"{name}={tile} covers {covered} for a length of {length}, {1.5 * length:.0f} at most"
+    return None

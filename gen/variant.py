@@ -91,7 +91,8 @@ def ieee_float32_only(family: str, problem: Problem) -> str | None:
     if problem.precision not in ("auto", "ieee"):
         return f"family {family} computes by IEEE multiply-adds, precision {problem.precision} is asked for"
     if problem.head_dim_v != problem.head_dim:
-        return f"family {family} needs values as wide as keys, not {problem.head_dim_v} beside {problem.head_dim}"
+        dims = f"{problem.head_dim_v} beside {problem.head_dim}"
+        return f"family {family} needs values as wide as keys, not {dims}"
     return None
 
 

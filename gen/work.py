@@ -25,6 +25,10 @@ class Counts:
 
     ffma: float = 0.0
     """Multiply-adds."""
+    products: float = 0.0
+    """Matrix products on the tensor cores."""
+    tensor: float = 0.0
+    """Cycles that those take on the tensor core of one scheduler."""
     scattered: float = 0.0
     """Of these, those whose row operand shares no vector with a neighbouring row's, so that nothing leads the
     compiler to put neighbours into different register banks. One of a vector of n rows counts 1 / n."""
@@ -54,7 +58,8 @@ class Counts:
 
     @property
     def instructions(self) -> float:
-        return self.ffma + self.alu + self.exp + self.shuffles + self.accesses + self.barriers
+        issued = self.ffma + self.products + self.alu + self.exp + self.shuffles + self.accesses
+        return issued + self.barriers
 
     def of_warps(self, warps: float) -> Counts:
         """One warp's counts for a block of that many, which run side by side: waits do not add up."""

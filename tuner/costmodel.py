@@ -42,6 +42,9 @@ class Coefficients:
     #: Cycles that an FFMA with scattered operands loses beside one without: as often as the compiler fails to
     #: keep two of them out of one register bank. Fitted; profiles of single kernels show 0.05 to 0.3.
     bank_stall: float = 0.13
+    #: Part of a matrix product's cycles in which the scheduler issues nothing else: six multiply-adds beside
+    #: one make it 4.7 cycles longer on an H200, though it takes 6.1 alone.
+    product_issue: float = 0.8
     #: How likely a warp has nothing to issue, in waits of a cycle or two that it cannot fill itself. A slot
     #: stays empty when that holds for all the warps of a scheduler. Fitted.
     idle_warp: float = 0.34
@@ -159,6 +162,7 @@ def pipe_cycles(
     return {
         "arithmetic": uneven * fma,
         "integer arithmetic": uneven * alu,
+        "tensor cores": uneven * counts.tensor / schedulers,
         "exponentials": uneven * counts.exp * WARP / exp_lanes,
         "shared memory": max(
             counts.wavefronts / coefficients.wavefronts_per_cycle,
@@ -183,7 +187,8 @@ def latency_cycles(counts: Counts, warps: int, limits: DeviceLimits, coefficient
 
 def _issue_cycles(counts: Counts, coefficients: Coefficients) -> float:
     """Cycles in which one scheduler issues all of it."""
-    return counts.instructions + counts.scattered * coefficients.bank_stall
+    held = max(0.0, counts.tensor * coefficients.product_issue - counts.products)
+    return counts.instructions + counts.scattered * coefficients.bank_stall + held
 
 
 def _schedulers(limits: DeviceLimits) -> int:

@@ -13,7 +13,8 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 #: What marks memory that nobody wrote: a signalling NaN of the type, which no arithmetic yields. That of f32
-#: is another one than what the emulation fills shared memory with (``kUninitialized``): a kernel may copy that.
+#: is another one than what the emulation fills shared memory with (``kUninitialized``), which a kernel may
+#: copy.
 _UNWRITTEN = {"f32": 0x7FA5A5A5, "f16": 0x7DA5, "bf16": 0x7FA5}
 _UNWRITTEN_BITS = {dtype: _UNWRITTEN[name] for name, dtype in NUMPY_DTYPES.items()}
 

@@ -26,6 +26,7 @@ from ..tiles import (
     plan_copy,
     read_conflict,
     vector_group,
+    wasted,
 )
 from ..variant import Variant, ieee_float32_only, param, rule
 from ..work import Work
@@ -293,14 +294,14 @@ class Simt(Variant):
 
     @rule("short sequence", after="lanes", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return _wasted("br", self.br, problem.seqlen_q)
+        return wasted("br", self.br, problem.seqlen_q)
 
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         longest = 8 * self.bc
         if self.bc % 16 and self.bc > 8 and problem.seqlen_k > longest:
             return f"bc={self.bc} fits odd lengths up to {longest}, this one is {problem.seqlen_k}"
-        return _wasted("bc", self.bc, problem.seqlen_k)
+        return wasted("bc", self.bc, problem.seqlen_k)
 
     @rule("micro-tile", after="bc", advisory=True)
     def _scores_feed_enough(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -455,12 +456,4 @@ def _outdone(name: str, kind: str, tm: int) -> str | None:
     """Why another layout of Q or P is at least as good: whole vectors of rows need few fragment registers."""
     if kind != TRANSPOSED and tm % 4 == 0:
         return f"{name}_layout={kind}, but {tm} rows per lane are whole vectors of a transposed tile"
-    return None
-
-
-def _wasted(name: str, tile: int, length: int) -> str | None:
-    """Why tiles of that size waste a sequence of that length: a third of what they cover is padding."""
-    covered = -(-length // tile) * tile
-    if tile > 16 and covered > 1.5 * max(length, 16):
-        return f"{name}={tile} covers {covered} for a length of {length}, {1.5 * length:.0f} at most"
     return None

@@ -63,6 +63,8 @@ constexpr long long max(long long a, long long b) { return a < b ? b : a; }
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
+inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }

@@ -1,0 +1,423 @@
+"""The tensor-core family: mma.sync fed by ldmatrix and cp.async, for f16, bf16 and float32.
+
+A block covers ``br`` query rows and walks the keys in tiles of ``bc``. Each warp owns ``rows_per_warp`` whole
+rows, so that softmax stays within it, as fragments of the 16-row tiles that an mma takes. Scores are summed
+in steps of the instruction's depth and outputs in columns of eight, so that any head dim pays for itself, not
+for the next power of two.
+
+float32 is multiplied as TF32. The class ``3xtf32`` writes each factor as the sum of two TF32 numbers and
+keeps three of the four products, which loses 2^-22 (Markidis et al. 2018, "NVIDIA Tensor Core
+Programmability, Performance & Precision"); the class ``tf32`` rounds the factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..limits import WARP, DeviceLimits
+from ..mma_work import mma_work
+from ..problem import ITEM_BYTES, Problem
+from ..tiles import wasted
+from ..variant import Variant, param, rule
+from ..work import Work
+
+#: Rows of an mma's left operand, and columns of its right one.
+TILE_ROWS, TILE_COLUMNS = 16, 8
+CHUNK_BYTES = 16
+#: Warps per SM below which the tensor cores wait: two for each scheduler.
+MIN_WARPS = 8
+PADDED, SWIZZLED = "padded", "swizzled"
+#: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
+RESTART_STEPS = 8
+RESTART_KEY_TILES = 4
+#: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
+EXP2_CUBIC = (0.99992807, 0.69326099, 0.24261117, 0.05517169)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of ``stride`` elements in shared memory, whose 16-byte chunks a swizzle XORs with
+    row / ``divisor`` % ``period``."""
+
+    stride: int
+    period: int = 1
+    divisor: int = 1
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """How a block copies a tile: ``across`` threads side by side, ``row_step`` rows at a time."""
+
+    across: int
+    row_step: int
+    row_passes: int
+    x_step: int
+    row_guard: bool
+    idle_from: int
+
+
+@dataclass(frozen=True)
+class Mma(Variant):
+    """Attention by mma.sync."""
+
+    family: ClassVar[str] = "mma"
+    template: ClassVar[str] = "mma.cu.jinja"
+
+    br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 208, 224, 256, doc="query rows per block")
+    rows_per_warp: int = param(16, 32, doc="query rows that one warp owns")
+    bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")
+    layout: str = param(PADDED, SWIZZLED, doc="how rows in shared memory avoid bank conflicts")
+    d_steps: str = param(
+        "exact", "whole", doc="q k^T's last step: of 8 columns where the head dim ends, or of 16"
+    )
+    q_in_registers: bool = param(True, False, doc="keep Q in registers for the whole block")
+    stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory; 1: K and V are fetched in turns")
+    rescale: str = param(
+        "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
+    )
+    poly_exp: int = param(0, 2, 3, 4, 8, doc="one exponential in so many is a polynomial, 0 none")
+    heads: int = param(
+        1, 2, 4, 8, doc="heads that one block takes in turn, one's copies beside another's products"
+    )
+    min_blocks: int = param(1, 2, 3, 4, 6, 8, doc="blocks per SM the compiler must leave registers for")
+    block_order: str = param(
+        "by_head", "heaviest_first", doc="what neighbouring blocks share: a head, or a length"
+    )
+
+    # -- what the parameters imply -----------------------------------------------------------------------
+
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def rows_per_block(self) -> int:
+        return self.br
+
+    def heads_per_block(self) -> int:
+        return self.heads
+
+    @property
+    def warps(self) -> int:
+        return self.br // self.rows_per_warp
+
+    @property
+    def row_tiles(self) -> int:
+        return self.rows_per_warp // TILE_ROWS
+
+    @property
+    def key_tiles(self) -> int:
+        return self.bc // TILE_COLUMNS
+
+    def access_width(self, problem: Problem) -> int:
+        """The widest access, up to 16 bytes, that divides the rows of all tensors."""
+        dims = problem.head_dim | problem.head_dim_v
+        return min(CHUNK_BYTES // ITEM_BYTES[problem.dtype], dims & -dims)
+
+    def d_columns(self, problem: Problem) -> int:
+        """Columns of Q and K in whole steps of their product."""
+        whole = 16 if self.d_steps == "whole" and problem.dtype != "f32" else TILE_COLUMNS
+        return _whole(problem.head_dim, whole)
+
+    def tiles(self, problem: Problem) -> dict[str, Tile]:
+        """The layouts of Q, K and V in shared memory."""
+        d = self.d_columns(problem)
+        dv = _whole(problem.head_dim_v, TILE_COLUMNS)
+        chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+        return {name: _tile(self.layout, n, chunk) for name, n in (("q", d), ("k", d), ("v", dv))}
+
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        tiles = self.tiles(problem)
+        q_parts = 2 if arithmetic(problem) == "3xtf32" else 1
+        rows = {
+            "q": 0 if self.q_in_registers else q_parts * self.br,
+            "k": self.stages * self.bc,
+            "v": self.stages * self.bc,
+        }
+        return ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        d, dv = _whole(problem.head_dim, TILE_COLUMNS), _whole(problem.head_dim_v, TILE_COLUMNS)
+        per_row_tile = dv // 2 + self.bc // 2
+        if self.q_in_registers:
+            per_row_tile += d * ITEM_BYTES[problem.dtype] // 8
+        if arithmetic(problem) == "3xtf32":
+            per_row_tile += self.bc // 2 + 24
+        return self.row_tiles * per_row_tile + 44
+
+    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+        return mma_work(self, problem, limits)
+
+    def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        size = ITEM_BYTES[problem.dtype]
+        chunk = CHUNK_BYTES // size
+        d = self.d_columns(problem)
+        value_tiles = _whole(problem.head_dim_v, TILE_COLUMNS) // TILE_COLUMNS
+        tiles = self.tiles(problem)
+        half = problem.dtype != "f32"
+        wide_steps, narrow_steps = divmod(d, 16) if half else (d // 8, 0)
+        wide_keys, narrow_keys = divmod(self.key_tiles, 2) if half else (0, 0)
+        narrow_steps //= 8
+        if half and not limits.has_async_copy:  # sm_75 multiplies eight deep
+            wide_steps, narrow_steps = 0, d // 8
+            wide_keys, narrow_keys = 0, self.key_tiles
+        operand_keys = 16 if wide_keys else 8
+        operands = -(-self.bc // operand_keys)
+        # float32 splits all weights before its products with V; 16-bit weights are made beside them.
+        weighed_ahead = 1 if half else operands
+        at_once = _widest(self.key_tiles)
+        plain = {at_once} if narrow_steps else set()
+        trans = {_widest(value_tiles)} if narrow_keys else set()
+        if wide_steps:
+            plain |= {4 if self.key_tiles % 2 == 0 else 2}
+        if not self.q_in_registers:
+            plain |= {4} if wide_steps else set()
+            plain |= {2} if narrow_steps else set()
+        if wide_keys:
+            trans |= {4} if value_tiles > 1 else set()
+            trans |= {2} if value_tiles % 2 else set()
+        instructions = [16] if half and (wide_steps or wide_keys) else []
+        instructions += [8] if not half or narrow_steps or narrow_keys else []
+        return {
+            "arithmetic": arithmetic(problem),
+            "number": "tf32" if problem.dtype == "f32" else problem.dtype,
+            "instructions": instructions,
+            "ldmatrix_counts": {"plain": plain, "trans": trans},
+            "heads_per_block": self.heads,
+            "row_tiles": self.row_tiles,
+            "key_tiles": self.key_tiles,
+            "value_tiles": value_tiles,
+            "wide": 16 if half else 8,
+            "wide_steps": wide_steps,
+            "narrow_steps": narrow_steps,
+            "wide_keys": wide_keys,
+            "narrow_keys": narrow_keys,
+            "q_fragments": d * size // 8,
+            "chunk": chunk,
+            "wide_rows": half and self.access_width(problem) == chunk,
+            "operand_keys": operand_keys,
+            "weighed_ahead": weighed_ahead,
+            "restart_steps": RESTART_STEPS,
+            "restart_keys": RESTART_KEY_TILES if arithmetic(problem) == "3xtf32" else self.key_tiles,
+            "restarts": arithmetic(problem) == "3xtf32" and wide_steps > 2 * RESTART_STEPS,
+            # A few columns average nothing: what is left out must have no bias on either side.
+            "split_k": "split_rounded" if problem.head_dim < 8 else "split",
+            "d_columns": d,
+            "padded_columns": self._padded_columns(problem),
+            "strides": {name: tile.stride for name, tile in tiles.items()},
+            "layouts": tiles,
+            "plans": {
+                name: _plan_fetch(rows, columns, self.access_width(problem), self.threads())
+                for name, rows, columns in (
+                    ("q", self.br, problem.head_dim),
+                    ("k", self.bc, problem.head_dim),
+                    ("v", self.bc, problem.head_dim_v),
+                )
+            },
+            "async_copy": limits.has_async_copy,
+            "poly": EXP2_CUBIC,
+        }
+
+    def _padded_columns(self, problem: Problem) -> list[tuple[str, str, int, str]]:
+        """Shared tiles whose rows end in columns that no copy fills: name, rows, columns, from where."""
+        extra = self.d_columns(problem) - problem.head_dim
+        tiles = [] if self.q_in_registers else [("q", "kBr", extra, "kD")]
+        tiles += [("k", "kBc", extra, "kD"), ("v", "kBc", -problem.head_dim_v % TILE_COLUMNS, "kDv")]
+        return [tile for tile in tiles if tile[2]]
+
+    # -- limits: what cannot run -----------------------------------------------------------------------
+
+    @rule("arithmetic", after="br")
+    def _tensor_cores_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed = 75 if problem.dtype == "f16" else 80
+        if limits.arch < needed:
+            return f"tensor cores multiply {problem.dtype} from sm_{needed} on, this is {limits.sm}"
+        if problem.precision == "ieee":
+            return "family mma multiplies float32 as TF32, precision ieee is asked for"
+        return None
+
+    @rule("divisibility", after="rows_per_warp")
+    def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.br % self.rows_per_warp:
+            return f"br={self.br} rows do not split into warps of {self.rows_per_warp}"
+        return None
+
+    @rule("layout", after="layout")
+    def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.layout == SWIZZLED:
+            chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+            for dim in (problem.head_dim, problem.head_dim_v):
+                if _whole(dim, TILE_COLUMNS) // chunk % 4:
+                    return f"layout=swizzled: a row of {dim} elements is not made of four 16-byte chunks each"
+        return None
+
+    @rule("copies", after="stages")
+    def _stages_need_async_copy(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.stages > 1 and not limits.has_async_copy:
+            return f"stages={self.stages}: {limits.sm} has no asynchronous copies to fill them"
+        return None
+
+    @rule("shared memory", after="stages")
+    def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed = self.smem_bytes(problem, limits)
+        if needed > limits.smem_per_block:
+            return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
+        return None
+
+    @rule("combination", after="poly_exp")
+    def _options_of_half_precision(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.dtype == "f32" and self.poly_exp:
+            return f"poly_exp={self.poly_exp} is good to 1e-4, which float32 is not content with"
+        return None
+
+    @rule("combination", after="heads")
+    def _heads_follow_each_other(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads > 1 and (self.stages == 1 or self.q_in_registers):
+            return f"heads={self.heads}: the next head arrives in a second stage, and its Q in shared memory"
+        return None
+
+    @rule("combination", after="block_order")
+    def _heads_are_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads > 1 and self.block_order != "by_head":
+            return f"heads={self.heads} of a block are neighbours: block_order={self.block_order} is moot"
+        return None
+
+    @rule("registers", after="min_blocks")
+    def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed, allowed = self.registers(problem, limits), self._registers_allowed(limits, self.min_blocks)
+        if needed > allowed:
+            return (
+                f"about {needed} per thread, {allowed} allowed with "
+                f"{self.min_blocks} blocks of {self.threads()} threads per SM"
+            )
+        return None
+
+    @rule("occupancy", after="min_blocks")
+    def _promised_blocks_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        smem = self.smem_bytes(problem, limits)
+        room = limits.blocks_per_sm(self.threads(), 0, smem)
+        if self.min_blocks > room:
+            return f"min_blocks={self.min_blocks}, but {smem} bytes of shared memory leave room for {room}"
+        return None
+
+    # -- advice: what runs, but never best ----------------------------------------------------------
+
+    @rule("short sequence", after="br", advisory=True)
+    def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("br", self.br, problem.seqlen_q)
+
+    @rule("short sequence", after="bc", advisory=True)
+    def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        longest = 8 * self.bc
+        if self.bc % 16 and problem.seqlen_k > longest:
+            return f"bc={self.bc} fits odd lengths up to {longest}, this one is {problem.seqlen_k}"
+        return wasted("bc", self.bc, problem.seqlen_k)
+
+    @rule("last step", after="d_steps", advisory=True)
+    def _last_step_differs(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.d_steps == "whole" and (problem.dtype == "f32" or _whole(problem.head_dim, 8) % 16 == 0):
+            return f"d_steps=whole: a head dim of {problem.head_dim} ends with a whole step"
+        return None
+
+    @rule("stages", after="stages", advisory=True)
+    def _stages_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        tiles = -(-problem.seqlen_k // self.bc)
+        if self.stages > max(2, tiles):
+            return f"stages={self.stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+        return None
+
+    @rule("rescaling", after="rescale", advisory=True)
+    def _maximum_settles(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.rescale == "always" and problem.seqlen_k > 4 * self.bc:
+            return f"rescale=always: maxima seldom grow after {self.bc} of {problem.seqlen_k} keys"
+        return None
+
+    @rule("exponentials", after="poly_exp", advisory=True)
+    def _exponentials_are_many(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.poly_exp and problem.head_dim + problem.head_dim_v > 128:
+            return f"poly_exp={self.poly_exp}: with head dims of {problem.head_dim} the products take longer"
+        return None
+
+    @rule("short sequence", after="heads", advisory=True)
+    def _heads_are_short(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads > 1 and problem.seqlen_k > 1024:
+            return (
+                f"heads={self.heads}: {problem.seqlen_k} keys hide the next head's first copies by themselves"
+            )
+        return None
+
+    @rule("occupancy", after="min_blocks", advisory=True)
+    def _blocks_hide_latency(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        room = limits.blocks_per_sm(self.threads(), 0, self.smem_bytes(problem, limits))
+        needed = self.registers(problem, limits)
+        more = [
+            blocks
+            for blocks in self._choices("min_blocks")
+            if self.min_blocks < blocks <= room and needed <= self._registers_allowed(limits, blocks)
+        ]
+        if more:
+            return f"min_blocks={self.min_blocks}, but {max(more)} blocks fit"
+        warps = self.min_blocks * self.warps
+        if warps < MIN_WARPS:
+            return f"{warps} warps per SM promised, {MIN_WARPS} wanted: two for each scheduler take turns"
+        return None
+
+    @rule("block order", after="block_order", advisory=True)
+    def _blocks_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.block_order == "heaviest_first" and not problem.causal:
+            return "block_order=heaviest_first: without a causal mask all blocks are equally long"
+        return None
+
+    def _registers_allowed(self, limits: DeviceLimits, blocks: int) -> int:
+        """Registers per thread with so many blocks resident: a warp lives in one of four partitions."""
+        warps_per_partition = -(-blocks * self.warps // 4)
+        share = limits.registers_per_sm // 4 // (warps_per_partition * WARP) // 8 * 8
+        return min(limits.max_registers_per_thread, share)
+
+
+def arithmetic(problem: Problem) -> str:
+    """What the products are made of: ``16-bit``, ``3xtf32`` or ``tf32``."""
+    if problem.dtype != "f32":
+        return "16-bit"
+    return "tf32" if problem.precision == "tf32" else "3xtf32"
+
+
+def _whole(extent: int, unit: int) -> int:
+    return -(-extent // unit) * unit
+
+
+def _widest(count: int) -> int:
+    """How many of ``count`` tiles to take at once: 4, 2 or 1."""
+    return min(4, count & -count)
+
+
+def _tile(layout: str, columns: int, chunk: int) -> Tile:
+    """Eight rows from one column on start in eight different 16-byte banks: by an odd number of chunks per
+    row, or by a swizzle."""
+    chunks = columns // chunk
+    if layout == SWIZZLED:
+        period = min(8, chunks & -chunks)
+        return Tile(columns, period, 8 // period)
+    return Tile((chunks | 1) * chunk)
+
+
+def _plan_fetch(rows: int, columns: int, width: int, threads: int) -> Fetch:
+    """The copy of fewest passes whose neighbouring threads read at least 64 bytes, or the row."""
+    chunks = columns // width
+    candidates = [
+        n for n in range(1, chunks + 1) if chunks % n == 0 and n <= threads and (n >= 4 or n == chunks)
+    ]
+
+    def passes(across: int) -> int:
+        return -(-rows // (threads // across)) * (chunks // across)
+
+    across = min(candidates or [1], key=lambda n: (passes(n), -n))
+    row_step = threads // across
+    used = across * row_step
+    return Fetch(
+        across=across,
+        row_step=row_step,
+        row_passes=-(-rows // row_step),
+        x_step=across * width,
+        row_guard=rows % row_step != 0,
+        idle_from=used if used < threads else 0,
+    )
