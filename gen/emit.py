@@ -79,7 +79,7 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             oldest_arch=_oldest_arch(kernel),
             args_format=ARGS_FORMAT,
             tolerance=problem.tolerance,
-            title=_title(kernel),
+            title=f"Flash attention for NVIDIA GPUs: {class_words(problem)}.",
             tune=" ".join(["flashgen tune", *_class_options(problem)]),
             summary=_wrap(_summary(kernel, device)),
             figures=_wrap(_figures(kernel, device, measurement)),
@@ -91,6 +91,13 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             source_literal=source_literal(kernel.source),
         )
     )
+
+
+def class_words(problem: Problem) -> str:
+    """What a kernel is made for whatever its lengths: ``f32 (tf32), head dim 192 (values 128)``."""
+    precision = "" if problem.precision == "auto" else f" ({problem.precision})"
+    values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
+    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}"
 
 
 def source_literal(source: str) -> str:
@@ -142,15 +149,6 @@ def _oldest_arch(kernel: Kernel) -> int | None:
 def _class_options(problem: Problem) -> list[str]:
     """Of the options that say which problem a kernel is made for, those of its dtype and precision."""
     return [o for o in shape_options(problem) if o.startswith(("--dtype", "--precision"))]
-
-
-def _title(kernel: Kernel) -> str:
-    problem = kernel.problem
-    precision = "" if problem.precision == "auto" else f" ({problem.precision})"
-    dims = f"head dim {problem.head_dim}"
-    if problem.head_dim_v != problem.head_dim:
-        dims += f" (values {problem.head_dim_v})"
-    return f"Flash attention for NVIDIA GPUs: {problem.dtype}{precision}, {dims}."
 
 
 def _arithmetic(kernel: Kernel) -> str:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flashgen.tuner import library
+from flashgen.tuner import library, options
 from flashgen.tuner.cli import app
 from flashgen.tuner.prove import read_emitted
 from typer.testing import CliRunner
@@ -91,6 +91,15 @@ def test_help_has_an_example_and_json(flashgen, command):
             "num_q_heads 12 is not a multiple of num_kv_heads 5",
         ),
         ("tune --device sim:t4 --dtype f23", "unknown dtype 'f23'; did you mean 'f32'?"),
+        ("tune --device sim:t4 --dtype bf61", "unknown dtype 'bf61'; did you mean 'bf16'?"),
+        ("tune --device sim:a100 --precision tf23", "unknown precision 'tf23'; did you mean 'tf32'?"),
+        (
+            "space --device a100 --dtype f16 --precision tf32",
+            "precision tf32 is one of f32, not of f16; leave --precision out, or choose --dtype f32",
+        ),
+        ("emit best.py --preset h200 --precision 3xtf32 --dtype bf16", "precision 3xtf32 is one of f32"),
+        ("tune --device sim:t4 --dv 300", "head_dim_v is 300; it must lie in 1..256"),
+        ("tune --device sim:t4 --dv 0", "head_dim_v is 0; leave --dv out for values as wide as keys"),
         ("tune --device sim:t4 --family smit", "unknown family 'smit'; did you mean 'simt'?"),
         ("tune --device sim:t4 --set bq=64", "no parameter 'bq'"),
         ("tune --device sim:t4 --set stage=2", "did you mean 'stages'?"),
@@ -145,6 +154,63 @@ def test_an_error_in_json(flashgen):
 )
 def test_an_option_of_the_wrong_type_or_out_of_range(flashgen, option, value):
     assert option in flashgen("tune", *SIM, option, value, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "reason"),
+    [
+        (
+            "tune --device sim:gtx-1080 --dtype bf16",
+            "bf16_d64",
+            "family simt computes f32, this problem is bf16",
+        ),
+        (
+            "space --device gtx-1080 --precision tf32 --dv 32",
+            "f32_tf32_d64v32",
+            "family simt computes by IEEE multiply-adds, precision tf32 is asked for",
+        ),
+        (
+            "emit best.py --preset gtx-1080 --dv 32",
+            "f32_d64v32",
+            "family simt needs values as wide as keys, not 32 beside 64",
+        ),
+    ],
+)
+def test_where_no_family_serves_each_says_why(flashgen, nothing_shipped, arguments, name, reason):
+    result = flashgen(*arguments.split(), code=1)
+    assert f"no kernel family serves {name} on GTX 1080 (sm_61): " in result.stderr
+    assert reason in result.stderr and "choose another --dtype, --precision or card" in result.stderr
+    assert "ladder" not in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_a_family_that_computes_something_else_says_so(flashgen, nothing_shipped):
+    arguments = ["--family", "simt", "--dtype", "f16"]
+    told = "no variant of 'simt' is legal for f16_d64 on H200"
+    for command in (["tune", "--device", "sim:h200"], ["emit", "best.py", "--preset", "h200"]):
+        result = flashgen(*command, *arguments, code=2 if command[0] == "emit" else 1)
+        assert told in result.stderr and "family simt computes f32, this problem is f16" in result.stderr
+    counts = json.loads(flashgen("space", "--device", "h200", *arguments, "--json").stdout)
+    assert counts["legal"] == 0 and counts["removed"] == {"arithmetic": counts["total"]}
+    assert counts["problem"]["dtype"] == "f16" and counts["problem"]["head_dim_v"] == 64
+
+
+def test_a_setting_that_several_families_know_needs_one_named(flashgen, nothing_shipped, monkeypatch):
+    monkeypatch.setattr(options, "TEACHING", frozenset())
+    for command in ("tune --device sim:gtx-1080", "emit best.cu --preset gtx-1080"):
+        result = flashgen(*command.split(), "--set", "bc=64", code=2)
+        words = "--set holds parameters of one family; name just one, --family simt or --family ladder"
+        assert words in result.stderr
+    # What only one of them knows names it.
+    text = flashgen("emit", "best.cu", "--preset", "gtx-1080", "--d", "32", "--set", "hoisted=true").stdout
+    assert "ladder: " in text
+
+
+def test_the_first_family_that_serves_is_shown(flashgen):
+    data = json.loads(flashgen("space", "--device", "gtx-1080", "--limit", "0", "--json").stdout)
+    assert data["family"] == "simt"
+    assert (data["problem"]["precision"], data["problem"]["head_dim_v"]) == ("auto", 64)
+    text = flashgen("space", "--device", "gtx-1080", "--limit", "0", "--precision", "ieee").stdout
+    assert "f32 (ieee), batch 4" in text
 
 
 def test_an_illegal_variant_names_both_numbers(flashgen):

@@ -124,6 +124,54 @@ def test_head_dim_must_agree():
     assert library.find([entry(Problem(head_dim=128))], Problem(head_dim=64), H200) is None
 
 
+def of(**problem) -> Entry:
+    """A kernel of any dtype; which family made it matters to none of this."""
+    plain = entry()
+    return replace(plain, kernel=replace(plain.kernel, problem=Problem(**problem)))
+
+
+def test_dtype_precision_and_head_dims_must_agree():
+    known = [
+        of(),
+        of(dtype="f16"),
+        of(dtype="bf16"),
+        of(precision="ieee"),
+        of(precision="tf32"),
+        of(head_dim_v=32),
+        of(dtype="bf16", head_dim=192, head_dim_v=128),
+    ]
+    for each in known:
+        match = library.find(known, each.kernel.problem, H200)
+        assert match is not None and match.exact and match.entry == each
+    # What is asked for by name is what was tuned by that name.
+    assert library.find(known, Problem(precision="3xtf32"), H200) is None
+    assert library.find([of(precision="3xtf32")], Problem(), H200) is None
+    assert library.find(known, Problem(dtype="bf16", head_dim=192), H200) is None
+
+
+def test_records_of_older_versions_are_read(tmp_path):
+    kernel = tuned(Problem(head_dim=40))
+    paths = library.write(tmp_path, "nvidia_h200", kernel, cuda=kernel.source, module="")
+    data = json.loads(paths.json.read_text())
+    for name in ("precision", "head_dim_v"):
+        del data["problem"][name]
+    paths.json.write_text(json.dumps(data))
+    assert library.read(paths.json).kernel == kernel
+
+
+def test_what_is_shipped_is_read():
+    shipped = library.entries([library.shipped_folder()])
+    assert len(shipped) == len(list(library.shipped_folder().glob("*/*.json"))) > 0
+
+
+def test_of_several_tuned_for_the_same_the_fastest():
+    fast = entry(tuned_at="2026-01-01T00:00:00+00:00")
+    slower = replace(fast.kernel.measurement, median_us=500.0)
+    late = replace(fast.kernel, measurement=slower, tuned_at="2026-02-01T00:00:00+00:00")
+    match = library.find([Entry(late, fast.slug), fast], Problem(), H200)
+    assert match is not None and match.entry == fast
+
+
 def test_other_compute_capabilities_are_not_used():
     assert library.find([entry(limits=preset("a100"))], Problem(), H200) is None
 
@@ -205,3 +253,19 @@ def test_seeds_are_the_nearest_winners_of_the_family():
     seeds = library.nearest_variants([farther, far, near], Problem(head_dim=40), H200, LADDER)
     assert seeds == [LADDER(br=64), LADDER(br=32)]
     assert library.nearest_variants([near], Problem(), H200, FAMILIES["simt"]) == []
+
+
+def test_seeds_are_of_the_dtype_and_nearest_in_precision_and_values():
+    variants = [LADDER(br=br) for br in (32, 64, 128, 256)]
+    problems = [
+        {"dtype": "f16"},
+        {"precision": "tf32", "head_dim_v": 32},
+        {"precision": "3xtf32"},
+        {"precision": "tf32"},
+    ]
+    known = []
+    for variant, problem in zip(variants, problems, strict=True):
+        each = of(**problem)
+        known.append(replace(each, kernel=replace(each.kernel, variant=variant)))
+    seeds = library.nearest_variants(known, Problem(precision="tf32"), H200, LADDER, count=4)
+    assert seeds == [variants[3], variants[2], variants[1]]

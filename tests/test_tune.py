@@ -29,7 +29,7 @@ from flashgen.tuner.kept import kernels_in_storage
 from flashgen.tuner.options import UsageError
 from flashgen.tuner.outcome import Measurement, Outcome, Status
 from flashgen.tuner.study import open_storage
-from flashgen.tuner.tune import FinalsStarted, SpaceReady, TrialDone, TuneOptions, tune
+from flashgen.tuner.tune import FinalsStarted, SearchGoesOn, SpaceReady, TrialDone, TuneOptions, tune
 from optuna.study import get_all_study_names, load_study
 from sqlalchemy.exc import OperationalError
 
@@ -306,21 +306,136 @@ def test_held_parameters_do_not_replace_a_faster_kernel(options):
     assert held.kernel.variant.to_dict()["br"] == 256
 
 
-def test_several_families_compete(options, monkeypatch):
-    simt = FAMILIES["simt"]
-    free = ("q_layout", "k_layout", "unroll", "min_blocks")
-    few = {p.name: p.default for p in simt.parameters() if p.name not in free}
+SIMT = FAMILIES["simt"]
+#: Parameters that make some hundred variants of it.
+FEW = ("q_layout", "k_layout", "unroll", "min_blocks", "bc", "br")
+
+
+def narrow_simt(monkeypatch, *free: str) -> None:
+    """The larger family's space with few parameters free."""
+    few = {p.name: p.default for p in SIMT.parameters() if p.name not in free}
 
     def narrow(family, problem, limits, held):
-        return build_catalogue(family, problem, limits, few if family is simt else held)
+        return build_catalogue(family, problem, limits, few if family is SIMT else held)
 
     monkeypatch.setattr("flashgen.tuner.tune.build_catalogue", narrow)
+
+
+def slowed(monkeypatch, family: type[Variant], factor: float) -> None:
+    """Makes one family so much slower."""
+    monkeypatch.setitem(
+        globals(), "cost", lambda v, cost=cost: cost(v) * (factor if type(v) is family else 1)
+    )
+
+
+def test_several_families_compete(options, monkeypatch):
+    narrow_simt(monkeypatch, "q_layout", "k_layout", "unroll", "min_blocks")
     evaluator = StandInEvaluator()
-    result = run(replace(options, problem=Problem(), families=(LADDER, simt), trials=20), evaluator)
-    assert len(result.studies) == 2 and result.trials_run == len(evaluator.evaluated)
+    result = run(replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20), evaluator)
+    assert len(result.studies) == 2 and result.trials_run == len(evaluator.evaluated) == 20
     families = [type(v) for v in evaluator.evaluated]
-    assert families == [LADDER] * 10 + [simt] * (len(families) - 10) and len(families) > 12
+    num_simt = families.count(SIMT)
+    # What the small space did not need goes to the other.
+    assert 2 < num_simt < 10 and families == [LADDER] * 10 + [SIMT] * num_simt + [LADDER] * (10 - num_simt)
     assert cost(result.kernel.variant) == min(map(cost, evaluator.evaluated))
+    # The winner's study alone has it; the others give their best trial.
+    kept = {type(e.kernel.variant): e.kernel for e in kernels_in_storage(options.storage)}
+    assert set(kept) == {LADDER, SIMT}
+    assert kept[type(result.kernel.variant)].measurement == result.kernel.measurement
+
+
+@pytest.mark.parametrize("slow", [LADDER, SIMT])
+def test_the_faster_family_gets_the_rest_of_the_budget(options, monkeypatch, slow):
+    slowed(monkeypatch, slow, 2.0)
+    narrow_simt(monkeypatch, *FEW)
+    monkeypatch.setattr("flashgen.tuner.tune.STARTUP_TRIALS", 4)
+    evaluator, events = StandInEvaluator(), []
+    both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20)
+    result = run(both, evaluator, report=events.append)
+    fast = SIMT if slow is LADDER else LADDER
+    families = [type(v) for v in evaluator.evaluated]
+    assert families == [LADDER] * 5 + [SIMT] * 5 + [fast] * 10
+    assert type(result.kernel.variant) is fast and {type(v) for v in evaluator.finalists} == {fast}
+    (more,) = [e for e in events if isinstance(e, SearchGoesOn)]
+    assert (more.family, more.done, more.budget) == (fast.family, 5, 15)
+    # Resumed with a larger budget, both rounds grow.
+    second = StandInEvaluator()
+    assert run(replace(both, trials=28), second).trials_earlier == 20
+    assert [type(v) for v in second.evaluated] == [slow] * 2 + [fast] * 6
+
+
+def test_families_about_as_fast_share_the_rest(options, monkeypatch):
+    narrow_simt(monkeypatch, *FEW)
+    monkeypatch.setattr("flashgen.tuner.tune.LEADER_SLACK", 2.0)
+    evaluator = StandInEvaluator()
+    run(replace(options, problem=Problem(), families=(LADDER, SIMT), trials=60), evaluator)
+    families = [type(v) for v in evaluator.evaluated]
+    assert families == [LADDER] * 24 + [SIMT] * 24 + [LADDER] * 6 + [SIMT] * 6
+
+
+def test_each_family_is_tried_first_where_the_cost_model_says(options, monkeypatch):
+    monkeypatch.setattr(library, "shipped_folder", lambda: options.out)  # no known winners
+    narrow_simt(monkeypatch, *FEW)
+    evaluator = StandInEvaluator()
+    run(replace(options, problem=Problem(), families=(LADDER, SIMT), trials=8, jobs=1), evaluator)
+    for family in (LADDER, SIMT):
+        own = [v for v in evaluator.evaluated if type(v) is family]
+        assert len(own) == 4
+        # The prior's best, then the default, then the best of several drawn at random.
+        assert cost(own[0]) == min(map(cost, own)) and family() in own
+
+
+def test_time_left_goes_to_the_faster_family(options, monkeypatch):
+    slowed(monkeypatch, LADDER, 2.0)
+    narrow_simt(monkeypatch, *FEW)
+    evaluator = StandInEvaluator()
+    evaluator.on_evaluate = lambda: time.sleep(0.05)
+    started = time.monotonic()
+    limited = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=None, minutes=0.08)
+    run(limited, evaluator)
+    assert 2.0 < time.monotonic() - started < 12.0
+    families = [type(v) for v in evaluator.evaluated]
+    assert families.count(SIMT) > families.count(LADDER) > 3
+
+
+def test_a_family_that_cannot_serve_is_passed_over(options, monkeypatch):
+    def narrow(family, problem, limits, held):
+        return build_catalogue(family, problem, limits, {"vec": 4} if family is SIMT else held)
+
+    monkeypatch.setattr("flashgen.tuner.tune.build_catalogue", narrow)
+    both = replace(options, problem=Problem(head_dim=7), families=(SIMT, LADDER), trials=6)
+    events = []
+    result = run(both, report=events.append)
+    assert len(result.studies) == 1 and result.trials_run == 6
+    assert [e.family for e in events if isinstance(e, SpaceReady)] == ["ladder"]
+    words = (
+        r"no kernel family serves f32_d7 on H200.*family simt: removed by rule.*; family ladder: removed by"
+    )
+    with pytest.raises(FlashgenError, match=words):
+        run(replace(both, held={"vec": 4}))
+
+
+def test_no_family_serves(options):
+    both = replace(options, problem=Problem(dtype="bf16"), families=(LADDER, SIMT))
+    words = (
+        r"no kernel family serves bf16_d64 on H200 \(sm_90\): family ladder computes f32, this problem is "
+        r"bf16; family simt computes f32, this problem is bf16; choose another"
+    )
+    with pytest.raises(FlashgenError, match=words):
+        run(both)
+    with pytest.raises(FlashgenError, match=r"no variant of 'simt' is legal for bf16_d64.*simt computes f32"):
+        run(replace(both, families=(SIMT,)))
+
+
+def test_a_family_alone_does_not_replace_a_faster_kernel(options, monkeypatch):
+    best = run(options)
+    slowed(monkeypatch, SIMT, 2.0)
+    narrow_simt(monkeypatch, *FEW)
+    alone = run(replace(options, families=(SIMT,), trials=6))
+    assert alone.kept_faster == best.paths.json
+    assert library.read(best.paths.json).kernel.variant == best.kernel.variant
+    # Both together may: then it is the winner of all.
+    assert run(replace(options, families=(LADDER, SIMT))).kept_faster is None
 
 
 def test_the_library_seeds_the_search(options):

@@ -22,7 +22,15 @@ from ..gen.limits import PRESETS
 from .cache import DISK_ERRORS
 from .compile import usable_cores
 from .device import FlashgenError
-from .options import Shape, UsageError, checked, parse_families, parse_settings
+from .options import (
+    Shape,
+    UsageError,
+    checked,
+    one_family,
+    parse_families,
+    parse_settings,
+    serving_families,
+)
 from .version import flashgen_version
 
 P = ParamSpec("P")
@@ -36,15 +44,28 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-DEFAULT_FAMILY = "simt"
 DEFAULT_OUT = Path("out")
 NO_SHAPE = Shape()
 
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="A CUDA card (0) or an emulated one (sim:gtx-1080).")
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="Data type; f32 by default.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help="Data type: f32 (the default), f16 or bf16.")
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, 3xtf32 "
+        "or tf32 (eleven bits).",
+    ),
+]
 HeadDim = Annotated[int | None, typer.Option("--d", "--head-dim", help="Head dim, 1 to 256; 64 by default.")]
+HeadDimV = Annotated[
+    int | None, typer.Option("--dv", "--head-dim-v", help="Head dim of the values; as --d by default.")
+]
 Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; 4 by default.")]
 Heads = Annotated[int | None, typer.Option("--heads", help="Query heads; 16 by default.")]
 KvHeads = Annotated[
@@ -81,7 +102,9 @@ Storage = Annotated[
 
 def _shape(
     dtype: Dtype = None,
+    precision: Precision = None,
     head_dim: HeadDim = None,
+    head_dim_v: HeadDimV = None,
     batch: Batch = None,
     heads: Heads = None,
     kv_heads: KvHeads = None,
@@ -92,7 +115,9 @@ def _shape(
 ) -> Shape:
     return Shape(
         dtype=dtype,
+        precision=precision,
         head_dim=head_dim,
+        head_dim_v=head_dim_v,
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
@@ -216,7 +241,10 @@ def tune_command(
     device: DeviceOption = "0",
     shape: Shape = NO_SHAPE,
     family: Annotated[
-        list[str] | None, typer.Option("--family", metavar="NAME", help="Kernel family; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--family", metavar="NAME", help="Kernel family; repeatable. All that serve compete by default."
+        ),
     ] = None,
     trials: Annotated[
         int | None,
@@ -244,11 +272,12 @@ def tune_command(
     from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions, tune
 
     problem = shape.problem()
-    families = parse_families(family or [DEFAULT_FAMILY])
-    if settings and len(families) > 1:
-        raise UsageError("--set holds parameters of one family; name just one with --family")
-    held = parse_settings(next(iter(families)), settings or [])
+    named = parse_families(family or [])
+    if settings and named:
+        parse_settings(one_family(named), settings)  # a wrong one is told before a card is looked for
     card = resolve(device)
+    families = named or serving_families(problem, card.limits, settings or [])
+    held = parse_settings(one_family(families), settings) if settings else {}
     if trials is None and minutes is None:
         trials = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
     options = TuneOptions(
@@ -281,7 +310,10 @@ def space_command(
         typer.Option("--device", metavar="DEVICE", help="A card (0), a preset (gtx-1080) or sim:gtx-1080."),
     ] = "0",
     shape: Shape = NO_SHAPE,
-    family: Annotated[str, typer.Option("--family", metavar="NAME", help="Kernel family.")] = DEFAULT_FAMILY,
+    family: Annotated[
+        str | None,
+        typer.Option("--family", metavar="NAME", help="Kernel family; the first that serves by default."),
+    ] = None,
     settings: Settings = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
     json_: Json = False,
@@ -298,9 +330,12 @@ def space_command(
     from .spaceview import view_space
 
     problem = shape.problem()
-    kind = checked(lambda: family_named(family))
-    held = parse_settings(kind, settings or [])
+    kind = None if family is None else checked(lambda: family_named(family))
+    if kind is not None:
+        parse_settings(kind, settings or [])
     limits = limits_named(device)
+    kind = kind or serving_families(problem, limits, settings or [])[0]
+    held = parse_settings(kind, settings or [])
     view = view_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
     if json_:
         _print_json(view.to_dict())
@@ -359,18 +394,18 @@ def emit_command(
         limits = limits_named(device)
     problem = shape.problem()
     kind = None if family is None else checked(lambda: family_named(family))
-    chosen = kind or family_named(DEFAULT_FAMILY)
     known = known_kernels(out, storage or default_storage(out), storage is not None)
 
     if settings:
-        held = parse_settings(chosen, settings)
         if limits is None:
             raise UsageError("--set needs a card to render for; name one with --device or --preset")
+        chosen = kind or one_family(serving_families(problem, limits, settings))
+        held = parse_settings(chosen, settings)
         variant = complete(chosen, problem, limits, held, chosen())
         how = f"the variant asked for, untuned: {problem.name} for {limits.name}"
         emitted = emit_untuned(variant, problem, limits, how, target.suffix)
     else:
-        emitted = choose(known, shape, limits, kind, target.suffix, fallback=chosen)
+        emitted = choose(known, shape, limits, kind, target.suffix)
     write_target(target, emitted.text)
     if json_:
         _print_json({"target": str(target), **emitted.to_dict()})

@@ -26,7 +26,7 @@ from .devices import Tool
 from .emitting import Emitted
 from .outcome import Measurement, Outcome
 from .spaceview import SpaceView
-from .tune import Event, FinalsStarted, SpaceReady, TrialDone, TuneResult
+from .tune import Event, FinalsStarted, SearchGoesOn, SpaceReady, TrialDone, TuneResult
 
 #: Without a terminal, a line at least this often, so that a log shows the run is alive.
 LINE_SECONDS = 20.0
@@ -73,6 +73,7 @@ class RunView:
         self._progress: Progress | None = None
         self._task = None
         self._best: Outcome | None = None
+        self._families: set[str] = set()
         self._last_line = time.monotonic()
 
     def __enter__(self) -> RunView:
@@ -85,6 +86,8 @@ class RunView:
         match event:
             case SpaceReady():
                 self._space(event)
+            case SearchGoesOn():
+                self._go_on(event)
             case TrialDone():
                 self._trial(event)
             case FinalsStarted():
@@ -98,12 +101,22 @@ class RunView:
 
     def _space(self, event: SpaceReady) -> None:
         self._stop()
+        self._families.add(event.family)
         earlier = f", {event.earlier} of them tried by earlier runs" if event.earlier else ""
         how = "; swept whole" if event.sweeps else ""
         self._print(
             f"{event.family}: {event.legal} legal variants of {event.total}{earlier}{how} "
             f"(enumerated in {event.seconds:.1f} s)"
         )
+        self._start_bar(event.family, event.earlier, event.budget)
+
+    def _go_on(self, event: SearchGoesOn) -> None:
+        self._stop()
+        more = f"{event.budget - event.done} more trials" if event.budget else "the rest of the time"
+        self._print(f"{event.family}: among the fastest so far, gets {more}")
+        self._start_bar(event.family, event.done, event.budget)
+
+    def _start_bar(self, family: str, done: int, budget: int | None) -> None:
         if self._console.is_terminal:
             progress = Progress(
                 SpinnerColumn(),
@@ -115,7 +128,7 @@ class RunView:
                 transient=True,
             )
             self._task = progress.add_task(
-                event.family, total=event.budget, completed=event.earlier, best="compiling the first variants"
+                family, total=budget, completed=done, best="compiling the first variants"
             )
             progress.start()
             self._progress = progress
@@ -125,7 +138,7 @@ class RunView:
         self._best = event.best
         live = self._progress is not None
         if improved or (not live and time.monotonic() - self._last_line > LINE_SECONDS):
-            settings = f" ({changed_settings(self._best.variant)})" if self._best is not None else ""
+            settings = f" ({self._variant_text(self._best.variant)})" if self._best is not None else ""
             budget = f"/{event.budget}" if event.budget else ""
             self._print(f"trial {event.number}{budget}: {self._best_text()}{settings}")
         if self._progress is not None and self._task is not None:
@@ -135,6 +148,10 @@ class RunView:
         if self._best is None or self._best.measurement is None:
             return "nothing works yet"
         return f"best {figures(self._best.measurement)}"
+
+    def _variant_text(self, variant: Variant) -> str:
+        family = f"{variant.family}: " if len(self._families) > 1 else ""
+        return family + changed_settings(variant)
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
@@ -177,7 +194,7 @@ def show_result(console: Console, result: TuneResult) -> None:
         console.print(reasons_table(result.reasons))
     if result.kept_faster is not None:
         console.print(
-            f"with parameters held nothing faster was found than {result.kept_faster}, which stays as it is",
+            f"nothing faster was found than {result.kept_faster}, which stays as it is",
             highlight=False,
             soft_wrap=True,
         )
@@ -205,17 +222,17 @@ def finalists_table(finalists: Sequence[Outcome]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("variant", overflow="fold")
     ordered = sorted(finalists, key=lambda o: o.measurement.median_us if o.measurement else float("inf"))
+    several = len({type(outcome.variant) for outcome in finalists}) > 1
     for outcome in ordered:
         m = outcome.measurement
+        settings = changed_settings(outcome.variant)
+        if several:
+            settings = f"{outcome.variant.family}: {settings}"
         if m is None:
-            table.add_row(
-                "-", "-", "-", f"{changed_settings(outcome.variant)}: {outcome.status}, {outcome.reason}"
-            )
+            table.add_row("-", "-", "-", f"{settings}: {outcome.status}, {outcome.reason}")
         else:
             spread = "-" if m.predicted else f"{100 * m.spread:.1f} %"
-            table.add_row(
-                microseconds(m.median_us), spread, f"{m.error:.1e}", changed_settings(outcome.variant)
-            )
+            table.add_row(microseconds(m.median_us), spread, f"{m.error:.1e}", settings)
     return table
 
 
@@ -238,7 +255,12 @@ def problem_words(problem: Problem) -> str:
     lengths = f"seqlen {problem.seqlen_q}"
     if problem.seqlen_k != problem.seqlen_q:
         lengths = f"seqlen_q {problem.seqlen_q}, seqlen_k {problem.seqlen_k}"
-    return f"{problem.dtype}, batch {problem.batch}, heads {heads}, {lengths}, d {problem.head_dim}, {mask}"
+    precision = "" if problem.precision == "auto" else f" ({problem.precision})"
+    values = "" if problem.head_dim_v == problem.head_dim else f", dv {problem.head_dim_v}"
+    return (
+        f"{problem.dtype}{precision}, batch {problem.batch}, heads {heads}, {lengths}, "
+        f"d {problem.head_dim}{values}, {mask}"
+    )
 
 
 def show_space(console: Console, view: SpaceView) -> None:

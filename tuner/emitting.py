@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import keyword
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..gen.emit import emit_cuda, emit_module
+from ..gen.emit import class_words, emit_cuda, emit_module
 from ..gen.kernel import Kernel
 from ..gen.limits import PRESETS, DeviceLimits
 from ..gen.problem import Problem
@@ -20,7 +20,7 @@ from .cache import write_atomically
 from .catalogue import build_catalogue
 from .device import FlashgenError
 from .kept import kernels_in_storage
-from .options import Shape, UsageError
+from .options import Shape, UsageError, serving_families, why_not
 from .prior import prior_of
 from .search import predicted_fastest
 
@@ -141,10 +141,8 @@ def choose(
     limits: DeviceLimits | None,
     family: type[Variant] | None,
     suffix: str,
-    *,
-    fallback: type[Variant],
 ) -> Emitted:
-    """The best known kernel for what was asked, or the best guess of the family ``fallback`` without one.
+    """The best known kernel for what was asked, or the cost model's best guess without one.
 
     Raises:
         FlashgenError: nothing was asked for and nothing was ever tuned.
@@ -164,22 +162,27 @@ def choose(
     if match is not None:
         return emit_tuned(match, suffix)
     how = (
-        f"nothing was tuned for {problem.dtype}, head dim {problem.head_dim} on {limits.name}: this is the "
-        "cost model's guess, untuned; `flashgen tune` finds better"
+        f"nothing was tuned for {class_words(problem)} on {limits.name}: this is the cost model's guess, "
+        "untuned; `flashgen tune` finds better"
     )
-    return emit_untuned(best_guess(fallback, problem, limits), problem, limits, how, suffix)
+    families = (family,) if family is not None else serving_families(problem, limits)
+    return emit_untuned(best_guess(families, problem, limits), problem, limits, how, suffix)
 
 
-def best_guess(family: type[Variant], problem: Problem, limits: DeviceLimits) -> Variant:
-    """The variant the cost model calls fastest. Raises UsageError when none is legal."""
-    catalogue = build_catalogue(family, problem, limits)
-    if not len(catalogue):
-        raise UsageError(
-            f"no variant of {family.family!r} is legal for {problem.name} on {limits.name}; `flashgen space` "
-            "says which rules remove them"
-        )
-    ranked = predicted_fastest(catalogue, prior_of(problem, limits), random.Random(0))
-    return catalogue.variant(ranked[0][1])
+def best_guess(families: Sequence[type[Variant]], problem: Problem, limits: DeviceLimits) -> Variant:
+    """The variant of the families that the cost model calls fastest. Raises UsageError when none is legal."""
+    guesses: list[tuple[float, Variant]] = []
+    for family in families:
+        catalogue = build_catalogue(family, problem, limits)
+        if len(catalogue):
+            us, row = predicted_fastest(catalogue, prior_of(problem, limits), random.Random(0))[0]
+            guesses.append((us, catalogue.variant(row)))
+    if not guesses:
+        names = " or ".join(repr(family.family) for family in families)
+        reasons = [reason for family in families if (reason := why_not(family, problem, limits))]
+        told = f": {'; '.join(reasons)}" if reasons else "; `flashgen space` says which rules remove them"
+        raise UsageError(f"no variant of {names} is legal for {problem.name} on {limits.name}{told}")
+    return min(guesses, key=lambda guess: guess[0])[1]
 
 
 def complete(

@@ -2,7 +2,8 @@
 
 The order of choice, which `find` documents to the user as well:
 
-1. Data type and head dim must agree, and the family where one is asked for.
+1. Data type, precision and head dims must agree, and the family where one is asked for. A kernel tuned for
+   automatic precision serves that alone: what is asked for by name is what was tuned by that name.
 2. Measured kernels come before predicted ones.
 3. The same card comes before another of the same compute capability; any other card's kernel is not used.
 4. A kernel tuned under the same mask comes before one tuned under the other (a kernel serves both).
@@ -224,8 +225,7 @@ def find(
     usable = [
         entry
         for entry in known
-        if entry.kernel.problem.dtype == problem.dtype
-        and entry.kernel.problem.head_dim == problem.head_dim
+        if entry.kernel.problem.stem == problem.stem
         and (family is None or type(entry.kernel.variant) is family)
         and (same_card(entry.slug, limits.slug) or entry.kernel.arch == limits.arch)
     ]
@@ -242,7 +242,10 @@ def find(
         )
 
     least = min(map(rank, usable))
-    entry = max((e for e in usable if rank(e) == least), key=lambda e: e.kernel.tuned_at)
+    last = max((e for e in usable if rank(e) == least), key=lambda e: e.kernel.tuned_at)
+    # Of several families, or runs with parameters held, that tuned for the very same: the fastest.
+    same = [e for e in usable if (e.slug, e.kernel.problem) == (last.slug, last.kernel.problem)]
+    entry = min(same, key=lambda e: (e.kernel.measurement.median_us, e is not last))
     predicted, other_card, other_mask, distance = least
     remarks = []
     if other_card:
@@ -266,14 +269,15 @@ def nearest_variants(
     family: type[Variant],
     count: int = 2,
 ) -> list[Variant]:
-    """Winners worth trying first: of the family, nearest in card, head dim, mask and shape."""
+    """Winners worth trying first: of family and dtype, nearest in card, head dims, precision, mask, shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
         return (
             not same_card(entry.slug, limits.slug),
             abs(entry.kernel.arch - limits.arch),
-            abs(log2(tuned.head_dim / problem.head_dim)),
+            abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
+            tuned.precision != problem.precision,
             entry.predicted,
             tuned.causal != problem.causal,
             shape_distance(tuned, problem),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..gen.families import family_named
-from ..gen.problem import ITEM_BYTES, Problem
+from ..gen.families import FAMILIES, family_named
+from ..gen.limits import DeviceLimits
+from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 from ..gen.variant import Value, Variant
 from .device import FlashgenError
 
 T = TypeVar("T")
+
+#: The family that comes first where several serve.
+FIRST_FAMILY = "simt"
+#: Families that teach, which no search looks at unless they are named.
+TEACHING = frozenset({"ladder"})
 
 
 class UsageError(FlashgenError):
@@ -24,7 +30,9 @@ class Shape:
     """The problem's options, None where they were not given."""
 
     dtype: str | None = None
+    precision: str | None = None
     head_dim: int | None = None
+    head_dim_v: int | None = None
     batch: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -50,19 +58,97 @@ class Shape:
             raise UsageError(
                 f"unknown dtype {self.dtype!r}; {suggestion(self.dtype, list(ITEM_BYTES))}, as in --dtype f32"
             )
+        dtype = _or(self.dtype, default.dtype)
+        precision = _or(self.precision, default.precision)
+        _check_precision(precision, dtype)
+        # 0 stands for --d's in a Problem, but is no head dim to ask for.
+        if self.head_dim_v == 0:
+            raise UsageError("head_dim_v is 0; leave --dv out for values as wide as keys")
         heads = _or(self.heads, default.num_q_heads)
         return checked(
             lambda: Problem(
-                dtype=_or(self.dtype, default.dtype),
+                dtype=dtype,
+                precision=precision,
                 batch=_or(self.batch, default.batch),
                 num_q_heads=heads,
                 num_kv_heads=_or(self.kv_heads, heads),
                 seqlen_q=_or(self.seqlen_q, _or(self.seqlen, default.seqlen_q)),
                 seqlen_k=_or(self.seqlen_k, _or(self.seqlen, default.seqlen_k)),
                 head_dim=_or(self.head_dim, default.head_dim),
+                head_dim_v=_or(self.head_dim_v, 0),
                 causal=_or(self.causal, default.causal),
             )
         )
+
+
+def _check_precision(precision: str, dtype: str) -> None:
+    """Raises UsageError for a precision that is none, or none of the dtype."""
+    known = list(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
+    if precision not in known:
+        raise UsageError(f"unknown precision {precision!r}; {suggestion(precision, known)}")
+    if precision not in PRECISIONS[dtype]:
+        of = [each for each, names in PRECISIONS.items() if precision in names]
+        raise UsageError(
+            f"precision {precision} is one of {', '.join(of)}, not of {dtype}; leave --precision out, or "
+            f"choose --dtype {of[0]}"
+        )
+
+
+def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> str | None:
+    """Why nothing of the family computes that problem on that card: what its rule on arithmetic says."""
+    reasons = (
+        rule.verdict(family(), problem, limits) for rule in family.rules() if rule.name == "arithmetic"
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def serving_families(
+    problem: Problem, limits: DeviceLimits, settings: Sequence[str] = ()
+) -> tuple[type[Variant], ...]:
+    """The families that are searched where none is named: all that compute the problem on the card and, with
+    settings, know those.
+
+    Raises:
+        UsageError: no family has such settings.
+        FlashgenError: no family computes the problem there; the message says why each does not.
+    """
+    families = [f for name, f in FAMILIES.items() if name not in TEACHING]
+    families.sort(key=lambda family: family.family != FIRST_FAMILY)
+    reasons = {family: why_not(family, problem, limits) for family in families}
+    serving = [family for family, reason in reasons.items() if reason is None]
+    if not serving:
+        told = {family.family: reason for family, reason in reasons.items() if reason is not None}
+        raise none_serves(problem, limits, told)
+    knowing, refusals = [], []
+    for family in serving:
+        try:
+            parse_settings(family, settings)
+            knowing.append(family)
+        except UsageError as error:
+            refusals.append(error)
+    if not knowing:
+        raise refusals[0]
+    return tuple(knowing)
+
+
+def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> FlashgenError:
+    """``reasons`` tells of each family why it does not serve."""
+    told = "; ".join(
+        reason if f"family {family} " in reason else f"family {family}: {reason}"
+        for family, reason in reasons.items()
+    )
+    return FlashgenError(
+        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}; choose another "
+        "--dtype, --precision or card"
+    )
+
+
+def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
+    """The only one of the families that ``--set`` may mean. Raises UsageError where there are several."""
+    if len(families) > 1:
+        names = " or ".join(f"--family {family.family}" for family in families)
+        raise UsageError(f"--set holds parameters of one family; name just one, {names}")
+    return families[0]
 
 
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:

@@ -11,7 +11,7 @@ import datetime
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +28,11 @@ from .catalogue import Catalogue, build_catalogue
 from .compile import CompilePool
 from .device import Build, BuildError, Device, FlashgenError
 from .kept import TUNED
-from .options import UsageError
+from .options import UsageError, none_serves, why_not
 from .outcome import Outcome, Status, TunedKernel
 from .prior import cost_model_version, prior_of
 from .reasons import count_reasons, first_line
-from .search import Proposal, Search
+from .search import STARTUP_TRIALS, Proposal, Search
 from .study import (
     fingerprint,
     open_storage,
@@ -49,6 +49,9 @@ from .worker import Worker
 DEFAULT_TRIALS, DEFAULT_SIM_TRIALS = 200, 24
 #: Candidates re-timed at the end, and the slowdown beyond which one is no candidate.
 NUM_FINALISTS, FINALIST_SLACK = 6, 1.15
+#: Of several families each may spend so much of the budget before they are compared; the rest goes to those
+#: whose best is at most so much slower than the fastest.
+FIRST_ROUND, LEADER_SLACK = 0.5, 1.25
 #: Builds in flight beyond one per compiler, so that no compiler waits while the card is busy.
 BUILDS_AHEAD = 2
 #: How often a wait looks whether the run was told to stop.
@@ -71,7 +74,9 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """What to tune, on what, and for how long (``trials`` counts those of earlier runs of the study)."""
+    """What to tune, on what, and for how long (``trials`` counts those of earlier runs of the studies).
+
+    Families without a legal variant are passed over, unless there is no other."""
 
     device: Device
     problem: Problem
@@ -100,6 +105,16 @@ class SpaceReady:
 
 
 @dataclass(frozen=True)
+class SearchGoesOn:
+    """A family is among the fastest after the first round and gets more of the budget; ``done`` counts the
+    trials of its study so far."""
+
+    family: str
+    done: int
+    budget: int | None
+
+
+@dataclass(frozen=True)
 class TrialDone:
     """One trial ended. ``number`` counts the family's trials, ``best`` is the fastest of all so far."""
 
@@ -117,7 +132,7 @@ class FinalsStarted:
     finalists: tuple[Outcome, ...]
 
 
-Event = SpaceReady | TrialDone | FinalsStarted
+Event = SpaceReady | SearchGoesOn | TrialDone | FinalsStarted
 Report = Callable[[Event], None]
 
 
@@ -129,7 +144,7 @@ class TuneResult:
     slug: str
     paths: library.Paths
     kept_faster: Path | None
-    """The library's kernel, when it is faster than what was found with parameters held."""
+    """The library's kernel, where what was found with parameters held or families left out is slower."""
     counts: Mapping[str, int]
     reasons: Mapping[str, int]
     finalists: tuple[Outcome, ...]
@@ -173,6 +188,10 @@ class _FamilyRun:
     def all_outcomes(self) -> list[Outcome]:
         return self.search.earlier + self.done
 
+    @property
+    def best_us(self) -> float:
+        return self.search.best_us or float("inf")
+
 
 def tune(
     options: TuneOptions,
@@ -200,11 +219,17 @@ def tune(
         pool = stack.enter_context(CompilePool(toolchain, options.jobs))
         evaluator = make_evaluator(device) if make_evaluator else Worker(device, seed=options.seed)
         stack.callback(evaluator.close)
-        for family in options.families:
+        spaces = _legal_spaces(options)
+        for space in spaces:
             if stop.is_set():
                 break
-            run = _prepare(options, family, storage, toolchain.version, report, len(options.families))
+            run = _prepare(options, space, storage, toolchain.version, report, len(spaces))
             runs.append(run)
+            with storage_errors(options.storage):
+                _search(run, options, pool, evaluator, report, stop, _best_of(runs))
+        for run in _second_round(runs, options, started, report):
+            if stop.is_set():
+                break
             with storage_errors(options.storage):
                 _search(run, options, pool, evaluator, report, stop, _best_of(runs))
         interrupted = stop.is_set()
@@ -256,15 +281,68 @@ def tune(
     )
 
 
+@dataclass(frozen=True)
+class _Space:
+    """A family's legal variants, and how long it took to find them."""
+
+    catalogue: Catalogue
+    seconds: float
+
+
+def _legal_spaces(options: TuneOptions) -> list[_Space]:
+    """The families with a legal variant. Raises FlashgenError, naming the reasons, where there is none."""
+    problem, limits = options.problem, options.device.limits
+    spaces = []
+    for family in options.families:
+        started = time.monotonic()
+        catalogue = build_catalogue(family, problem, limits, options.held)
+        spaces.append(_Space(catalogue, time.monotonic() - started))
+    legal = [space for space in spaces if len(space.catalogue)]
+    if legal:
+        return legal
+    if len(spaces) == 1:
+        raise _nothing_legal(spaces[0].catalogue, options.held)
+    catalogues = [space.catalogue for space in spaces]
+    raise none_serves(problem, limits, {each.family.family: _why_empty(each) for each in catalogues})
+
+
+def _second_round(
+    runs: Sequence[_FamilyRun], options: TuneOptions, started: float, report: Report
+) -> Iterator[_FamilyRun]:
+    """The families that share what the first round left of the budget, each with its share of it."""
+    waiting = [run for run in runs if not run.search.exhausted]
+    if len(runs) < 2 or not waiting:
+        return
+    fastest_us = min(run.best_us for run in runs)
+    leaders = [run for run in waiting if run.best_us <= LEADER_SLACK * fastest_us] or waiting
+    for index, run in enumerate(leaders):
+        shares = len(leaders) - index
+        done = len(run.all_outcomes)
+        if options.trials is not None:
+            left = options.trials - sum(len(each.all_outcomes) for each in runs)
+            run.budget = done + left // shares
+            if run.budget <= done:
+                continue
+        if options.minutes is not None:
+            now = time.monotonic()
+            run.deadline = now + (started + 60 * options.minutes - now) / shares
+        report(SearchGoesOn(run.family.family, done, run.budget))
+        yield run
+
+
+def _first_share(budget: float, families: int) -> float:
+    """What each family gets of trials or minutes before any is given more."""
+    return budget if families == 1 else FIRST_ROUND * budget / families
+
+
 def _prepare(
-    options: TuneOptions, family: type[Variant], storage: Any, toolkit: str, report: Report, shares: int
+    options: TuneOptions, space: _Space, storage: Any, toolkit: str, report: Report, families: int
 ) -> _FamilyRun:
-    """Enumerates the family and opens its study."""
+    """Opens the family's study."""
     started = time.monotonic()
     device, problem = options.device, options.problem
-    catalogue = build_catalogue(family, problem, device.limits, options.held)
-    if not len(catalogue):
-        raise _nothing_legal(catalogue, options.held)
+    catalogue = space.catalogue
+    family = catalogue.family
     slug = library.device_slug(device)
     mark = fingerprint(toolkit, cost_model_version() if device.predicted else "")
     about = {
@@ -283,7 +361,11 @@ def _prepare(
     known = library.nearest_variants(
         library.entries(library.folders(options.out)), problem, device.limits, family
     )
-    trials = None if options.trials is None else max(1, options.trials // shares)
+    trials = options.trials
+    if trials is not None and families > 1:
+        # Enough to compare the families by: the trials before a model is asked, or an equal share of few.
+        enough = min(STARTUP_TRIALS, trials // families)
+        trials = max(1, enough, int(_first_share(trials, families)))
     search = Search(
         catalogue,
         study,
@@ -292,7 +374,9 @@ def _prepare(
         known=known,
         prior=prior_of(problem, device.limits),
     )
-    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes / shares
+    deadline = None
+    if options.minutes is not None:
+        deadline = time.monotonic() + 60 * _first_share(options.minutes, families)
     run = _FamilyRun(family, catalogue, study, search, trials, deadline)
     report(
         SpaceReady(
@@ -303,7 +387,7 @@ def _prepare(
             len(search.earlier),
             trials,
             search.sweeps,
-            time.monotonic() - started,
+            space.seconds + time.monotonic() - started,
         )
     )
     return run
@@ -311,20 +395,24 @@ def _prepare(
 
 def _nothing_legal(catalogue: Catalogue, held: Mapping[str, Value]) -> FlashgenError:
     problem, limits = catalogue.problem, catalogue.limits
-    rules = ", ".join(f"{name} {count}" for name, count in catalogue.removed.items())
     what = f"no variant of {catalogue.family.family!r}"
     where = f"is legal for {problem.name} on {limits.name}"
-    if not held:
-        return FlashgenError(f"{what} {where} (removed by rule: {rules}); `flashgen space` shows more")
+    why = _why_empty(catalogue)
+    if not held or why_not(catalogue.family, problem, limits):
+        return FlashgenError(f"{what} {where} ({why}); `flashgen space` shows more")
     settings = " ".join(f"{name}={value}" for name, value in held.items())
     example = ""
     try:
         catalogue.family(**held).check(problem, limits)
     except Illegal as error:
         example = f"; with defaults elsewhere: {error}"
-    return UsageError(
-        f"{what} with {settings} {where} (removed by rule: {rules}{example}); hold fewer or others"
-    )
+    return UsageError(f"{what} with {settings} {where} ({why}{example}); hold fewer or others")
+
+
+def _why_empty(catalogue: Catalogue) -> str:
+    """Why a family has no legal variant: it computes something else, or rules left none."""
+    counts = ", ".join(f"{name} {count}" for name, count in catalogue.removed.items())
+    return why_not(catalogue.family, catalogue.problem, catalogue.limits) or f"removed by rule: {counts}"
 
 
 def _search(
@@ -339,7 +427,7 @@ def _search(
     """Spends the family's budget. On return no trial of the run is left in flight."""
     search = run.search
     in_flight: dict[Future[Build | BuildError], Proposal] = {}
-    asked = len(search.earlier)
+    asked = len(run.all_outcomes)
 
     def finish(proposal: Proposal, outcome: Outcome) -> None:
         nonlocal best
@@ -469,12 +557,14 @@ def _tuned(options: TuneOptions, winner: Outcome, source: str, toolkit: str) -> 
 
 
 def _faster_in_library(options: TuneOptions, slug: str, kernel: TunedKernel) -> Path | None:
-    """With parameters held, a winner must not replace a faster kernel that was found without."""
+    """With parameters held or families left out, a winner must not replace a faster kernel found without."""
     path = library.Paths.of(options.out, slug, kernel.problem.name).json
-    if not options.held or not path.exists():
+    if not path.exists():
         return None
     with contextlib.suppress(FlashgenError):
-        if library.read(path).kernel.measurement.median_us < kernel.measurement.median_us:
+        known = library.read(path).kernel
+        narrowed = bool(options.held) or type(known.variant) not in options.families
+        if narrowed and known.measurement.median_us < kernel.measurement.median_us:
             return path
     return None
 
