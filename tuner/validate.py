@@ -4,9 +4,9 @@ The suite is made around the variant's own tile sizes. It runs behind the `Runne
 card and an emulated one answer the same questions.
 
 How large an error may be. Inputs are taken as rounded to the problem's type. Per head, ‖o - ref‖ / ‖ref‖
-stays within the class's bound, `Problem.tolerance`, as long as no score exceeds `PLAIN_SCORE`. A larger score
+stays within the class's bound, `Problem.tolerance`, as long as no score exceeds `plain_score`. A larger score
 is itself rounded in proportion to its size, and exp turns that absolute error into a relative error of the
-weight. So the bound grows for each unit of the largest score beyond `PLAIN_SCORE`, by
+weight. So the bound grows for each unit of the largest score beyond `plain_score`, by
 
 - float32 and 3xTF32: 2⁻²⁴ · (3/2 + √d / 9), more, the longer the dot product. That is about twice the worst
   met in models of the kernels' arithmetic (sequential FMA; tensor cores that sum four exact products and cut
@@ -46,7 +46,7 @@ Depth = Literal["quick", "full"]
 
 #: By dtype and precision; `Problem.tolerance` reads it.
 ERROR_BOUNDS = TOLERANCES
-#: Scores up to this leave the bound as it is.
+#: Scores up to this leave the bound as it is; those of TF32 up to a quarter of it.
 PLAIN_SCORE = 16.0
 UNIT_ROUNDOFF = 2.0**-24
 #: Largest relative rounding error of eleven bits: TF32's factors.
@@ -100,7 +100,7 @@ def validate(
     problem: Problem | None = None,
     max_sample_flops: float = math.inf,
 ) -> float:
-    """The largest per-head error met on inputs whose scores stay within `PLAIN_SCORE`.
+    """The largest per-head error met on inputs whose scores stay within `plain_score`.
 
     Runs the suite of that depth on inputs drawn from ``seed``, then a sample of ``problem``, shrunk to
     ``max_sample_flops`` (an emulated card is slow) and to `SAMPLE_BYTES`.
@@ -247,9 +247,14 @@ def lse_bound(problem: Problem, max_score: float) -> float:
     return _element_factor(problem) * error_bound(problem, max_score)
 
 
+def plain_score(problem: Problem) -> float:
+    """The largest score that leaves the class's bound as it is."""
+    return PLAIN_SCORE / 4 if problem.precision == "tf32" else PLAIN_SCORE
+
+
 def _growth(problem: Problem, max_score: float) -> float:
     """What the rounding of large scores adds to a bound."""
-    beyond, root = max(0.0, max_score - PLAIN_SCORE), math.sqrt(problem.head_dim)
+    beyond, root = max(0.0, max_score - plain_score(problem)), math.sqrt(problem.head_dim)
     if problem.precision == "tf32":
         return beyond * TF32_ROUNDOFF * max(1 / root, 1 / 8)
     unit = UNIT_ROUNDOFF if problem.dtype == "f32" else 2 * UNIT_ROUNDOFF
@@ -263,7 +268,7 @@ def _element_factor(problem: Problem) -> float:
 def compare(
     o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, problem: Problem, name: str
 ) -> float:
-    """The largest per-head error, 0 where scores exceed `PLAIN_SCORE`.
+    """The largest per-head error, 0 where scores exceed `plain_score`.
 
     ``o`` and ``lse`` have the reference's shapes; of ``problem`` type, precision and head dim set the bounds.
     Raises `WrongResult` for anything beyond them, NaN and infinity included.
@@ -293,7 +298,7 @@ def compare(
         )
     if lse is not None:
         _compare_lse(lse, expected, lse_bound(problem, expected.max_score), name)
-    return float(errors.max()) if expected.max_score <= PLAIN_SCORE else 0.0
+    return float(errors.max()) if expected.max_score <= plain_score(problem) else 0.0
 
 
 def _compare_lse(lse: np.ndarray, expected: Reference, bound: float, name: str) -> None:
