@@ -18,7 +18,7 @@ from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
-from flashgen.gen.problem import Problem
+from flashgen.gen.problem import TOLERANCES, Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Launch
@@ -214,7 +214,7 @@ def test_the_title_and_the_command_tell_type_and_dims() -> None:
     [
         ("mma .tf32\n", {}, "each float32 product is three of TF32"),
         ("mma .tf32\n", {"precision": "3xtf32"}, "each float32 product is three of TF32"),
-        ("mma .tf32\n", {"precision": "tf32"}, "errors up to 2e-03 are within its class"),
+        ("mma .tf32\n", {"precision": "tf32"}, f"errors up to {TOLERANCES['tf32']:.0e} are within its class"),
         ("fma\n", {}, None),
         ("fma\n", {"precision": "ieee"}, None),
         ("mma\n", {"dtype": "f16"}, None),
