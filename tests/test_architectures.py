@@ -1,15 +1,18 @@
 """Emitted sources build for every architecture, without spills and without warnings."""
 
+import random
 from dataclasses import replace
 
 import pytest
+from covering import NUMBERS, draw_mma
 from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
-from flashgen.tuner.compile import cuda_toolchain
+from flashgen.tuner.compile import CompilePool, cuda_toolchain
 from flashgen.tuner.device import BuildError, FlashgenError
 
 pytestmark = pytest.mark.nvcc
@@ -22,13 +25,21 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
 
 
-def build(variant, problem, card):
-    limits = PRESETS[card]
+def toolchain_for(card):
     try:
-        toolchain = cuda_toolchain(limits.arch)
+        return cuda_toolchain(PRESETS[card].arch)
     except FlashgenError as missing:
         pytest.skip(str(missing))
-    return toolchain.build(render(variant, problem, limits))
+
+
+def build(variant, problem, card):
+    return toolchain_for(card).build(render(variant, problem, PRESETS[card]))
+
+
+def build_all(pairs, card):
+    with CompilePool(toolchain_for(card)) as pool:
+        futures = [pool.submit(render(variant, problem, PRESETS[card])) for variant, problem in pairs]
+        return [future.result() for future in futures]
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -54,3 +65,61 @@ def test_the_kernel_asks_for_just_the_shared_memory_that_was_counted(off):
 @pytest.mark.parametrize("step", steps(64))
 def test_every_step_of_the_ladder_builds_without_spills(card, step):
     assert build(steps(64)[step], Problem(), card).spill_bytes == 0
+
+
+# -- tensor cores ---------------------------------------------------------------------------------------
+
+MMA_CARDS = [card for card in CARDS if PRESETS[card].arch >= 75]
+
+
+def served(card):
+    """The number formats that the card's tensor cores multiply."""
+    return NUMBERS if PRESETS[card].arch >= 80 else NUMBERS[:1]
+
+
+@pytest.mark.parametrize("card", MMA_CARDS)
+def test_tensor_core_kernels_build_without_warnings(card, monkeypatch):
+    # nvcc reads it; a function that only the emulated card has, or a constant that is never used, fails.
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Werror all-warnings")
+    rng = random.Random(PRESETS[card].arch)
+    pairs = []
+    for dtype, precision in served(card):
+        for d, dv, causal in (
+            (64, 64, True),
+            (40, 40, False),
+            (7, 5, False),
+            (33, 8, True),
+            (160, 24, False),
+        ):
+            problem = Problem(dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=causal)
+            pairs += [(variant, problem) for variant in draw_mma(problem, PRESETS[card], 1, rng)]
+    assert len(pairs) == 5 * len(served(card))
+    for (variant, problem), built in zip(pairs, build_all(pairs, card), strict=True):
+        assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"
+        assert 0 < built.registers <= 255
+
+
+#: By bytes of an element and head dim: what a search would start from.
+PLAIN = {
+    (2, 64): [Mma(bc=64), Mma(br=128, rows_per_warp=32, bc=64)],
+    (2, 128): [Mma(bc=64), Mma(br=64, bc=32)],
+    (2, 256): [Mma(br=64, bc=16, q_in_registers=False)],
+    (4, 64): [Mma(br=64, bc=32)],
+    (4, 128): [Mma(br=64, bc=16, q_in_registers=False)],
+}
+
+
+@pytest.mark.parametrize("card", MMA_CARDS)
+def test_plain_tensor_core_kernels_build_without_spills(card):
+    limits = PRESETS[card]
+    pairs = [
+        (replace(variant, stages=2 if limits.has_async_copy else 1), problem)
+        for dtype, precision in served(card)
+        for (size, d), variants in PLAIN.items()
+        if size == (4 if dtype == "f32" else 2)
+        for problem in [Problem(dtype=dtype, precision=precision, head_dim=d, causal=True)]
+        for variant in variants
+    ]
+    for (variant, problem), built in zip(pairs, build_all(pairs, card), strict=True):
+        assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"
+        assert built.spill_bytes == 0, f"{problem.stem} {variant.name}"

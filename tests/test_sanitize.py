@@ -11,11 +11,16 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 import pytest
+from covering import HEAD_DIMS, NUMBERS
 from flashgen.gen.abi import ARGS_FORMAT
+from flashgen.gen.families.mma import Mma
+from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.tuner import reference
+from flashgen.tuner.device import Build
 
 HERE = Path(__file__).parent
 
@@ -42,7 +47,37 @@ def test_the_sample_takes_every_legal_value(
     assert {k.problem.causal for k in simt} == {False, True}
     assert {k.problem.head_dim for k in simt} == {64, 128}
     assert sum(k.variant.family == "ladder" for k in kernels) >= 30
-    assert "simt variants with" in capsys.readouterr().out
+    mma = [k for k in kernels if k.variant.family == "mma"]
+    assert len(mma) >= 30 and len({k.digest for k in mma}) == len(mma)
+    assert {(k.problem.dtype, k.problem.precision) for k in mma} == set(NUMBERS)
+    assert {(k.problem.head_dim, k.problem.head_dim_v) for k in mma} == set(HEAD_DIMS)
+    assert {k.problem.causal for k in mma} == {False, True}
+    for parameter in Mma.parameters():
+        assert {getattr(k.variant, parameter.name) for k in mma} == set(parameter.choices)
+    said = capsys.readouterr().out
+    assert "simt variants with" in said and "mma variants with" in said
+
+
+def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
+    """Without building: no artifact is read before the launch."""
+
+    class Toolchain:
+        version = "none"
+
+        def build(self, kernel: Kernel) -> Build:
+            return Build(kernel, Path("none.cubin"), registers=1, spill_bytes=0, seconds=0.0, cached=False)
+
+    kernels = script.choose_mma(1, 0, preset("h200"))
+    manifest = tmp_path / "manifest.json"
+    assert script.write_manifest(kernels, Toolchain(), manifest) == len(kernels)
+    for kernel, entry in zip(kernels, json.loads(manifest.read_text()), strict=True):
+        problem = kernel.problem
+        assert (entry["dtype"], entry["head_dim"]) == (problem.dtype, problem.head_dim)
+        assert entry["head_dim_v"] == problem.head_dim_v
+        assert entry["heads_per_block"] == kernel.launch.heads_per_block
+        assert entry["allowed_error"] > problem.tolerance
+        assert max(keys for *_, keys in entry["shapes"]) < 3 * kernel.variant.bc
+        assert any(heads > kv_heads for _, heads, kv_heads, _, _ in entry["shapes"])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -67,8 +102,12 @@ def test_launches_are_right_and_wrong_ones_told(
                 "threads": 128,
                 "smem_bytes": 4096,
                 "rows_per_block": None if causal else 64,
+                "heads_per_block": 1,
+                "dtype": "f32",
                 "head_dim": 16,
+                "head_dim_v": 16,
                 "causal": causal,
+                "allowed_error": 1e-5,
                 "args_format": ARGS_FORMAT,
                 "shapes": [(1, 2, 1, 69, 35), (2, 1, 1, 3, 13), (1, 1, 1, 65, 1)],
             }
@@ -82,6 +121,17 @@ def test_launches_are_right_and_wrong_ones_told(
     manifest.write_text(json.dumps([entries[0] | {"causal": True}]))
     script.launch_all(manifest)
     assert "!!!!!!!!! wrong by" in capsys.readouterr().out
+    for number, (dtype, allowed) in enumerate((("f16", 6e-3), ("bf16", 3e-2)), start=1):
+        driver.fake_reset(16, 9, 0, 232448)
+        driver.fake_kernel(24, number)
+        half = entries[0] | {"dtype": dtype, "head_dim_v": 24, "allowed_error": allowed, "heads_per_block": 2}
+        manifest.write_text(json.dumps([half]))
+        script.launch_all(manifest)
+        assert capsys.readouterr().out == "# mask False\n# done\n"
+        # Far less than the type's rounding: the comparison looks at what the kernel wrote.
+        manifest.write_text(json.dumps([half | {"allowed_error": 1e-6}]))
+        script.launch_all(manifest)
+        assert "!!!!!!!!! wrong by" in capsys.readouterr().out
 
 
 def test_the_comparison_agrees_with_the_reference() -> None:
@@ -93,6 +143,11 @@ def test_the_comparison_agrees_with_the_reference() -> None:
         assert script.difference(right.o + 0.1, right.lse, q, k, v, causal=causal) == pytest.approx(0.1)
         assert script.difference(right.o * np.nan, right.lse, q, k, v, causal=causal) == np.inf
         assert script.difference(right.o, right.lse + 1, q, k, v, causal=causal) > 0.05
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        q, k, v = (x.astype(dtype) for x in (q, k, v[..., :5]))
+        right = reference.attention(q, k, v, scale=8**-0.5)
+        assert script.difference(right.o, right.lse, q, k, v, causal=False) < 1e-12
+        assert 1e-5 < script.difference(right.o.astype(dtype), right.lse, q, k, v, causal=False) < 1e-2
 
 
 OUTPUT = """========= COMPUTE-SANITIZER

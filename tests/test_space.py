@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
@@ -78,6 +78,12 @@ def test_advice_that_leaves_nothing_is_waived():
 def test_the_shortest_sequences_can_be_tuned_for(card, head_dim, seqlen_q, seqlen_k):
     problem = Problem(head_dim=head_dim, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     assert len(enumerate_space(family_named("simt"), problem, PRESETS[card]))
+    if card == "h200":
+        # Held to spare the walk most of a wide space.
+        held = {"bc": 16, "layout": "padded"}
+        for dtype in ("f16", "f32"):
+            space = enumerate_space(family_named("mma"), replace(problem, dtype=dtype), PRESETS[card], held)
+            assert len(space)
 
 
 def test_check_names_the_rule_and_both_numbers():
@@ -114,7 +120,11 @@ def _families_with_a_problem():
             ("simt", 64, True, "h200"),
             ("simt", 40, False, "gtx-1080"),
             ("ladder", 64, False, "gtx-1080"),
+            ("mma", 64, True, "h200"),
         ]
+    ] + [
+        ("mma", Problem(dtype="f16", head_dim=64), "t4"),
+        ("mma", Problem(dtype="bf16", head_dim=40, head_dim_v=64), "rtx-3090"),
     ]
 
 
@@ -147,6 +157,36 @@ def test_every_card_can_run_every_head_dim(card, head_dim):
     for variant in space.legal[:: max(1, len(space) // 20)]:
         variant.check(space.problem, space.limits)
         assert variant.smem_bytes(space.problem, space.limits) <= space.limits.smem_per_block
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "precision"),
+    [
+        ("t4", "f16", "auto"),
+        ("a100", "bf16", "auto"),
+        ("rtx-4090", "f32", "tf32"),
+        ("h200", "f32", "auto"),
+        ("b200", "f16", "auto"),
+    ],
+)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(1, 1), (65, 33), (192, 128), (256, 256)])
+def test_tensor_cores_serve_every_head_dim(card, dtype, precision, head_dim, head_dim_v):
+    problem = Problem(dtype=dtype, precision=precision, head_dim=head_dim, head_dim_v=head_dim_v)
+    # Held to spare the walk most of the narrow head dims' many variants.
+    space = enumerate_space(FAMILIES["mma"], problem, PRESETS[card], {"bc": 16, "rows_per_warp": 16})
+    assert len(space) > 0
+    for variant in space.legal[:: max(1, len(space) // 20)]:
+        variant.check(space.problem, space.limits)
+        assert variant.smem_bytes(space.problem, space.limits) <= space.limits.smem_per_block
+
+
+def test_every_rule_of_tensor_cores_counts():
+    problem = Problem(dtype="f16", head_dim=128)
+    space = enumerate_space(FAMILIES["mma"], problem, PRESETS["t4"])
+    assert sum(space.removed.values()) + len(space) == space.total
+    assert {"shared memory", "registers", "copies", "divisibility", "occupancy"} <= space.removed.keys()
+    nothing = enumerate_space(FAMILIES["mma"], Problem(dtype="bf16"), PRESETS["t4"])
+    assert len(nothing) == 0 and set(nothing.removed) == {"arithmetic"}
 
 
 def test_every_rule_counts():

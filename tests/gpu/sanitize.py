@@ -1,12 +1,13 @@
 """compute-sanitizer over a sample of variants: `python tests/gpu/sanitize.py`.
 
-Draws variants of the simt family that between them take every value of every parameter where they can, adds
-the steps of the ladder, builds them, and launches each over small ragged problems under memcheck, racecheck,
-initcheck and synccheck, a process per tool. Prints a table; exits with 1 when a tool reports anything or a
-result is wrong, with 77 where compute-sanitizer cannot run.
+Draws variants of the simt and mma families that between them take every value of every parameter where they
+can, of mma in every number format, adds the steps of the ladder, builds them, and launches each over small
+ragged problems under memcheck, racecheck, initcheck and synccheck, a process per tool. Prints a table; exits
+with 1 when a tool reports anything or a result is wrong, with 77 where compute-sanitizer cannot run.
 
-The launching process needs numpy and the CUDA driver alone. Every tensor is an allocation of its own, just as
-large as it must be, and outputs are left as they came: memcheck and initcheck see all there is to see.
+The launching process needs numpy, for bfloat16 ml_dtypes, and the CUDA driver alone. Every tensor is an
+allocation of its own, just as large as it must be, and outputs are left as they came: memcheck and initcheck
+see all there is to see.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ LADDER_HEAD_DIMS = (32, 64)
 MAX_DRAWS = 20_000
 #: Keys after which a row's sums have been parked twice. The tools take long over such rows: few kernels do.
 LONG_ROW, LONG_ROW_EVERY = 2 * 2048, 8
-#: On inputs in ±3, float32 stays far below this; a kernel that the tool disturbed does not.
-ALLOWED_ERROR = 1e-5
+#: How far from float64 results may be on inputs in ±3, by the class of `Problem.precision` or else the dtype;
+#: a kernel that the tool disturbed is further.
+ALLOWED_ERRORS = {"f32": 1e-5, "3xtf32": 3e-5, "tf32": 2e-2, "f16": 6e-3, "bf16": 3e-2}
 
 
 # ---- the process under the sanitizer -----------------------------------------------------------------------
@@ -79,6 +81,13 @@ def launch_all(manifest: Path) -> None:
         call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address
 
+    def numpy_dtype(name: str) -> np.dtype:
+        if name == "bf16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype({"f32": np.float32, "f16": np.float16}[name])
+
     rng = np.random.default_rng(0)
     for entry in json.loads(manifest.read_text()):
         print(f"# {entry['name']}", flush=True)
@@ -87,20 +96,21 @@ def launch_all(manifest: Path) -> None:
         call("cuModuleGetFunction", ctypes.byref(function), module, entry["symbol"].encode())
         call("cuFuncSetAttribute", function, 8, entry["smem_bytes"])
         for batch, heads, kv_heads, rows, keys in entry["shapes"]:
-            d = entry["head_dim"]
-            shapes = [(batch, heads, rows, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, d)]
-            hosts = [rng.uniform(-3, 3, shape).astype(np.float32) for shape in shapes]
-            o, lse = np.empty(shapes[0], np.float32), np.empty(shapes[0][:3], np.float32)
+            d, dv, dtype = entry["head_dim"], entry["head_dim_v"], numpy_dtype(entry["dtype"])
+            shapes = [(batch, heads, rows, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, dv)]
+            hosts = [rng.uniform(-3, 3, shape).astype(np.float32).astype(dtype) for shape in shapes]
+            o, lse = np.empty((*shapes[0][:3], dv), dtype), np.empty(shapes[0][:3], np.float32)
             device = [allocate(x.nbytes) for x in (*hosts, o, lse)]
             for address, x in zip(device, hosts, strict=False):
                 call("cuMemcpyHtoD_v2", address, ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes))
-            strides = [s // 4 for x in (*hosts, o) for s in x.strides[:3]]
+            strides = [s // dtype.itemsize for x in (*hosts, o) for s in x.strides[:3]]
             sizes = (batch, heads, kv_heads, rows, keys)
             scale = 1 / math.sqrt(d)
             packed = entry_args(entry["args_format"], [a.value or 0 for a in device], strides, sizes, scale)
             tiles = -(-rows // entry["rows_per_block"]) if entry["rows_per_block"] else 1
             parameters = ctypes.byref(ctypes.c_char_p(packed))
-            grid = (batch * heads * tiles, 1, 1, entry["threads"], 1, 1)
+            blocks = -(-batch * heads // entry["heads_per_block"]) * tiles
+            grid = (blocks, 1, 1, entry["threads"], 1, 1)
             call("cuLaunchKernel", function, *grid, entry["smem_bytes"], None, parameters, None)
             call("cuCtxSynchronize")
             for address, x in zip(device[3:], (o, lse), strict=True):
@@ -108,7 +118,7 @@ def launch_all(manifest: Path) -> None:
             for address in device:
                 call("cuMemFree_v2", address)
             error = difference(o, lse, *hosts, causal=entry["causal"])
-            if not error <= ALLOWED_ERROR:
+            if not error <= entry["allowed_error"]:
                 print(f"!!!!!!!!! wrong by {error:.2e} with {rows} rows and {keys} keys", flush=True)
         call("cuModuleUnload", module)
     print("# done", flush=True)
@@ -138,7 +148,7 @@ def difference(
     same = np.isneginf(lse) & np.isneginf(wanted)
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0.0, np.abs(lse - wanted) / np.maximum(1, np.abs(wanted)))
-    errors = np.concatenate([np.abs(o - expected).ravel(), apart.ravel()])
+    errors = np.concatenate([np.abs(o.astype(np.float64) - expected).ravel(), apart.ravel()])
     return float(np.where(np.isnan(errors), np.inf, errors).max())
 
 
@@ -163,12 +173,16 @@ class Report:
 
 
 def choose(count: int, seed: int, limits: Any) -> list[Any]:
-    """Kernels of at least ``count`` simt variants over `PROBLEMS`, then of the ladder's steps.
+    """Kernels of the simt and mma families, ``count`` of each at least, and of the ladder's steps."""
+    return choose_simt(count, seed, limits) + choose_ladder(limits) + choose_mma(count, seed, limits)
+
+
+def choose_simt(count: int, seed: int, limits: Any) -> list[Any]:
+    """Kernels of at least ``count`` simt variants over `PROBLEMS`.
 
     The variants take every value of every parameter that is legal in one of the problems, those too that are
     legal but never searched.
     """
-    from flashgen.gen.families.ladder import steps
     from flashgen.gen.families.simt import Simt
     from flashgen.gen.problem import Problem
     from flashgen.gen.render import render
@@ -221,6 +235,30 @@ def choose(count: int, seed: int, limits: Any) -> list[Any]:
     missing = ", ".join(f"{name}={value}" for name, value in sorted(unseen, key=str))
     print(f"{len(kernels)} simt variants with {total - len(unseen)} of {total} parameter values")
     print(f"nowhere legal here: {missing or 'none'}")
+    return kernels
+
+
+def choose_mma(count: int, seed: int, limits: Any) -> list[Any]:
+    """Kernels for tensor cores with every value that the cover of `covering` has, in every number format."""
+    from flashgen.gen.render import render
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this file's folder is there
+    from covering import each_value, mma_settings
+
+    settings = mma_settings([limits], seed)
+    chosen = each_value(settings, count)
+    print(f"{len(chosen)} mma variants with every value that {len(settings)} have")
+    return [render(each.variant, each.problem, limits) for each in chosen]
+
+
+def choose_ladder(limits: Any) -> list[Any]:
+    """Kernels of the ladder's steps, where they run."""
+    from flashgen.gen.families.ladder import steps
+    from flashgen.gen.problem import Problem
+    from flashgen.gen.render import render
+    from flashgen.gen.variant import Illegal
+
+    kernels: list[Any] = []
     for d in LADDER_HEAD_DIMS:
         for causal in (False, True):
             problem = Problem(head_dim=d, causal=causal)
@@ -245,25 +283,41 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
         if isinstance(build, BuildError):
             raise SystemExit(f"{kernel.variant.name} does not build: {build}")
         br, bc = kernel.launch.rows_per_block or kernel.variant.br, kernel.variant.bc
+        problem, together = kernel.problem, kernel.launch.heads_per_block
+        has_runs = kernel.variant.family != "mma"
         entries.append(
             {
-                "name": f"{kernel.problem.name.partition('_b2')[0]} {kernel.variant.name}",
+                "name": f"{problem.name.partition('_b2')[0]} {kernel.variant.name}",
                 "cubin": str(build.artifact),
                 "symbol": kernel.symbol,
                 "threads": kernel.launch.threads,
                 "smem_bytes": kernel.launch.smem_bytes,
                 "rows_per_block": kernel.launch.rows_per_block,
-                "head_dim": kernel.problem.head_dim,
-                "causal": kernel.problem.causal,
+                "heads_per_block": together,
+                "dtype": problem.dtype,
+                "head_dim": problem.head_dim,
+                "head_dim_v": problem.head_dim_v,
+                "causal": problem.causal,
+                "allowed_error": allowed_error(kernel),
                 "args_format": ARGS_FORMAT,
                 # Two tiles of rows by three of keys, both ragged, with shared heads; less than a tile of
-                # each; rows beyond the keys, which a causal mask leaves without any.
+                # each; rows beyond the keys, which a causal mask leaves without any; heads of two batches in
+                # one block and a last block with heads missing; rows longer than those summed in one run.
                 "shapes": [(1, 2, 1, br + 5, 2 * bc + 3), (2, 1, 1, 3, max(1, bc - 3)), (1, 1, 1, br + 1, 1)]
-                + ([(1, 1, 1, 3, LONG_ROW + bc + 3)] if index % LONG_ROW_EVERY == 0 else []),
+                + ([(together + 1, 1, 1, 3, bc - 1)] if together > 1 else [])
+                + ([(1, 1, 1, 3, LONG_ROW + bc + 3)] if has_runs and index % LONG_ROW_EVERY == 0 else []),
             }
         )
     path.write_text(json.dumps(entries))
     return len(entries)
+
+
+def allowed_error(kernel: Any) -> float:
+    """The bound of the arithmetic that the kernel's family does."""
+    problem = kernel.problem
+    if kernel.variant.family == "mma" and problem.dtype == "f32":
+        return ALLOWED_ERRORS["tf32" if problem.precision == "tf32" else "3xtf32"]
+    return ALLOWED_ERRORS[problem.dtype]
 
 
 # ---- running the tools -------------------------------------------------------------------------------------
@@ -318,7 +372,9 @@ def main() -> int:
     from flashgen.tuner.prove import find_compute_sanitizer
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--variants", type=int, default=36, help="simt variants at least (default 36)")
+    parser.add_argument(
+        "--variants", type=int, default=36, help="variants of each family at least (default 36)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tools", default=",".join(TOOLS), help="comma-separated (default all four)")
     parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)

@@ -1,0 +1,184 @@
+"""Small samples of a large space: any two values that can stand together do so somewhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, TypeVar
+
+from flashgen.gen.families.mma import Mma
+from flashgen.gen.limits import DeviceLimits
+from flashgen.gen.problem import Problem
+from flashgen.gen.variant import Illegal, Variant
+
+Assignment = dict[str, Any]
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+T = TypeVar("T")
+
+#: Draws for one pair before it counts as impossible, and legal ones among which the best is taken.
+MAX_DRAWS, MAX_CANDIDATES = 2000, 10
+#: Every other draw keeps this share of a legal assignment with one of the values: some corners hold few.
+KEPT = 0.7
+#: Variants that `draw_mma` tries at least.
+MIN_TRIES = 3000
+
+#: Head dims of keys and values: odd, narrow, between powers of two, of two widths.
+HEAD_DIMS = (
+    (1, 1),
+    (7, 7),
+    (8, 8),
+    (16, 16),
+    (33, 33),
+    (36, 36),
+    (40, 40),
+    (64, 64),
+    (72, 72),
+    (80, 80),
+    (96, 96),
+    (112, 112),
+    (128, 128),
+    (160, 160),
+    (256, 256),
+    (192, 128),
+    (40, 64),
+    (64, 40),
+    (16, 8),
+)
+#: Dtype and precision: 16 bits, 3xTF32 and TF32.
+NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "auto"), ("f32", "tf32"))
+
+
+def pairwise(
+    factors: Mapping[str, Sequence[Any]],
+    legal: Callable[[Assignment], T | None],
+    *,
+    seed: int,
+    tied: Callable[[str, str], bool] = lambda first, second: True,
+) -> list[T]:
+    """What ``legal`` makes of assignments that between them take all pairs of values it allows.
+
+    Only pairs of ``tied`` factors count. Greedy, by chance, the same for the same seed.
+    """
+    rng = random.Random(seed)
+    names = [pair for pair in combinations(factors, 2) if tied(*pair)]
+    wanted = [((a, x), (b, y)) for a, b in names for x in factors[a] for y in factors[b]]
+    rng.shuffle(wanted)
+    uncovered = dict.fromkeys(wanted)
+    chosen: list[T] = []
+    known: list[Assignment] = []
+
+    def draw(pair: Pair, near: Sequence[Assignment]) -> Assignment:
+        base = rng.choice(near) if near else {}
+        assignment = dict(pair)
+        for name, values in factors.items():
+            if name not in assignment:
+                keep = name in base and rng.random() < KEPT
+                assignment[name] = base[name] if keep else rng.choice(values)
+        return assignment
+
+    def covered(assignment: Assignment) -> list[Pair]:
+        pairs = (((a, assignment[a]), (b, assignment[b])) for a, b in names)
+        return [pair for pair in pairs if pair in uncovered]
+
+    for pair in wanted:
+        if pair not in uncovered:
+            continue
+        candidates: list[tuple[int, Assignment, T]] = []
+        alike = [each for each in known if any(each[name] == value for name, value in pair)]
+        for turn in range(MAX_DRAWS):
+            assignment = draw(pair, alike if turn % 2 else ())
+            made = legal(assignment)
+            if made is not None:
+                candidates.append((len(covered(assignment)), assignment, made))
+                if len(candidates) == MAX_CANDIDATES:
+                    break
+        if candidates:
+            _, assignment, made = max(candidates, key=lambda each: each[0])
+            for each in covered(assignment):
+                del uncovered[each]
+            known.append(assignment)
+            chosen.append(made)
+    return chosen
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variant, and what it is to be tried on."""
+
+    variant: Variant
+    problem: Problem
+    limits: DeviceLimits
+
+    @property
+    def name(self) -> str:
+        problem = self.problem.stem + ("_causal" if self.problem.causal else "")
+        return f"{problem} on {self.limits.name}: {self.variant.name}"
+
+
+def traits(setting: Setting) -> set[tuple[str, Any]]:
+    """Each value that a setting has of something the cover varies."""
+    problem = setting.problem
+    found: set[tuple[str, Any]] = {
+        ("numbers", (problem.dtype, problem.precision)),
+        ("dims", (problem.head_dim, problem.head_dim_v)),
+        ("causal", problem.causal),
+        ("limits", setting.limits.name),
+    }
+    return found | set(setting.variant.to_dict().items())
+
+
+def each_value(settings: Sequence[Setting], count: int) -> list[Setting]:
+    """At least ``count`` of the settings, more only to keep every value that one of them has."""
+    unseen = set().union(*map(traits, settings))
+    left, chosen = list(settings), []
+    while left and (unseen or len(chosen) < count):
+        best = max(left, key=lambda setting: len(unseen & traits(setting)))
+        left.remove(best)
+        chosen.append(best)
+        unseen -= traits(best)
+    return chosen
+
+
+def draw_mma(problem: Problem, limits: DeviceLimits, count: int, rng: random.Random) -> list[Mma]:
+    """Legal variants by chance, up to ``count``, fewer where few are legal."""
+    found: dict[Mma, None] = {}
+    for _ in range(MIN_TRIES + 100 * count):
+        variant = Mma(**{p.name: rng.choice(p.choices) for p in Mma.parameters()})
+        try:
+            variant.check(problem, limits)
+        except Illegal:
+            continue
+        found[variant] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """Tensor-core kernels with every two values of the parameters, the number formats, the mask and the
+    cards, and every head dim in every format."""
+    factors = {
+        "numbers": NUMBERS,
+        "dims": HEAD_DIMS,
+        "causal": (False, True),
+        "limits": cards,
+    } | {p.name: p.choices for p in Mma.parameters()}
+
+    def legal(assignment: Assignment) -> Setting | None:
+        (dtype, precision), (d, dv) = assignment["numbers"], assignment["dims"]
+        problem = Problem(
+            dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=assignment["causal"]
+        )
+        variant = Mma(**{p.name: assignment[p.name] for p in Mma.parameters()})
+        try:
+            variant.check(problem, assignment["limits"])
+        except Illegal:
+            return None
+        return Setting(variant, problem, assignment["limits"])
+
+    def tied(first: str, second: str) -> bool:
+        return "dims" not in (first, second) or "numbers" in (first, second)
+
+    return pairwise(factors, legal, seed=seed, tied=tied)

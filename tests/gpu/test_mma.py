@@ -1,0 +1,83 @@
+"""Tensor-core kernels on a real card: right over all pairs of values, in full depth over every value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+from covering import NUMBERS, Setting, each_value, mma_settings
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner.compile import CompilePool
+from flashgen.tuner.cuda import CudaDevice, CudaRunner
+from flashgen.tuner.device import BuildError, FlashgenError
+from flashgen.tuner.validate import Depth, validate
+
+#: Variants in full depth, and lengths of the real problem they are then tried on.
+FULL_DEPTH, LENGTH = 40, 1000
+CLASSES = pytest.mark.parametrize("numbers", NUMBERS, ids=[" ".join(numbers) for numbers in NUMBERS])
+
+
+@pytest.fixture(scope="module")
+def runner(device: CudaDevice) -> Iterator[CudaRunner]:
+    runner = device.open()
+    yield runner
+    runner.close()
+
+
+@cache
+def settings(device: CudaDevice) -> list[Setting]:
+    return mma_settings([device.limits])
+
+
+def of_class(chosen: Sequence[Setting], numbers: tuple[str, str]) -> list[Setting]:
+    return [each for each in chosen if (each.problem.dtype, each.problem.precision) == numbers]
+
+
+def lengthened(problem: Problem) -> Problem:
+    """The same kernel's problem at a length that many tiles make, with shared heads."""
+    shape = {"batch": 2, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": LENGTH, "seqlen_k": LENGTH}
+    return Problem(**{**problem.to_dict(), **shape})
+
+
+def check_all(device: CudaDevice, runner: CudaRunner, chosen: Sequence[Setting], depth: Depth) -> None:
+    """Builds and validates all; fails with every kernel that is wrong."""
+    with CompilePool(device.toolchain()) as pool:
+        futures = [pool.submit(render(s.variant, s.problem, s.limits)) for s in chosen]
+        built = [future.result() for future in futures]
+    wrong = []
+    for seed, (setting, build) in enumerate(zip(chosen, built, strict=True)):
+        if isinstance(build, BuildError):
+            wrong.append(f"{setting.name}\n  {build}")
+            continue
+        real = lengthened(setting.problem) if depth == "full" else None
+        try:
+            error = validate(runner, build, seed=seed, depth=depth, problem=real)
+        except FlashgenError as failure:
+            wrong.append(f"{setting.name}\n  {failure}")
+            if not runner.alive:
+                break
+        else:
+            assert 0 < error <= setting.problem.tolerance, setting.name
+    assert not wrong, "\n".join(wrong)
+
+
+@CLASSES
+def test_any_two_values_together_are_right(
+    device: CudaDevice, runner: CudaRunner, numbers: tuple[str, str]
+) -> None:
+    chosen = of_class(settings(device), numbers)
+    if not chosen:
+        pytest.skip(f"the tensor cores of {device.limits.sm} do not multiply {numbers[0]}")
+    check_all(device, runner, chosen, "quick")
+
+
+@CLASSES
+def test_every_value_is_right_in_full_depth(
+    device: CudaDevice, runner: CudaRunner, numbers: tuple[str, str]
+) -> None:
+    chosen = of_class(each_value(settings(device), FULL_DEPTH), numbers)
+    if not chosen:
+        pytest.skip(f"the tensor cores of {device.limits.sm} do not multiply {numbers[0]}")
+    check_all(device, runner, chosen, "full")

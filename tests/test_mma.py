@@ -1,0 +1,414 @@
+"""Tensor-core kernels on emulated cards, their sources, and the rules of what may run."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from covering import HEAD_DIMS, NUMBERS, Setting, draw_mma, mma_settings, traits
+from flashgen.gen.families.mma import Mma
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Illegal
+from flashgen.tuner import reference
+from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.sim import SimDevice, SimRunner
+from flashgen.tuner.validate import WrongResult, validate
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
+)
+
+#: One card per way of multiplying and copying: sm_75, sm_80, sm_86, sm_90.
+CARDS = ("t4", "a100", "rtx-3090", "h200")
+#: Tests that share the cover, so that several workers can.
+SHARDS = 24
+HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
+ROUNDED = Problem(precision="tf32")
+
+
+@cache
+def settings() -> list[Setting]:
+    return mma_settings([preset(card) for card in CARDS])
+
+
+def check(setting: Setting, seed: int, *, depth="quick", sanitize: bool = False) -> float:
+    """The largest error of a kernel on its emulated card."""
+    device = SimDevice("emulated", setting.limits, sanitize)
+    build = device.toolchain().build(render(setting.variant, setting.problem, setting.limits))
+    return validate(device.open(), build, seed=seed, depth=depth)
+
+
+# -- numerics -------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_any_two_values_together_are_right(shard):
+    wrong = []
+    for seed, setting in list(enumerate(settings()))[shard::SHARDS]:
+        try:
+            error = check(setting, seed)
+        except FlashgenError as failure:
+            wrong.append(f"{setting.name}\n  {failure}")
+        else:
+            assert 0 < error <= setting.problem.tolerance, setting.name
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_cover_leaves_nothing_out():
+    """Every value of everything, and no pair of values that chance finds legal but the cover lacks."""
+    singles = set().union(*map(traits, settings()))
+    assert singles >= {(p.name, choice) for p in Mma.parameters() for choice in p.choices}
+    assert singles >= {("causal", False), ("causal", True)}
+    assert singles >= {("limits", preset(card).name) for card in CARDS}
+    pairs = {frozenset(pair) for s in settings() for pair in combinations(traits(s), 2)}
+    for numbers in NUMBERS:
+        for dims in HEAD_DIMS:
+            assert frozenset([("numbers", numbers), ("dims", dims)]) in pairs
+    rng = random.Random(5)
+    for _ in range(25):
+        for card in CARDS:
+            dtype, precision = rng.choice(NUMBERS) if card != "t4" else ("f16", "auto")
+            d, dv = rng.choice(HEAD_DIMS)
+            problem = Problem(
+                dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=rng.random() < 0.5
+            )
+            for variant in draw_mma(problem, preset(card), 8, rng):
+                drawn = Setting(variant, problem, preset(card))
+                found = [each for each in traits(drawn) if each[0] != "dims"]
+                missing = [pair for pair in combinations(found, 2) if frozenset(pair) not in pairs]
+                assert not missing, drawn.name
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("card", "problem", "variant"),
+    [
+        (
+            "h200",
+            replace(HALF, head_dim=40, head_dim_v=24, causal=True),
+            Mma(br=32, bc=40, stages=4, rescale="lazy", poly_exp=2),
+        ),
+        (
+            "a100",
+            replace(BRAIN, head_dim=64, head_dim_v=64),
+            Mma(br=32, bc=32, stages=3, layout="swizzled", q_in_registers=False),
+        ),
+        ("t4", replace(HALF, head_dim=33, head_dim_v=33, causal=True), Mma(br=32, bc=16, stages=1)),
+        (
+            "a100",
+            Problem(head_dim=36, causal=True),
+            Mma(br=64, rows_per_warp=32, bc=16, q_in_registers=False),
+        ),
+        (
+            "rtx-3090",
+            replace(ROUNDED, head_dim=16, head_dim_v=48),
+            Mma(br=16, bc=32, stages=3, rescale="lazy"),
+        ),
+    ],
+    ids=["f16", "bf16", "f16-sm_75", "3xtf32", "tf32"],
+)
+def test_the_full_suite_on_one_kernel_of_each_kind(card, problem, variant):
+    assert 0 < check(Setting(variant, problem, preset(card)), seed=3, depth="full") <= problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("problem", "variant"),
+    [
+        (replace(HALF, head_dim=24, head_dim_v=24), Mma(br=16, bc=16, rescale="lazy", poly_exp=2)),
+        (replace(BRAIN, head_dim=7, head_dim_v=5), Mma(br=16, bc=16, q_in_registers=False, stages=3)),
+        (Problem(head_dim=12, causal=True), Mma(br=16, bc=16, q_in_registers=False)),
+        (replace(ROUNDED, head_dim=16, head_dim_v=16), Mma(br=32, bc=16, stages=1, layout="swizzled")),
+    ],
+    ids=["f16", "bf16", "3xtf32", "tf32"],
+)
+def test_kernels_pass_the_sanitizer(problem, variant):
+    check(Setting(variant, problem, preset("a100")), seed=1, sanitize=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("problem", [HALF, Problem()], ids=["f16", "3xtf32"])
+def test_a_kernel_is_right_in_any_order(problem):
+    problem, limits = replace(problem, head_dim=16, head_dim_v=16, causal=True), preset("a100")
+    variant = Mma(br=64, bc=16, q_in_registers=False)
+    built = SimDevice("a100", limits).toolchain().build(render(variant, problem, limits))
+    q, k, v = reference.random_inputs(
+        "normal",
+        (1, 4, 70, 16),
+        (1, 2, 77, 16),
+        scale=0.25,
+        rng=np.random.default_rng(1),
+        dtype=problem.dtype,
+        head_dim_v=16,
+    )
+    outputs = set()
+    for seed in range(8):
+        o, lse = SimRunner(limits, seed=seed).attend(built, q, k, v, scale=0.25, want_lse=True)
+        assert lse is not None
+        outputs.add((o.tobytes(), lse.tobytes()))
+    assert len(outputs) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("card", "changes"),
+    [
+        ("t4", {"stages": 1, "q_in_registers": False}),
+        ("a100", {"stages": 1}),
+        ("a100", {"stages": 2, "q_in_registers": False}),
+        ("a100", {"stages": 3}),
+        ("a100", {"stages": 1, "q_in_registers": False}),
+        ("a100", {"stages": 3, "q_in_registers": False}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())),
+)
+def test_every_synchronisation_of_a_kernel_is_needed(card, changes):
+    """Each barrier of the block and each wait taken out of the source makes some result wrong."""
+    limits = preset(card)
+    problem = replace(HALF, head_dim=16, head_dim_v=16)
+    kernel = render(Mma(br=64, bc=16, **changes), problem, limits)
+    toolchain, runner = SimDevice(card, limits).toolchain(), SimRunner(limits)
+
+    def right(source: str) -> bool:
+        built = toolchain.build(replace(kernel, source=source))
+        # A negative scale turns the sign of Q in shared memory, which has a barrier of its own.
+        for scale in (0.2, -0.2):
+            q, k, v = reference.random_inputs(
+                "rising",
+                (1, 1, 99, 16),
+                (1, 1, 115, 16),
+                scale=0.2,
+                rng=np.random.default_rng(0),
+                dtype="f16",
+                head_dim_v=16,
+            )
+            try:
+                o, _ = runner.attend(built, q, k, v, scale=scale)
+            except (CorruptedMemory, LaunchError):
+                return False
+            expected = reference.attention(q, k, v, scale=scale).o
+            if not np.abs(o.astype(np.float64) - expected).max() < 1e-2:
+                return False
+        return True
+
+    assert right(kernel.source)
+    calls = list(re.finditer(r"(__syncthreads|__pipeline_wait_prior)\([^()]*\);", kernel.source))
+    assert len(calls) >= 2
+    for call in calls:
+        without = kernel.source[: call.start()] + kernel.source[call.end() :]
+        line = kernel.source[: call.start()].count("\n") + 1
+        assert not right(without), f"line {line}: {call[0]}"
+
+
+@needs_compiler
+def test_a_mask_that_forgets_the_last_keys_is_caught():
+    problem, limits = replace(HALF, head_dim=16, head_dim_v=16), preset("a100")
+    kernel = render(Mma(br=16, bc=32), problem, limits)
+    assert "if (tile >= masked_tile) mask(" in kernel.source
+    unmasked = kernel.source.replace("if (tile >= masked_tile) mask(", "if (false) mask(")
+    device = SimDevice("a100", limits)
+    build = device.toolchain().build(replace(kernel, source=unmasked))
+    with pytest.raises(WrongResult):
+        validate(device.open(), build, seed=0)
+
+
+# -- sources --------------------------------------------------------------------------------------------
+
+#: Of some 10^5 variants that run on a card, most of which a search leaves out.
+SAMPLED = 80
+
+
+@pytest.mark.parametrize(
+    ("card", "problem"),
+    [
+        ("t4", replace(HALF, head_dim=33, head_dim_v=8)),
+        ("a100", replace(ROUNDED, head_dim=72, head_dim_v=72)),
+        ("rtx-3090", replace(BRAIN, head_dim=40, head_dim_v=40, causal=True)),
+        ("h200", HALF),
+        ("h200", replace(HALF, head_dim=7, head_dim_v=7, causal=True)),
+        ("h200", Problem(head_dim=36, causal=True)),
+        ("b200", replace(BRAIN, head_dim=192, head_dim_v=128)),
+        ("rtx-5090", Problem(head_dim=1)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Problem) else value,
+)
+def test_legal_variants_render(card, problem):
+    limits = preset(card)
+    for variant in draw_mma(problem, limits, SAMPLED, random.Random(1)):
+        kernel = render(variant, problem, limits)
+        source = kernel.source
+        assert source.count("{") == source.count("}")
+        assert f"static_assert(sizeof(SharedStorage) == {kernel.launch.smem_bytes}," in source
+        assert f"constexpr int kBr = {variant.br};" in source
+        assert f"constexpr int kBc = {variant.bc};" in source
+        assert ("#include <cuda_pipeline.h>" in source) == limits.has_async_copy
+        assert_tidy(source, variant.name)
+
+
+def assert_tidy(source: str, name: str) -> None:
+    lines = source.splitlines()
+    assert "\n\n\n" not in source, name
+    assert [line for line in lines if line != line.rstrip()] == [], name
+    assert [line for line in lines if len(line) > 120] == [], name
+    code = re.sub(r"//.*", "", source)
+    for defined in re.findall(r"\bconstexpr \w+ (k\w+) =", code):
+        assert len(re.findall(rf"\b{defined}\b", code)) > 1, f"{name}: {defined} is never used"
+    for defined in re.findall(r"__forceinline__ \w+ (\w+)\(", code):
+        assert len(re.findall(rf"\b{defined}\b", code)) > 1, f"{name}: {defined}() is never called"
+
+
+@pytest.mark.parametrize(
+    ("card", "problem"),
+    [
+        ("h200", Problem(head_dim=128)),
+        ("t4", replace(HALF, head_dim=192, head_dim_v=192, causal=True)),
+        ("h200", replace(HALF, seqlen_q=1, seqlen_k=1)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Problem) else value,
+)
+def test_all_that_a_search_proposes_renders(card, problem):
+    space = enumerate_space(Mma, problem, preset(card))
+    assert 20 < len(space) < 2000
+    digests = set()
+    for variant in space.legal:
+        kernel = render(variant, problem, preset(card))
+        assert_tidy(kernel.source, variant.name)
+        digests.add(kernel.digest)
+    assert len(digests) == len(space)
+
+
+def test_rendering_is_deterministic():
+    first = render(Mma(), HALF, preset("h200"))
+    assert first == render(Mma(), HALF, preset("h200"))
+    assert first.digest != render(Mma(bc=32), HALF, preset("h200")).digest
+
+
+def test_the_header_regenerates_the_variant():
+    variant = Mma(br=96, bc=40, q_in_registers=False, rescale="lazy", block_order="heaviest_first")
+    source = render(variant, HALF, preset("h200")).source
+    parsed = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
+    assert Mma(**Mma.parse(parsed)) == variant
+    assert "--family mma --dtype f16 --d 64 \\" in source
+
+
+# -- rules ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "problem", "variant", "message"),
+    [
+        ("v100", HALF, Mma(), "arithmetic: tensor cores multiply f16 from sm_75 on, this is sm_70"),
+        ("t4", BRAIN, Mma(), "arithmetic: tensor cores multiply bf16 from sm_80 on, this is sm_75"),
+        ("t4", Problem(), Mma(), "arithmetic: tensor cores multiply f32 from sm_80 on, this is sm_75"),
+        ("h200", Problem(precision="ieee"), Mma(), "arithmetic: .* precision ieee is asked for"),
+        (
+            "h200",
+            HALF,
+            Mma(br=48, rows_per_warp=32),
+            "divisibility: br=48 rows do not split into warps of 32",
+        ),
+        (
+            "h200",
+            replace(HALF, head_dim=40),
+            Mma(layout="swizzled"),
+            "layout: layout=swizzled: a row of 40 elements is not made of four 16-byte chunks each",
+        ),
+        ("t4", HALF, Mma(stages=2), "copies: stages=2: sm_75 has no asynchronous copies"),
+        (
+            "rtx-3090",
+            replace(HALF, head_dim=256, head_dim_v=256),
+            Mma(stages=4, bc=32),
+            "shared memory: needs 135168 bytes, sm_86 allows 101376",
+        ),
+        (
+            "h200",
+            Problem(),
+            Mma(br=32, bc=16, poly_exp=4),
+            "combination: poly_exp=4 is good to 1e-4",
+        ),
+        (
+            "h200",
+            HALF,
+            Mma(heads=4, stages=1, q_in_registers=False),
+            "combination: heads=4: the next head arrives in a second stage",
+        ),
+        (
+            "h200",
+            HALF,
+            Mma(heads=2, q_in_registers=False, block_order="heaviest_first"),
+            "combination: heads=2 .* block_order=heaviest_first",
+        ),
+        (
+            "h200",
+            HALF,
+            Mma(min_blocks=8),
+            r"registers: about \d+ per thread, 32 allowed with 8 blocks of 256 threads per SM",
+        ),
+        (
+            "h200",
+            replace(HALF, head_dim=128, head_dim_v=128),
+            Mma(br=16, bc=32, stages=4, min_blocks=4),
+            r"occupancy: min_blocks=4, but 69632 bytes of shared memory leave room for 3",
+        ),
+    ],
+)
+def test_every_rule_names_both_numbers(card, problem, variant, message):
+    with pytest.raises(Illegal, match=message):
+        render(variant, problem, preset(card))
+
+
+@pytest.mark.parametrize(
+    ("problem", "variant", "message"),
+    [
+        (replace(HALF, seqlen_q=20), Mma(br=64, min_blocks=3), "short sequence: br=64"),
+        (replace(HALF, seqlen_k=20), Mma(min_blocks=2), "short sequence: bc=64"),
+        (
+            HALF,
+            Mma(bc=40, min_blocks=2),
+            "short sequence: bc=40 fits odd lengths up to 320, this one is 4096",
+        ),
+        (HALF, Mma(d_steps="whole", min_blocks=2), "last step: d_steps=whole: a head dim of 64"),
+        (replace(HALF, seqlen_k=128), Mma(stages=4), "stages: stages=4, but 128 keys are 2 tiles of 64"),
+        (HALF, Mma(rescale="always"), "rescaling: rescale=always: "),
+        (replace(HALF, head_dim=128, head_dim_v=128), Mma(poly_exp=2), "exponentials: poly_exp=2"),
+        (HALF, Mma(heads=2, q_in_registers=False), "short sequence: heads=2: 4096 keys"),
+        (HALF, Mma(br=32, min_blocks=1), r"occupancy: min_blocks=1, but \d blocks fit"),
+        (HALF, Mma(min_blocks=2, block_order="heaviest_first"), "block order: block_order=heaviest_first"),
+    ],
+)
+def test_advice_names_what_is_never_best(problem, variant, message):
+    variant.check(problem, preset("h200"))
+    said = variant.advice(problem, preset("h200"))
+    assert said is not None and re.match(message, said), said
+
+
+def test_advice_lets_a_good_variant_through():
+    assert Mma(min_blocks=2).advice(HALF, preset("h200")) is None
+
+
+def test_settings_are_typed():
+    text = {"bc": "40", "q_in_registers": "False", "layout": "swizzled", "poly_exp": "0"}
+    assert Mma.parse(text) == {"bc": 40, "q_in_registers": False, "layout": "swizzled", "poly_exp": 0}
+    with pytest.raises(ValueError, match="bc=24 is not a choice; choose from 64, 16, 32, 40"):
+        Mma.parse({"bc": "24"})
+    with pytest.raises(ValueError, match="did you mean 'rescale'"):
+        Mma.parse({"rescal": "lazy"})
+
+
+@pytest.mark.parametrize("card", [*CARDS, "b200"])
+@pytest.mark.parametrize("head_dim", range(1, 257, 15))
+def test_some_variant_serves_every_head_dim(card, head_dim):
+    for dtype, precision in NUMBERS if card != "t4" else NUMBERS[:1]:
+        problem = Problem(dtype=dtype, precision=precision, head_dim=head_dim)
+        small = Mma(br=16, bc=16, stages=1, q_in_registers=False)
+        small.check(problem, preset(card))
