@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
@@ -19,6 +20,8 @@ from typing import IO, Any
 from ..gen.problem import Problem
 
 MIN_REPEATS, MAX_REPEATS = 5, 100
+#: torch's name of a dtype.
+TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 #: For all problems together.
 TIMEOUT_S = 600.0
 #: Begins the child's lines; PyTorch may print others.
@@ -42,10 +45,10 @@ def torch_installed() -> bool:
 
 
 def torch_times(problems: Sequence[Problem], device: int, *, budget_ms: float = 200.0) -> Iterator[PeerTime]:
-    """Times of every fp32 backend of scaled_dot_product_attention, as they come.
+    """Times of every backend of scaled_dot_product_attention in the problem's dtype, as they come.
 
-    The problems have one key/value head per query head and, where causal, equal lengths.
-    A child process that dies ends the list early, with one last entry that carries its last words.
+    A backend that does not serve a problem is an entry with the reason. A child process that dies ends the
+    list early, with one last entry that carries its last words.
     """
     request = json.dumps(
         {"problems": [p.to_dict() for p in problems], "device": device, "budget_ms": budget_ms}
@@ -102,23 +105,46 @@ def serve(text: str) -> None:
     import torch
     from torch.nn.attention import SDPBackend
 
-    torch.backends.cuda.matmul.allow_tf32 = False
     backends = [
+        ("flash", getattr(SDPBackend, "FLASH_ATTENTION", None), True),
         ("memory-efficient", SDPBackend.EFFICIENT_ATTENTION, True),
         ("cudnn", getattr(SDPBackend, "CUDNN_ATTENTION", None), True),
         ("math", SDPBackend.MATH, False),
     ]
     with torch.cuda.device(request["device"]):
-        for index, problem in enumerate(request["problems"]):
+        for index, data in enumerate(request["problems"]):
+            problem = Problem.from_dict(data)
+            torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
             for name, backend, fused in backends:
-                if backend is None:
+                if backend is None or (name == "flash" and problem.dtype == "f32"):
                     continue
-                try:
-                    median, reason = _time(Problem.from_dict(problem), backend, request["budget_ms"]), ""
-                except RuntimeError as error:  # unsupported there, or out of memory
-                    median, reason = None, str(error).strip().splitlines()[0]
-                    torch.cuda.empty_cache()
+                median, reason = None, _unserved(problem)
+                if not reason:
+                    with warnings.catch_warnings(record=True) as told:
+                        warnings.simplefilter("always")
+                        try:
+                            median = _time(problem, backend, request["budget_ms"])
+                        except (RuntimeError, TypeError) as error:  # unsupported there, or out of memory
+                            reason = _reason(error, [str(each.message) for each in told])
+                            torch.cuda.empty_cache()
                 print(MARK + json.dumps(asdict(PeerTime(index, name, fused, median, reason))), flush=True)
+
+
+def _unserved(problem: Problem) -> str:
+    """Why PyTorch does not compute that problem, whatever the backend; empty where it does."""
+    if problem.causal and problem.seqlen_q != problem.seqlen_k:
+        return (
+            f"PyTorch aligns the causal mask top-left, which differs for {problem.seqlen_q} queries and "
+            f"{problem.seqlen_k} keys"
+        )
+    return ""
+
+
+def _reason(error: Exception, told: Sequence[str]) -> str:
+    """Why a backend refused. PyTorch says so in warnings, among others about the backends left out."""
+    words = [text.partition(" (Triggered internally")[0] for text in told]
+    causes = [text for text in words if not text.endswith("because:") and "runtime disabled" not in text]
+    return (causes[-1] if causes else str(error)).strip().splitlines()[0]
 
 
 def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
@@ -127,11 +153,15 @@ def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
     from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    def random(heads: int, length: int) -> Any:
-        return torch.randn(problem.batch, heads, length, problem.head_dim, device="cuda")
+    def random(heads: int, length: int, columns: int) -> Any:
+        drawn = torch.randn(problem.batch, heads, length, columns, device="cuda")
+        return drawn if problem.dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[problem.dtype]))
 
-    q = random(problem.num_q_heads, problem.seqlen_q)
-    k, v = (random(problem.num_kv_heads, problem.seqlen_k) for _ in range(2))
+    q = random(problem.num_q_heads, problem.seqlen_q, problem.head_dim)
+    k = random(problem.num_kv_heads, problem.seqlen_k, problem.head_dim)
+    v = random(problem.num_kv_heads, problem.seqlen_k, problem.head_dim_v)
+    # PyTorch before 2.5 does not know the option; where heads are not grouped it is not needed.
+    grouped = {"enable_gqa": True} if problem.num_kv_heads != problem.num_q_heads else {}
     l2_bytes = getattr(torch.cuda.get_device_properties(q.device), "L2_cache_size", 64 * 2**20)
     flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
 
@@ -139,7 +169,7 @@ def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flush.zero_()
         start.record()
-        scaled_dot_product_attention(q, k, v, is_causal=problem.causal)
+        scaled_dot_product_attention(q, k, v, is_causal=problem.causal, **grouped)
         end.record()
         end.synchronize()
         return start.elapsed_time(end)
