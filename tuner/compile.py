@@ -239,7 +239,8 @@ def _build(
         kernel,
         entry.path,
         registers=entry.metadata["registers"],
-        spill_bytes=entry.metadata["spill_bytes"],
+        # An array that the compiler could not keep in registers is as bad as what it spilled itself.
+        spill_bytes=max(entry.metadata["spill_bytes"], entry.metadata["stack_bytes"]),
         seconds=time.monotonic() - started,
         cached=entry.hit,
     )
