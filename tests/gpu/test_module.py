@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
@@ -24,6 +25,7 @@ from flashgen.tuner import reference
 from flashgen.tuner.catalogue import build_catalogue
 from flashgen.tuner.cuda import CudaDevice
 from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.dtypes import numpy_dtype
 from flashgen.tuner.prove import find_compute_sanitizer, prove
 
 D = 64
@@ -359,6 +361,160 @@ def test_errors(module: Any, torch: Any) -> None:
         module.attention(k, k, v, out=k)
     module.attention(q, k, v)  # nothing of that has left a mark
     torch.cuda.synchronize()
+
+
+# ---- 16-bit numbers, TF32, values of another head dim ------------------------------------------------------
+
+CLASSES: list[dict[str, Any]] = [
+    {"dtype": "f16"},
+    {"dtype": "bf16", "causal": True},
+    {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128},
+    {"dtype": "f16", "head_dim": 40, "head_dim_v": 72},
+    {"precision": "3xtf32"},
+    {"precision": "tf32", "head_dim": 80, "head_dim_v": 96},
+]
+
+
+def mma_kernel(device: CudaDevice, held: dict[str, Any] | None = None, **problem: Any) -> Kernel:
+    """The legal variant of the tensor-core family nearest to its default. Skips where none is."""
+    wanted = Problem(**{"head_dim": D, **problem})
+    catalogue = build_catalogue(Mma, wanted, device.limits, held or {})
+    row = catalogue.nearest(Mma())
+    if row is None:
+        pytest.skip(f"{device.limits.name} has no tensor cores for {wanted.stem}")
+    return render(catalogue.variant(row), wanted, device.limits)
+
+
+def arrays_of(problem: Problem, seed: int = 0) -> list[np.ndarray]:
+    """q, k and v of `QKV`'s lengths, in the problem's type."""
+    columns = (problem.head_dim, problem.head_dim, problem.head_dim_v)
+    shapes = [(*shape[:3], n) for shape, n in zip(QKV, columns, strict=True)]
+    return [x.astype(numpy_dtype(problem.dtype)) for x in hosts(*shapes, seed=seed)]
+
+
+def to_torch(torch: Any, x: np.ndarray) -> Any:
+    """torch reads no bfloat16 of numpy's, but it is exact in float32."""
+    return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, x.dtype.name)).cuda()
+
+
+def check_class(problem: Problem, o: Any, arrays: list[np.ndarray], causal: bool, lse: Any = None) -> None:
+    """Per head within the class's bound of float64."""
+    o = o if isinstance(o, np.ndarray) else o.float().cpu().numpy()
+    q, k, v = (x.astype(np.float64) for x in arrays)
+    expected = reference.attention(q, k, v, scale=problem.head_dim**-0.5, causal=causal)
+    assert o.shape == expected.o.shape
+    distance = np.linalg.norm(o.astype(np.float64) - expected.o, axis=(2, 3))
+    assert (distance <= problem.tolerance * np.linalg.norm(expected.o, axis=(2, 3))).all(), distance.max()
+    if lse is not None:
+        np.testing.assert_allclose(lse, expected.lse, rtol=1e-2, atol=1e-2)
+
+
+@pytest.fixture(
+    scope="module", params=CLASSES, ids=lambda problem: Problem(**{"head_dim": D, **problem}).name
+)
+def of_class(
+    request: pytest.FixtureRequest, device: CudaDevice, tmp_path_factory: Any
+) -> tuple[Any, Problem]:
+    kernel = mma_kernel(device, **request.param)
+    return load(tmp_path_factory.mktemp("module") / "best.py", kernel), kernel.problem
+
+
+def test_tensors_of_every_class(of_class: tuple[Any, Problem], torch: Any) -> None:
+    module, problem = of_class
+    arrays = arrays_of(problem)
+    q, k, v = (to_torch(torch, x) for x in arrays)
+    for causal in (False, True):
+        o, lse = module.attention(q, k, v, causal=causal, return_lse=True)
+        assert o.dtype == q.dtype and lse.dtype == torch.float32 and o.device == q.device
+        check_class(problem, o, arrays, causal, lse.cpu().numpy())
+    assert torch.equal(module.attention(q, k, v), module.attention(q, k, v, causal=problem.causal))
+    rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    o = module.attention(*rows_first, layout="bshd", causal=True)
+    assert o.is_contiguous()
+    check_class(problem, o.transpose(1, 2), arrays, True)
+    wide = torch.full((*q.shape[:3], problem.head_dim_v + 16), 7.0, dtype=q.dtype, device="cuda")
+    module.attention(q, k, v, causal=True, out=wide[..., : problem.head_dim_v])
+    check_class(problem, wide[..., : problem.head_dim_v], arrays, True)
+    assert (wide[..., problem.head_dim_v :] == 7).all()
+
+
+def test_numpy_of_every_class(of_class: tuple[Any, Problem], torch: Any) -> None:
+    module, problem = of_class
+    arrays = arrays_of(problem, seed=1)
+    o, lse = module.attention(*arrays, causal=True, return_lse=True)
+    assert o.dtype == arrays[0].dtype and lse.dtype == np.float32
+    check_class(problem, o, arrays, True, lse)
+
+
+def test_cupy_of_every_class(of_class: tuple[Any, Problem], cupy: Any) -> None:
+    module, problem = of_class
+    if problem.dtype == "bf16":
+        pytest.skip("CuPy has no bfloat16")
+    arrays = arrays_of(problem)
+    o = module.attention(*(cupy.asarray(x) for x in arrays), causal=False)
+    assert isinstance(o, cupy.ndarray) and o.dtype == arrays[0].dtype
+    check_class(problem, cupy.asnumpy(o), arrays, False)
+
+
+def test_pycuda_of_every_class(of_class: tuple[Any, Problem], pycuda_context: Any) -> None:
+    from pycuda.gpuarray import GPUArray
+
+    module, problem = of_class
+    arrays = arrays_of(problem)
+    on_card = [GPUArray(x.shape, x.dtype) for x in arrays]
+    for target, x in zip(on_card, arrays, strict=True):
+        pycuda_context.memcpy_htod(target.gpudata, x.view(f"u{x.itemsize}"))
+    o = module.attention(*on_card, causal=True)
+    assert isinstance(o, GPUArray) and o.dtype == arrays[0].dtype
+    found = np.empty(o.shape, f"u{arrays[0].itemsize}")
+    pycuda_context.memcpy_dtoh(found, o.gpudata)
+    check_class(problem, found.view(arrays[0].dtype), arrays, True)
+    del on_card, o
+
+
+def test_a_class_refuses_other_types(of_class: tuple[Any, Problem], torch: Any) -> None:
+    module, problem = of_class
+    q, k, v = (to_torch(torch, x) for x in arrays_of(problem))
+    method = {"f32": "float", "f16": "half", "bf16": "bfloat16"}[problem.dtype]
+    other = q.half() if problem.dtype != "f16" else q.float()
+    with pytest.raises(TypeError, match=rf"q is {other.dtype}.*pass q\.{method}\(\)"):
+        module.attention(other, k, v)
+    with pytest.raises(ValueError, match=rf"v has the head dim {problem.head_dim_v - 8}"):
+        module.attention(q, k, v[..., : problem.head_dim_v - 8])
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_blocks_that_serve_several_heads(device: CudaDevice, tmp_path: Path, torch: Any, heads: int) -> None:
+    kernel = mma_kernel(device, {"heads": heads}, dtype="f16", seqlen_q=49, seqlen_k=49)
+    module = load(tmp_path / "best.py", kernel)
+    assert heads == module.HEADS_PER_BLOCK
+    shapes = ((3, 5, 49, D),) * 3  # fifteen heads: the last block has one missing
+    arrays = [x.astype(np.float16) for x in hosts(*shapes)]
+    q, k, v = (to_torch(torch, x) for x in arrays)
+    check_class(kernel.problem, module.attention(q, k, v), arrays, False)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".cu"])
+def test_classes_are_proved_again(
+    of_class: tuple[Any, Problem], device: CudaDevice, tmp_path: Path, suffix: str
+) -> None:
+    _, problem = of_class
+    emit = emit_module if suffix == ".py" else emit_cuda
+    path = tmp_path / f"best{suffix}"
+    shape = {name: value for name, value in problem.to_dict().items() if name in CLASS_FIELDS}
+    path.write_text(emit(mma_kernel(device, **shape), device="this card"))
+    proof = prove(path, device="0")
+    assert 0 < proof.worst <= proof.bound == problem.tolerance
+
+
+CLASS_FIELDS = ("dtype", "precision", "head_dim", "head_dim_v", "causal")
+
+
+def test_classes_run_as_programs(of_class: tuple[Any, Problem]) -> None:
+    module, _ = of_class
+    done = subprocess.run([sys.executable, module.__file__], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "correct" in done.stdout and "TFLOP/s" in done.stdout
 
 
 # ---- the other family, the file as a program, proofs -------------------------------------------------------
