@@ -365,6 +365,25 @@ def test_tune_prints_json_alone_and_says_predicted(tuned):
     assert names <= set(result) and all(f'"{name}": ' in text for name in names)
 
 
+def test_tune_with_tensor_cores(flashgen, nothing_shipped):
+    """The one family that serves is found, its module says what it is and is proved in its class."""
+    held = ["br=16", "bc=16", "q_in_registers=true", "layout=padded"]
+    arguments = ["--device", "sim:a100", "--dtype", "bf16", "--d", "16", "--dv", "24", "--batch", "1"]
+    arguments += ["--heads", "2", "--seqlen", "32", *(f"--set={each}" for each in held)]
+    result = json.loads(flashgen("tune", *arguments, "--trials", "2", "--jobs", "2", "--json").stdout)
+    assert result["family"] == "mma" and result["counts"] == {"ok": 2}
+    assert (result["problem"]["dtype"], result["problem"]["head_dim_v"]) == ("bf16", 24)
+    assert 2e-6 < result["measurement"]["error"] < 1e-2
+    path = Path(result["files"]["py"])
+    assert path == Path("out/sim_a100_sxm4_80gb/bf16_d16v24_b1_h2_n32.py")
+    assert 'DTYPE = "bfloat16"' in path.read_text()
+    emit = ["emit", "best.py", "--device", "sim:a100", "--dtype", "bf16", "--d", "16"]
+    found = json.loads(flashgen(*emit, "--dv", "24", "--json").stdout)
+    assert found["tuned"] and found["variant"] == result["variant"]
+    told = flashgen(*emit, "--set", "br=16", "--set", "bc=16").stdout  # as wide values: another kernel
+    assert "the variant asked for, untuned: bf16_d16 for A100" in told
+
+
 def test_emit_writes_the_last_tuned(tuned, flashgen, nothing_shipped):
     folder, result, _ = tuned
     for name in ("best.cu", "best.py"):
@@ -398,8 +417,23 @@ def test_emit_renders_a_variant_untuned(flashgen, nothing_shipped):
 
 
 @pytest.mark.parametrize("suffix", ["py", "cu"])
-def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shipped, suffix):
-    flashgen("emit", f"best.{suffix}", "--preset", "gtx-1080", "--d", "32", "--causal", *HELD)
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--preset", "gtx-1080", "--d", "32", "--causal", *HELD], ("f32_d32_causal", "attention_f32_d32")),
+        (
+            ["--preset", "a100", "--dtype", "bf16", "--d", "32", "--dv", "24", "--set", "br=64"],
+            ("bf16_d32v24", "attention_bf16_d32v24"),
+        ),
+        (
+            ["--preset", "a100", "--precision", "tf32", "--d", "32", "--set", "br=64"],
+            ("f32_tf32_d32", "attention_f32_tf32_d32"),
+        ),
+    ],
+    ids=["ladder", "mma-bf16", "mma-tf32"],
+)
+def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shipped, suffix, options, names):
+    flashgen("emit", f"best.{suffix}", *options)
     written = Path(f"best.{suffix}").read_text()
     after, end = written.partition("Regenerate:")[2], {"py": '"""', "cu": "\n\n"}[suffix]
     command = after.partition(end)[0].replace("\\\n", " ").replace("//", "").split()
@@ -409,7 +443,7 @@ def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shippe
         return text[text.index("#ifndef FLASHGEN_CAUSAL") :]
 
     again = Path(command[2])
-    assert again.name in ("f32_d32_causal.py", "attention_f32_d32.cu")
+    assert again.stem in names
     assert code(again.read_text()) == code(written)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module, source_literal, to_literal
 from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
@@ -53,6 +54,8 @@ def simt(problem: Problem) -> Simt:
 
 def make(family: str = "simt", **problem: Any) -> Kernel:
     wanted = Problem(**{"head_dim": 64, **problem})
+    if family == "mma":
+        return render(Mma(br=64, bc=64), wanted, H200)
     return render(simt(wanted) if family == "simt" else steps(wanted.head_dim)[family], wanted, H200)
 
 
@@ -62,8 +65,21 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         ("simt", {"head_dim": 40, "causal": True, "num_kv_heads": 4, "seqlen_k": 777}),
         ("4.2.2", {"head_dim": 32}),
         ("4.2.10", {}),
+        ("mma", {"dtype": "f16", "head_dim": 40, "head_dim_v": 72}),
+        ("mma", {"dtype": "bf16", "causal": True}),
+        ("mma", {"precision": "tf32"}),
+        ("mma", {}),
     ],
-    ids=["simt", "simt-causal", "ladder-4.2.2", "ladder-4.2.10"],
+    ids=[
+        "simt",
+        "simt-causal",
+        "ladder-4.2.2",
+        "ladder-4.2.10",
+        "mma-f16",
+        "mma-bf16",
+        "mma-tf32",
+        "mma-f32",
+    ],
     name="kernel",
 )
 def a_kernel(request: pytest.FixtureRequest) -> Kernel:

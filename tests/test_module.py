@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from flashgen.gen.emit import emit_module
 from flashgen.gen.families.ladder import Ladder, steps
+from flashgen.gen.families.mma import Mma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -1177,6 +1178,25 @@ def test_blocks_that_serve_several_heads(
     half.check(half.module.attention(Tensor(q), Tensor(k), Tensor(v)).host, q, k, v)
     assert half.module.HEADS_PER_BLOCK == 4
     assert driver.launches()[0].blocks == 5 * tiles  # 18 heads of three batches, four at a time
+
+
+def test_a_kernel_of_the_tensor_core_family(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72, seqlen_q=49, seqlen_k=49)
+    variant = Mma(br=64, bc=56, heads=2, q_in_registers=False)
+    kernel = render(variant, problem, preset("h200"))
+    driver.library.fake_reset(40, 9, 0, 232448)
+    driver.library.fake_kernel(72, DRIVER_TYPES["bf16"])
+    half = Emitted(load_kernel(tmp_path, kernel), problem, driver)
+    assert (half.module.VECTOR, half.module.HEADS_PER_BLOCK, half.module.OLDEST_ARCH) == (8, 2, 80)
+    q, k, v = half.arrays(batch=3, heads=5, kv_heads=1, lengths=(70, 33))
+    half.check(half.module.attention(Tensor(q), Tensor(k), Tensor(v)).host, q, k, v, scale=40**-0.5)
+    (launch,) = driver.launches()
+    assert (
+        launch.blocks
+        == 8 * 2
+        == kernel.launch.grid(replace(problem, batch=3, num_q_heads=5, num_kv_heads=1, seqlen_q=70))
+    )
+    assert (launch.threads, launch.smem) == (variant.threads(), variant.smem_bytes(problem, preset("h200")))
 
 
 def test_a_card_without_the_tensor_cores(driver: Driver, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.mma import Mma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
@@ -129,6 +130,25 @@ def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: s
     assert 0 < proof.worst <= proof.bound == 2e-6
     assert proof.to_dict()["worst"] == proof.worst
     assert prove(path, device="sim:v100", seed=3).device == PRESETS["v100"].name
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "problem",
+    [{"dtype": "f16", "head_dim_v": 24}, {"dtype": "bf16"}, {"precision": "tf32"}, {"precision": "3xtf32"}],
+    ids=lambda problem: Problem(**problem).stem,
+)
+def test_tensor_core_kernels_are_held_to_their_class(tmp_path: Path, problem: dict[str, Any]) -> None:
+    wanted = Problem(**{"head_dim": 16, **problem})
+    kernel = render(Mma(br=16, bc=16), wanted, preset("a100"))
+    path = tmp_path / "best.py"
+    path.write_text(emit_module(kernel, device=PRESETS["a100"].name))
+    proof = prove(path)
+    assert proof.device == PRESETS["a100"].name
+    assert 0 < proof.worst <= proof.bound == wanted.tolerance
+    if wanted.dtype == "bf16":
+        with pytest.raises(FlashgenError, match="tensor cores multiply bf16 from sm_80 on, this is sm_75"):
+            prove(path, device="sim:t4")
 
 
 @needs_compiler

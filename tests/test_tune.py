@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Variant
 from flashgen.tuner import library
 from flashgen.tuner.catalogue import build_catalogue
+from flashgen.tuner.console import RunView, show_result
 from flashgen.tuner.device import Build, BuildError, FlashgenError
 from flashgen.tuner.kept import kernels_in_storage
 from flashgen.tuner.options import UsageError
@@ -31,6 +33,7 @@ from flashgen.tuner.outcome import Measurement, Outcome, Status
 from flashgen.tuner.study import open_storage
 from flashgen.tuner.tune import FinalsStarted, SearchGoesOn, SpaceReady, TrialDone, TuneOptions, tune
 from optuna.study import get_all_study_names, load_study
+from rich.console import Console
 from sqlalchemy.exc import OperationalError
 
 LADDER = FAMILIES["ladder"]
@@ -362,6 +365,25 @@ def test_the_faster_family_gets_the_rest_of_the_budget(options, monkeypatch, slo
     second = StandInEvaluator()
     assert run(replace(both, trials=28), second).trials_earlier == 20
     assert [type(v) for v in second.evaluated] == [slow] * 2 + [fast] * 6
+
+
+def test_what_is_told_of_several_families(options, monkeypatch):
+    narrow_simt(monkeypatch, *FEW)
+    monkeypatch.setattr("flashgen.tuner.tune.LEADER_SLACK", 2.0)
+    monkeypatch.setattr("flashgen.tuner.tune.FINALIST_SLACK", 3.0)
+    monkeypatch.setattr("flashgen.tuner.tune.NUM_FINALISTS", 60)
+    console = Console(record=True, width=160, file=io.StringIO())
+    with RunView(console) as view:
+        both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=60)
+        result = run(both, report=view)
+    show_result(console, result)
+    told = console.export_text()
+    for family in ("ladder", "simt"):
+        assert f"{family}: among the fastest so far, gets 6 more trials" in told
+    best = next(line for line in told.splitlines() if line.startswith("trial 1/24"))
+    assert "TFLOP/s (" in best  # of one family so far
+    finalists = told.partition("finalists")[2]
+    assert "ladder: " in finalists and "simt: " in finalists
 
 
 def test_families_about_as_fast_share_the_rest(options, monkeypatch):
