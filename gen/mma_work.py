@@ -1,4 +1,4 @@
-"""What a kernel of the mma family makes a card do: counts that follow ``templates/mma.cu.jinja``."""
+"""What an `Mma` kernel makes a card do, counted along ``templates/mma.cu.jinja``."""
 
 from __future__ import annotations
 
@@ -6,120 +6,184 @@ from typing import TYPE_CHECKING
 
 from .limits import WARP, DeviceLimits
 from .problem import ITEM_BYTES, Problem
-from .work import Counts, Work, walk_tiles
+from .work import Counts, Walk, Work, walk_tiles
 
 if TYPE_CHECKING:
     from .families.mma import Mma
 
 #: Floating-point operations of an m16n8k16 product.
 WIDE_FLOPS = 2 * 16 * 8 * 16
-#: A product half as deep takes two thirds of the time (measured on an H200).
+#: A product half as deep takes two thirds of the time (4.05 of 6.1 cycles on an H200).
 NARROW_COST = 0.66
-#: Multiply-adds of an exponential by polynomial, range reduction and scaling included.
-POLYNOMIAL_OPS = 8
-#: Integer instructions per copy of a tile's chunk: addresses, bounds.
+#: An exponential by polynomial: additions and multiply-adds, and comparisons and integer instructions.
+POLYNOMIAL_FMAS, POLYNOMIAL_ALU = 6, 3
+#: Instructions of a warp around one tile: the loop, tests of what is to be masked, addresses of stages.
+ALU_PER_TILE = 40
+#: Instructions around one copied chunk and, where a swizzle mixes lane and place, around one load: most
+#: addresses are kept from tile to tile.
 ALU_PER_COPY = 3
-#: Tiles out of ten whose maxima outgrow the last by enough to rescale.
-LAZY_SHARE = 0.1
+ALU_PER_SWIZZLE = 0.5
+#: Passes through shared memory of 128 copied bytes where rows start anywhere, fitted to times of an H200.
+PADDED_PASSES = 1.5
+#: Registers that the compiler takes beyond those needed, where it may.
+SPARE_HALF, SPARE_FLOAT32 = 62, 29
+#: With less than so many to spare, each one missing costs a warp so many instructions per tile: spills, and
+#: loads put off. Fitted to times of an H200.
+ROOMY = 32
+ACCESSES_PER_MISSING = 6
+#: Scores are masked by a comparison and a selection each.
+ALU_PER_MASKED = 2
+#: Key tiles that float32 sums apart before it adds them to the output.
+TILES_PER_SUM = 4
 
 
 def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
     """The counts of ``variant`` on ``problem``."""
-    compute = _per_warp_tile(variant, problem, limits)
+    walks = walk_tiles(problem, variant.br, variant.bc, variant.warps, skips=True)
+    heads = problem.batch * problem.num_q_heads
+    blocks = sum(walk.blocks for walk in walks)
+    tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
+    compute = _per_warp_tile(variant, problem, limits, tiles)
+    copies = _copies(variant, problem)
+    once = _once(variant, problem)
+    wanted = variant.registers(problem, limits) + (SPARE_FLOAT32 if problem.dtype == "f32" else SPARE_HALF)
+    if variant.heads > 1:
+        # The next head's first tiles arrive beside this one's last products, but its Q is waited for.
+        once = once * variant.heads
+        walks = tuple(_repeated(walk, variant.heads) for walk in walks)
+        heads = -(-heads // variant.heads)
+    return Work(
+        once=once,
+        per_tile=copies + Counts(barriers=1 if variant.stages > 1 else 2),
+        per_warp_tile=compute,
+        walks=walks,
+        heads=heads,
+        warps=variant.warps,
+        heads_interleaved=variant.block_order == "heaviest_first",
+        registers=min(wanted, _registers_left(variant, limits)),
+        loop_instructions=compute.instructions + copies.instructions / variant.warps,
+    )
+
+
+def _repeated(walk: Walk, times: int) -> Walk:
+    """A block that walks as often."""
+    return Walk(walk.blocks, walk.tiles * times, walk.warp_tiles * times, walk.paced_tiles * times)
+
+
+def _copies(variant: Mma, problem: Problem) -> Counts:
+    """A tile of K and one of V, from global to shared memory."""
     size = ITEM_BYTES[problem.dtype]
     tile_bytes = variant.bc * (problem.head_dim + problem.head_dim_v) * size
     copies = tile_bytes / (variant.access_width(problem) * size * WARP)
-    per_tile = Counts(
+    # Copies of 16 bytes pass L1 by.
+    passes = 1.0 if variant.layout == "swizzled" else PADDED_PASSES
+    return Counts(
         alu=ALU_PER_COPY * copies,
         accesses=copies,
-        wavefronts=2 * tile_bytes / 128,
+        wavefronts=passes * tile_bytes / 128,
         l2_bytes=tile_bytes,
-        barriers=2 if variant.stages == 1 else 1,
-        global_waits=0.3 if variant.stages == 1 else 0.0,
-    )
-    return Work(
-        once=_once(variant, problem),
-        per_tile=per_tile,
-        per_warp_tile=compute,
-        walks=walk_tiles(problem, variant.br, variant.bc, variant.warps, skips=True),
-        heads=problem.batch * problem.num_q_heads,
-        warps=variant.warps,
-        heads_interleaved=variant.block_order == "heaviest_first",
-        loop_instructions=compute.instructions + copies / variant.warps * (1 + ALU_PER_COPY),
     )
 
 
-def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits) -> Counts:
-    """One warp's share of one tile."""
+def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: float) -> Counts:
+    """One warp's share of one of so many tiles."""
     rows, keys = variant.row_tiles, variant.key_tiles
-    values = -(-problem.head_dim_v // 8)
-    scores = rows * keys * 4
+    scores = 4 * rows * keys
     always = variant.rescale == "always"
-    rescaled = 1.0 if always else LAZY_SHARE
-    # Maxima three at a time where they only bound; in full, with two shuffles a row, where they count.
-    maxima = scores * (1.0 if always else 0.5 + LAZY_SHARE)
-    shuffles = 4 * rows * rescaled
+    # From the second tile on maxima seldom grow by enough.
+    rescaled = 1.0 if always else 1 / tiles
+    # Taken two at a time where they only bound; in full, with two shuffles a row, where they count.
+    maxima = scores * (rescaled + (0.0 if always else 0.5))
+    masked = scores * ALU_PER_MASKED * min(1.0, _masked_tiles(variant, problem) / tiles)
     polynomials = scores / variant.poly_exp if variant.poly_exp else 0.0
+    missing = max(0, variant.registers(problem, limits) + ROOMY - _registers_left(variant, limits))
+    shuffles = 4 * rows * rescaled
     softmax = Counts(
-        ffma=2 * scores + polynomials * POLYNOMIAL_OPS,
-        alu=maxima + 8,
+        ffma=2 * scores + polynomials * POLYNOMIAL_FMAS,
+        alu=maxima + masked + polynomials * POLYNOMIAL_ALU + ALU_PER_TILE,
+        accesses=ACCESSES_PER_MISSING * missing,
         exp=scores - polynomials + 2 * rows * rescaled,
         shuffles=shuffles,
         wavefronts=shuffles,
-        shared_waits=2 + 2 * rescaled,
+        delivered=shuffles,
+        shared_waits=2 + 4 * rescaled,
     )
     if problem.dtype == "f32":
-        return softmax + _float32_products(variant, problem, limits, values)
-    return softmax + _half_products(variant, problem, limits, values, rescaled)
+        return softmax + _float32_products(variant, problem, limits)
+    return softmax + _half_products(variant, problem, limits, rescaled)
 
 
-def _half_products(
-    variant: Mma, problem: Problem, limits: DeviceLimits, values: int, rescaled: float
-) -> Counts:
-    rows, keys = variant.row_tiles, variant.key_tiles
-    deep, rest = divmod(variant.d_columns(problem), 16)
-    pairs, single = divmod(keys, 2)
-    steps, operands = deep + rest / 8, pairs + single
-    if not limits.has_async_copy:
-        steps, operands = variant.d_columns(problem) / 8, keys
-    wide = rows * (deep * keys + pairs * values) if limits.has_async_copy else 0
-    narrow = rows * (rest // 8 * keys + single * values) if limits.has_async_copy else 0
-    if not limits.has_async_copy:
-        narrow = rows * (variant.d_columns(problem) // 8 * keys + keys * values)
-    loads = steps * keys / 2 + operands * values / 2 + (0 if variant.q_in_registers else rows * steps)
+def _registers_left(variant: Mma, limits: DeviceLimits) -> int:
+    """The most per thread with as many blocks resident as the kernel promises."""
+    threads = variant.threads()
+    choices = (limits.max_registers_per_thread, *range(248, 0, -8))
+    return next((n for n in choices if limits.blocks_per_sm(threads, n, 0) >= variant.min_blocks), 0)
+
+
+def _masked_tiles(variant: Mma, problem: Problem) -> float:
+    """Tiles that a warp masks: those its diagonal crosses, or the last where keys end within it."""
+    if problem.causal:
+        return 1 + variant.rows_per_warp / variant.bc
+    return 1.0 if problem.seqlen_k % variant.bc else 0.0
+
+
+def _half_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescaled: float) -> Counts:
+    """Of 16-bit numbers: sixteen deep, or eight where no more is left and on sm_75."""
+    rows, keys, values = variant.row_tiles, variant.key_tiles, -(-problem.head_dim_v // 8)
+    columns = variant.d_columns(problem) // 8
+    deep_steps, narrow_steps = divmod(columns, 2) if limits.has_async_copy else (0, columns)
+    deep_keys, narrow_keys = divmod(keys, 2) if limits.has_async_copy else (0, keys)
+    deep = rows * (deep_steps * keys + deep_keys * values)
+    narrow = rows * (narrow_steps * keys + narrow_keys * values)
+    # A load brings four 8x8 matrices: of K, of V, and of Q where no register holds it.
+    loads = columns * keys / 4 + keys * values / 4
+    if not variant.q_in_registers:
+        loads += rows * columns / 2
     return Counts(
-        tensor=(wide + NARROW_COST * narrow) * _wide_cycles(limits),
-        products=wide + narrow,
+        products=deep + narrow,
+        tensor=(deep + NARROW_COST * narrow) * _wide_cycles(limits),
         ffma=4 * rows * values * rescaled,
-        alu=2 * rows * keys,
-        accesses=loads,
-        wavefronts=4 * loads,
-        delivered=4 * loads,
+        # Weights are packed in pairs.
+        alu=2 * rows * keys + _addresses(variant, loads),
         shared_waits=2,
-    )
+    ) + _matrix_loads(loads)
 
 
-def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits, values: int) -> Counts:
-    rows, keys = variant.row_tiles, variant.key_tiles
+def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> Counts:
+    """Of TF32, eight deep: one where factors are rounded, three where each is split in two."""
+    rows, keys, values = variant.row_tiles, variant.key_tiles, -(-problem.head_dim_v // 8)
     steps = variant.d_columns(problem) // 8
-    three = problem.precision != "tf32"
-    products = (3 if three else 1) * rows * keys * (steps + values)
-    # Each factor is split, or rounded, by every warp; Q once for all where it lies in shared memory.
-    split = 2 * keys * (steps + values) + 4 * rows * keys
-    split += 4 * rows * steps if variant.q_in_registers else 0
-    q_loads = 0 if variant.q_in_registers else rows * steps * (2 if three else 1)
-    loads = steps * keys / 2 + q_loads
-    value_loads = 2 * keys * values
+    parts = 1 if problem.precision == "tf32" else 2
+    weights = 4 * rows * keys
+    # Every warp rounds or splits all of K and V, and its weights; Q in shared memory is split beforehand.
+    whole = 2 * keys * (steps + values)
+    rounded = weights + (4 * rows * steps if variant.q_in_registers else 0)
+    loads = steps * keys / 2
+    if not variant.q_in_registers:
+        loads += rows * steps * parts
+    single = 2 * keys * values
+    products = rows * keys * (steps + values) * (1 if parts == 1 else 3)
+    sums = -(-keys // TILES_PER_SUM) if parts == 2 else 1
     return Counts(
-        tensor=products * _wide_cycles(limits),
         products=products,
-        ffma=4 * rows * values + (split + 4 * rows * keys if three else 0),
-        alu=split,
-        accesses=loads + value_loads,
-        wavefronts=4 * loads + value_loads,
-        delivered=4 * loads + value_loads,
+        tensor=products * _wide_cycles(limits),
+        # Remainders, scores in two parts, sums of some keys added to the output.
+        ffma=4 * rows * values * sums + (whole + rounded + weights if parts == 2 else 0),
+        alu=whole + rounded * parts + _addresses(variant, loads + single),
+        accesses=single,
+        wavefronts=single,
+        delivered=single,
         shared_waits=2,
-    )
+    ) + _matrix_loads(loads)
+
+
+def _matrix_loads(loads: float) -> Counts:
+    """Of 512 bytes each; neither layout lets their rows conflict."""
+    return Counts(accesses=loads, wavefronts=4 * loads, delivered=4 * loads)
+
+
+def _addresses(variant: Mma, loads: float) -> float:
+    return ALU_PER_SWIZZLE * loads if variant.layout == "swizzled" else 0.0
 
 
 def _wide_cycles(limits: DeviceLimits) -> float:
@@ -131,12 +195,13 @@ def _once(variant: Mma, problem: Problem) -> Counts:
     """Q in, O out."""
     size = ITEM_BYTES[problem.dtype]
     q_bytes, o_bytes = (variant.br * dim * size for dim in (problem.head_dim, problem.head_dim_v))
-    accesses = (q_bytes + o_bytes) / (16 * WARP)
+    accesses = (q_bytes + o_bytes) / (variant.access_width(problem) * size * WARP)
+    splits = variant.br * problem.head_dim / WARP if problem.dtype == "f32" else 0.0
     return Counts(
-        alu=12 * accesses + 40 * variant.warps,
+        alu=12 * accesses + 10 * splits + 40 * variant.warps,
         exp=4 * variant.warps,
-        accesses=accesses,
-        wavefronts=2 * (q_bytes + o_bytes) / 128,
+        accesses=accesses + 3 * splits,
+        wavefronts=2 * (q_bytes + o_bytes) / 128 + 3 * splits,
         l2_bytes=q_bytes + o_bytes,
         global_waits=2,
         barriers=1,

@@ -100,6 +100,8 @@ class Work:
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0
     """Of the loop over K/V tiles, as they lie in memory."""
+    registers: int | None = None
+    """Per thread, that the compiler takes, where they are not those that the variant needs."""
 
     @property
     def blocks(self) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
@@ -34,17 +34,23 @@ class Coefficients:
     #: How much of the other pipes shows beside the fullest: the exponent of the norm that joins them. 1 would
     #: mean no overlap, infinity a perfect one. Fitted.
     overlap: float = 5.5
-    #: The same for throughput against latency, and for SMs against device memory. Fitted.
+    #: The same for throughput against latency. Fitted.
     hiding: float = 9.0
+    #: The same for SMs against device memory. Fitted.
+    memory_hiding: float = 9.0
     #: FFMAs issued over the most the units could take, when nothing else is in the way. An H200 runs 60.9 of
     #: 67 TFLOP/s in a bare loop; it bounds cards with half as many units, on which it is assumed.
     ffma_efficiency: float = 0.90
     #: Cycles that an FFMA with scattered operands loses beside one without: as often as the compiler fails to
     #: keep two of them out of one register bank. Fitted; profiles of single kernels show 0.05 to 0.3.
     bank_stall: float = 0.13
-    #: Part of a matrix product's cycles in which the scheduler issues nothing else: six multiply-adds beside
-    #: one make it 4.7 cycles longer on an H200, though it takes 6.1 alone.
-    product_issue: float = 0.8
+    #: Issue slots that a matrix product takes, its own included: operands are read for it meanwhile. Where it
+    #: takes 6.1 cycles alone, on an H200, multiply-adds beside it suggest five. Fitted. Where it takes fewer
+    #: cycles, this part of them.
+    product_slots: float = 4.1
+    product_issue: float = 0.675
+    #: Part of its clock that a card holds while its tensor cores are busy: an H200 falls to 1.8 GHz.
+    held_clock: float = 1.0
     #: How likely a warp has nothing to issue, in waits of a cycle or two that it cannot fill itself. A slot
     #: stays empty when that holds for all the warps of a scheduler. Fitted.
     idle_warp: float = 0.34
@@ -72,6 +78,8 @@ class Coefficients:
     barrier_latency: float = 50.0
     #: Cycles from one block's end to the first tile of the block that takes its place. Fitted.
     block_start: float = 3900.0
+    #: Whether other blocks' loops hide that: blocks soon drift apart. Fitted.
+    starts_hide: bool = False
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
     #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
@@ -79,6 +87,23 @@ class Coefficients:
 
 
 COEFFICIENTS = Coefficients()
+#: For kernels on tensor cores. A warp's products, maxima and exponentials wait for each other, so that pipes
+#: overlap less and a tile has a latency of its own, here the barrier's; their copies pass L1 by, and matrix
+#: loads have no conflicts. Fitted to times of an H200 like the others: tests/calibrate.py.
+TENSOR_COEFFICIENTS = replace(
+    COEFFICIENTS,
+    overlap=2.5,
+    hiding=4.1,
+    memory_hiding=2.65,
+    idle_warp=0.395,
+    held_clock=0.91,
+    wavefronts_per_cycle=1.0,
+    l2_bytes_per_cycle=49.0,
+    global_latency=1070.0,
+    barrier_latency=560.0,
+    block_start=910.0,
+    starts_hide=True,
+)
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES, EXP_LANES_SM_61 = 16, 32
 SCHEDULERS_SM_60 = 2
@@ -99,18 +124,21 @@ class Prediction:
 
 
 def predict(
-    variant: Variant, problem: Problem, limits: DeviceLimits, coefficients: Coefficients = COEFFICIENTS
+    variant: Variant, problem: Problem, limits: DeviceLimits, coefficients: Coefficients | None = None
 ) -> Prediction:
-    """The time of ``variant`` on ``problem``. Deterministic, some hundred microseconds of work.
+    """The time of ``variant`` on ``problem``, by the coefficients of its kind unless others are given.
+    Deterministic, some hundred microseconds of work.
 
     The variant must be legal on that card: a block that fits no SM raises ValueError.
     """
     launch = variant.launch(problem, limits)
-    registers = min(variant.registers(problem, limits), limits.max_registers_per_thread)
+    work = variant.work(problem, limits)
+    registers = variant.registers(problem, limits) if work.registers is None else work.registers
+    registers = min(registers, limits.max_registers_per_thread)
     resident = limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes)
     if resident < 1:
         raise ValueError(f"{variant.name} does not fit an SM of {limits.name}")
-    return predict_work(variant.work(problem, limits), problem, limits, resident, coefficients)
+    return predict_work(work, problem, limits, resident, coefficients)
 
 
 def predict_work(
@@ -118,14 +146,16 @@ def predict_work(
     problem: Problem,
     limits: DeviceLimits,
     resident: int,
-    coefficients: Coefficients = COEFFICIENTS,
+    coefficients: Coefficients | None = None,
 ) -> Prediction:
     """The time of counted work with ``resident`` blocks per SM."""
+    if coefficients is None:
+        coefficients = TENSOR_COEFFICIENTS if work.per_warp_tile.products else COEFFICIENTS
     loop = work.loop
     per_sm = work.blocks / limits.num_sms
     warps = min(resident, ceil(per_sm)) * work.warps
     pipes = pipe_cycles(loop, work.warps, warps, limits, coefficients)
-    us = 1.0 / limits.clock_mhz
+    us = 1.0 / (limits.clock_mhz * coefficients.held_clock)
     parts = {name: per_sm * value * us for name, value in pipes.items()}
     alone = latency_cycles(loop, work.warps, limits, coefficients) + _start_latency(work, coefficients)
     parts["latency"] = ceil(per_sm / resident) * alone * us
@@ -133,7 +163,7 @@ def predict_work(
         1e3 * limits.dram_gbps * coefficients.dram_efficiency
     )
     cycles = _makespan(work, limits, resident, coefficients)
-    busy = _join([cycles * us, parts["device memory"]], coefficients.hiding)
+    busy = _join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
     return Prediction(
         median_us=busy + coefficients.launch_us,
         limiter=max(parts, key=lambda name: parts[name]),
@@ -187,7 +217,8 @@ def latency_cycles(counts: Counts, warps: int, limits: DeviceLimits, coefficient
 
 def _issue_cycles(counts: Counts, coefficients: Coefficients) -> float:
     """Cycles in which one scheduler issues all of it."""
-    held = max(0.0, counts.tensor * coefficients.product_issue - counts.products)
+    slots = min(counts.products * coefficients.product_slots, counts.tensor * coefficients.product_issue)
+    held = max(0.0, slots - counts.products)
     return counts.instructions + counts.scattered * coefficients.bank_stall + held
 
 
@@ -214,13 +245,16 @@ def _cycles_together(work: Work, limits: DeviceLimits, together: int, coefficien
     pipes = pipe_cycles(loop, work.warps, together * work.warps, limits, coefficients)
     throughput = _join(list(pipes.values()), coefficients.overlap)
     latency = latency_cycles(loop, work.warps, limits, coefficients)
-    # Blocks on an SM start together, or nearly: nothing fills their first wait.
     start = together * max(
         once.instructions / _schedulers(limits),
         once.wavefronts / coefficients.wavefronts_per_cycle,
         once.l2_bytes / coefficients.l2_bytes_per_cycle,
     )
-    start += _start_latency(work, coefficients)
+    if coefficients.starts_hide:
+        latency += _start_latency(work, coefficients)
+    else:
+        # Blocks on an SM start together, or nearly: nothing fills their first wait.
+        start += _start_latency(work, coefficients)
     missing = max(0.0, work.loop_instructions - coefficients.cached_instructions)
     fetches = (together - 1) * work.mean_tiles * missing * coefficients.fetch_cycles
     return start + _join([together * throughput, latency], coefficients.hiding) + fetches
@@ -268,7 +302,8 @@ def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int
     slots = limits.num_sms * resident
     blocks_per_head = work.blocks / work.heads
     group = problem.num_q_heads / problem.num_kv_heads
-    q_heads = min(work.heads, slots if work.heads_interleaved else ceil(slots / blocks_per_head) + 1)
+    # Interleaved, a head's next block comes after a block of every other head.
+    q_heads = work.heads if work.heads_interleaved else min(work.heads, ceil(slots / blocks_per_head) + 1)
     kv_heads = max(1.0, q_heads / group)
     columns = problem.head_dim + problem.head_dim_v
     footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.dtype]
