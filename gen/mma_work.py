@@ -26,11 +26,11 @@ ALU_PER_SWIZZLE = 0.5
 #: Passes through shared memory of 128 copied bytes where rows start anywhere, fitted to times of an H200.
 PADDED_PASSES = 1.5
 #: Registers that the compiler takes beyond those needed, where it may.
-SPARE_HALF, SPARE_FLOAT32 = 62, 29
+SPARE_HALF, SPARE_FLOAT32 = 50, 29
 #: With less than so many to spare, each one missing costs a warp so many instructions per tile: spills, and
 #: loads put off. Fitted to times of an H200.
-ROOMY = 32
-ACCESSES_PER_MISSING = 6
+ROOMY = 38
+ACCESSES_PER_MISSING = 3.5
 #: Scores are masked by a comparison and a selection each.
 ALU_PER_MASKED = 2
 #: Key tiles that float32 sums apart before it adds them to the output.
@@ -169,7 +169,7 @@ def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> C
         tensor=products * _wide_cycles(limits),
         # Remainders, scores in two parts, sums of some keys added to the output.
         ffma=4 * rows * values * sums + (whole + rounded + weights if parts == 2 else 0),
-        alu=whole + rounded * parts + _addresses(variant, loads + single),
+        alu=whole + rounded * parts + _addresses(variant, loads + 2 * single),
         accesses=single,
         wavefronts=single,
         delivered=single,

@@ -44,11 +44,11 @@ class Coefficients:
     #: Cycles that an FFMA with scattered operands loses beside one without: as often as the compiler fails to
     #: keep two of them out of one register bank. Fitted; profiles of single kernels show 0.05 to 0.3.
     bank_stall: float = 0.13
-    #: Issue slots that a matrix product takes, its own included: operands are read for it meanwhile. Where it
-    #: takes 6.1 cycles alone, on an H200, multiply-adds beside it suggest five. Fitted. Where it takes fewer
-    #: cycles, this part of them.
-    product_slots: float = 4.1
-    product_issue: float = 0.675
+    #: Issue slots that a matrix product takes, its own included: operands are read for it meanwhile. Fitted;
+    #: multiply-adds beside one suggest five on an H200, of the 6.1 cycles that it takes alone.
+    product_slots: float = 3.5
+    #: Where it takes fewer cycles, this part of them.
+    product_issue: float = 0.85
     #: Part of its clock that a card holds while its tensor cores are busy: an H200 falls to 1.8 GHz.
     held_clock: float = 1.0
     #: How likely a warp has nothing to issue, in waits of a cycle or two that it cannot fill itself. A slot
@@ -92,17 +92,19 @@ COEFFICIENTS = Coefficients()
 #: loads have no conflicts. Fitted to times of an H200 like the others: tests/calibrate.py.
 TENSOR_COEFFICIENTS = replace(
     COEFFICIENTS,
-    overlap=2.5,
-    hiding=4.1,
-    memory_hiding=2.65,
-    idle_warp=0.395,
+    overlap=2.6,
+    hiding=4.5,
+    memory_hiding=3.5,
+    idle_warp=0.42,
     held_clock=0.91,
     wavefronts_per_cycle=1.0,
-    l2_bytes_per_cycle=49.0,
-    global_latency=1070.0,
-    barrier_latency=560.0,
-    block_start=910.0,
+    l2_bytes_per_cycle=50.0,
+    shared_latency=36.0,
+    global_latency=930.0,
+    barrier_latency=600.0,
+    block_start=850.0,
     starts_hide=True,
+    launch_us=12.0,
 )
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES, EXP_LANES_SM_61 = 16, 32
