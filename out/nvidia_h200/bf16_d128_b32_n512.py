@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90) at batch 32, 16 heads, 512 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 32, 16 heads, 512 rows, without a mask: 213.2 us (median), spread 0.4 %,
-322.3 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 32, 16 heads, 512 rows, without a mask: 200.1 us (median), spread 0.7 %,
+343.4 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_b32_n512 import attention
@@ -19,9 +19,9 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit bf16_d128_b32_n512.py \
-        --preset sm_90 --family mma --dtype bf16 --d 128 --set br=128 --set rows_per_warp=32 --set bc=32 \
-        --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
-        --set poly_exp=0 --set heads=8 --set min_blocks=2 --set block_order=by_head
+        --preset sm_90 --family mma --dtype bf16 --d 128 --set br=128 --set rows_per_warp=32 --set bc=64 \
+        --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=2 \
+        --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ VARIANT: dict[str, Any] = {
     "family": "mma",
     "br": 128,
     "rows_per_warp": 32,
-    "bc": 32,
-    "layout": "padded",
+    "bc": 64,
+    "layout": "swizzled",
     "d_steps": "exact",
     "q_in_registers": False,
-    "stages": 3,
+    "stages": 2,
     "rescale": "lazy",
     "poly_exp": 0,
-    "heads": 8,
+    "heads": 1,
     "min_blocks": 2,
     "block_order": "by_head",
 }
@@ -74,14 +74,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 213.18399906158447,
-    "spread": 0.00375262048059712,
-    "tflops": 322.34819235259937,
+    "median_us": 200.095996260643,
+    "spread": 0.007356450578129707,
+    "tflops": 343.4325424806936,
     "registers": 255,
     "spill_bytes": 0,
-    "smem_bytes": 87040,
+    "smem_bytes": 98304,
     "occupancy": 0.125,
-    "error": 0.0023953086075715244,
+    "error": 0.0023786421441888464,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -95,8 +95,7 @@ HEAD_DIM = 128
 VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
 THREADS = 128  # per block
 ROWS_PER_BLOCK = 128  # query rows
-HEADS_PER_BLOCK = 8  # query heads, counted through all batches
-SMEM_BYTES = 87040  # dynamic shared memory per block
+SMEM_BYTES = 98304  # dynamic shared memory per block
 OLDEST_ARCH = 80  # compute capability, times ten, of the first cards with the instructions it uses
 SYMBOL = b"attention_bf16_d128_kernel"  # the kernel's name in the source
 TOLERANCE = 0.01  # per head, of norm(o - reference) / norm(reference) against float64
@@ -110,23 +109,23 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 // Family mma:
 //   br = 128                   query rows per block
 //   rows_per_warp = 32         query rows that one warp owns
-//   bc = 32                    keys per tile
-//   layout = padded            how rows in shared memory avoid bank conflicts
+//   bc = 64                    keys per tile
+//   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
 //   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   heads = 8                  heads that one block takes in turn, one's copies beside another's products
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 2             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 \
-//                 --set br=128 --set rows_per_warp=32 --set bc=32 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=8 --set min_blocks=2 --set block_order=by_head
+//                 --set br=128 --set rows_per_warp=32 --set bc=64 --set layout=swizzled \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -158,20 +157,19 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements per access of global memory
 
 constexpr int kBr = 128;  // query rows per block
-constexpr int kBc = 32;  // keys per tile
+constexpr int kBc = 64;  // keys per tile
 constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 128;
-constexpr int kStages = 3;  // K/V tiles in shared memory
-constexpr int kHeadsPerBlock = 8;
+constexpr int kStages = 2;  // K/V tiles in shared memory
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 
 // Elements between rows in shared memory.
-constexpr int kQStride = 136;
-constexpr int kKStride = 136;
-constexpr int kVStride = 136;
+constexpr int kQStride = 128;
+constexpr int kKStride = 128;
+constexpr int kVStride = 128;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -182,7 +180,7 @@ struct SharedStorage {
   alignas(16) Element k[kStages][kBc * kKStride];
   alignas(16) Element v[kStages][kBc * kVStride];
 };
-static_assert(sizeof(SharedStorage) == 87040, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 98304, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -240,15 +238,18 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
 }
 
 __device__ __forceinline__ int q_offset(int row, int x) {
-  return row * kQStride + x;
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
 }
 
 __device__ __forceinline__ int k_offset(int key, int x) {
-  return key * kKStride + x;
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kKStride + (x ^ (key % 8 * 8));
 }
 
 __device__ __forceinline__ int v_offset(int key, int x) {
-  return key * kVStride + x;
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kVStride + (x ^ (key % 8 * 8));
 }
 
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
@@ -271,7 +272,7 @@ __device__ __forceinline__ void fetch_q(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
+  for (int r = 0; r < 8; ++r) {
     const int row = first_row + r * 8;
 #pragma unroll
     for (int x = 0; x < kD; x += 128) {
@@ -286,7 +287,7 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
+  for (int r = 0; r < 8; ++r) {
     const int row = first_row + r * 8;
 #pragma unroll
     for (int x = 0; x < kDv; x += 128) {
@@ -433,9 +434,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
-  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 8);
-
-  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
 
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -450,14 +448,14 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q_lane + 16 * i * kQStride + step * 16;
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
       ldmatrix_x4(a[i], row);
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
       // Two tiles of eight keys, each as two halves of the step.
       unsigned b[4];
-      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
+      ldmatrix_x4(b, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
 #pragma unroll
@@ -491,10 +489,9 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   const int lane = threadIdx.x % 32;
   float base[kRowTiles][2];
   get_base(warp, base);
-  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
 
 #pragma unroll
-  for (int u = 0; u < 4; u += 2) {
+  for (int u = 0; u < 8; u += 2) {
     // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
     unsigned a[kRowTiles][4];
 #pragma unroll
@@ -505,7 +502,7 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
 #pragma unroll
     for (int n = 0; n < kValueTiles; n += 2) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, v_lane + u * 8 * kVStride + n * 8);
+      ldmatrix_x4_trans(b, v + v_offset(u * 8 + lane % 16, n * 8 + lane / 16 * 8));
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         mma_m16n8k16_bf16(warp.o[i][n], a[i], b);
@@ -557,11 +554,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
   const int turn = int(blockIdx.x) % q_tiles;
   const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
-  // The heads of all batches in one row, of which a block takes kHeadsPerBlock in turn.
-  int head_index = int(blockIdx.x) / q_tiles * kHeadsPerBlock;
-  const int end_index = min(head_index + kHeadsPerBlock, args.batch * args.num_q_heads);
+  const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -582,78 +588,55 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
 
-  // Copies run kStages - 1 tiles ahead of the products, into the next head where this one has no more. Each thread
-  // copies its own share of every tile.
-  const long long q_share = (first_row + int(threadIdx.x) / 16) * args.q_stride_row + threadIdx.x % 16 * kVec;
-  const long long k_share = int(threadIdx.x) / 16 * args.k_stride_row + threadIdx.x % 16 * kVec;
-  const long long v_share = int(threadIdx.x) / 16 * args.v_stride_row + threadIdx.x % 16 * kVec;
-  const auto fetch_next_q = [&](int index) {
-    const int batch = index / args.num_q_heads, head = index % args.num_q_heads;
-    const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + q_share;
-    fetch_q(smem.q, q, args.q_stride_row, args.seqlen_q - first_row);
-    __pipeline_commit();
-  };
-  int ahead_index = num_tiles > 0 ? head_index : end_index, ahead_tile = 0, ahead_stage = 0;
-  const Element *k = nullptr, *v = nullptr;
-  const auto fetch_ahead = [&] {
-    if (ahead_index < end_index) {
-      if (ahead_tile == 0) {
-        const int batch = ahead_index / args.num_q_heads, head = ahead_index % args.num_q_heads;
-        const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
-        k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head + k_share;
-        v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head + v_share;
-      }
-      fetch_k(smem.k[ahead_stage], k, args.k_stride_row, args.seqlen_k - ahead_tile * kBc);
+  // Each thread copies its own share of every tile.
+  const Element* q_share = q + (first_row + int(threadIdx.x) / 16) * args.q_stride_row + threadIdx.x % 16 * kVec;
+  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
+  k += int(threadIdx.x) / 16 * args.k_stride_row + threadIdx.x % 16 * kVec;
+  v += int(threadIdx.x) / 16 * args.v_stride_row + threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int tile = 0; tile < kStages - 1; ++tile) {
+    if (tile < num_tiles) {
+      fetch_k(smem.k[tile], k, args.k_stride_row, args.seqlen_k - tile * kBc);
       k += kBc * args.k_stride_row;
-      fetch_v(smem.v[ahead_stage], v, args.v_stride_row, args.seqlen_k - ahead_tile * kBc);
+      fetch_v(smem.v[tile], v, args.v_stride_row, args.seqlen_k - tile * kBc);
       v += kBc * args.v_stride_row;
-      ahead_stage = (ahead_stage + 1) % kStages;
-      if (++ahead_tile == num_tiles) {
-        ahead_tile = 0;
-        ++ahead_index;
-      }
     }
     __pipeline_commit();
-  };
-  fetch_next_q(head_index);
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) fetch_ahead();
-
-  int stage = 0;
-  for (; head_index < end_index; ++head_index) {
-    __pipeline_wait_prior(0);
-    __syncthreads();  // Q and the first tile are there
-    if (args.scale < 0.0f) negate_q(smem.q, warp_row);
-    Warp warp;
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      if (tile > 0) {
-        __pipeline_wait_prior(kStages - 2);
-        __syncthreads();  // this tile is there, and no warp needs the one before it
-      }
-      fetch_ahead();
-      if (tile < end_tile) {
-        Scores s;
-        multiply_qk(s, warp_q, smem.k[stage]);
-        if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
-        float rescale[kRowTiles][2];
-        if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
-
-        weigh_first(s, warp, scale);
-        multiply_pv(warp, s, smem.v[stage], scale);
-      }
-      stage = (stage + 1) % kStages;
-    }
-    if (head_index + 1 < end_index) {
-      __syncthreads();  // no warp needs Q any more
-      fetch_next_q(head_index + 1);
-    }
-    const int batch = head_index / args.num_q_heads, head = head_index % args.num_q_heads;
-    Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-    float* lse = args.lse == nullptr ? nullptr : args.lse + 1LL * head_index * args.seqlen_q;
-    write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
   }
+
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  if (args.scale < 0.0f) {
+    __pipeline_wait_prior(kStages - 2);
+
+    __syncthreads();
+    negate_q(smem.q, warp_row);
+  }
+
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    __pipeline_wait_prior(kStages - 2);
+    __syncthreads();  // this tile is there, and no warp needs the one before it
+    const int far = tile + kStages - 1;
+    if (far < num_tiles) {
+      fetch_k(smem.k[far % kStages], k, args.k_stride_row, args.seqlen_k - far * kBc);
+      k += kBc * args.k_stride_row;
+      fetch_v(smem.v[far % kStages], v, args.v_stride_row, args.seqlen_k - far * kBc);
+      v += kBc * args.v_stride_row;
+    }
+    __pipeline_commit();
+    if (tile < end_tile) {
+      Scores s;
+      multiply_qk(s, warp_q, smem.k[tile % kStages]);
+      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
+      float rescale[kRowTiles][2];
+      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.v[tile % kStages], scale);
+    }
+  }
+  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
 }
 
 #ifndef __CUDACC_RTC__
@@ -677,8 +660,7 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
   const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
-  const long long heads = 1LL * args->num_q_heads * args->batch;
-  const long long blocks = (heads + kHeadsPerBlock - 1) / kHeadsPerBlock * tiles;
+  const long long blocks = tiles * args->num_q_heads * args->batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -767,7 +749,7 @@ def attention(
     if stream is None and torch is None:
         _wait_for_producers(arrays, handle)
     kernel = _KERNELS.get((device, masked)) or _load(device, masked)
-    blocks = -(-seqlen_q // ROWS_PER_BLOCK) * -(-heads * batch // HEADS_PER_BLOCK)
+    blocks = -(-seqlen_q // ROWS_PER_BLOCK) * heads * batch
     if blocks > _INT_MAX or max(seqlen_q, seqlen_k) > _INT_MAX:
         raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     packed = _ARGS.pack(

@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 256.
 For NVIDIA H200 (sm_90) at batch 32, 8 heads, 512 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, without a mask: 240.7 us (median), spread 0.3 %,
-285.5 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 2.4e-03.
-Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, without a mask: 240.4 us (median), spread 0.5 %,
+285.8 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 2.4e-03.
+Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 1.
 
     from bf16_d256_b32_h8_n512 import attention
 
@@ -74,20 +74,20 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 240.6720072031021,
-    "spread": 0.002925165119054437,
-    "tflops": 285.53165586061664,
+    "median_us": 240.4160052537918,
+    "spread": 0.004791730777991508,
+    "tflops": 285.835698265834,
     "registers": 255,
     "spill_bytes": 0,
     "smem_bytes": 196608,
     "occupancy": 0.125,
-    "error": 0.0024028327429097772,
+    "error": 0.0023643088859364833,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
     "toolkit": "nvcc 13.0.88",
     "flashgen": "0.1.0",
-    "seed": 0,
+    "seed": 1,
 }
 
 DTYPE = "bfloat16"  # of q, k, v and o

@@ -18,9 +18,9 @@
 //   min_blocks = 3             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //
-// Measured on NVIDIA H200, batch 128, 12 heads, 197 rows, without a mask: 83.78 us (median), spread 0.3 %,
-// 182.2 TFLOP/s, 166 registers per thread, occupancy 19 %. Largest error per head against float64: 2.5e-03.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 128, 12 heads, 197 rows, without a mask: 83.39 us (median), spread 0.5 %,
+// 183.0 TFLOP/s, 166 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 1.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d64.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)

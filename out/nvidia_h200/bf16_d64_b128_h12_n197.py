@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90) at batch 128, 12 heads, 197 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 128, 12 heads, 197 rows, without a mask: 83.78 us (median), spread 0.3 %,
-182.2 TFLOP/s, 166 registers per thread, occupancy 19 %. Largest error per head against float64: 2.5e-03.
-Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 128, 12 heads, 197 rows, without a mask: 83.39 us (median), spread 0.5 %,
+183.0 TFLOP/s, 166 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
+Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 1.
 
     from bf16_d64_b128_h12_n197 import attention
 
@@ -74,20 +74,20 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 83.77599716186523,
-    "spread": 0.003437676090408729,
-    "tflops": 182.15622924207324,
+    "median_us": 83.39200168848038,
+    "spread": 0.0049885259881788865,
+    "tflops": 182.99500473686354,
     "registers": 166,
     "spill_bytes": 0,
     "smem_bytes": 64512,
     "occupancy": 0.1875,
-    "error": 0.0024875805698074856,
+    "error": 0.002423059328285614,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
     "toolkit": "nvcc 13.0.88",
     "flashgen": "0.1.0",
-    "seed": 0,
+    "seed": 1,
 }
 
 DTYPE = "bfloat16"  # of q, k, v and o

@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90) at batch 32, 32 heads, 512 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, without a mask: 232.4 us (median), spread 0.9 %,
-295.6 TFLOP/s, 163 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
-Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, without a mask: 226.3 us (median), spread 0.2 %,
+303.6 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
+Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 1.
 
     from bf16_d64_b32_h32_n512 import attention
 
@@ -19,8 +19,8 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit bf16_d64_b32_h32_n512.py \
-        --preset sm_90 --family mma --dtype bf16 --d 64 --set br=128 --set rows_per_warp=32 --set bc=32 \
-        --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
+        --preset sm_90 --family mma --dtype bf16 --d 64 --set br=128 --set rows_per_warp=32 --set bc=48 \
+        --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
         --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head
 """
 
@@ -58,11 +58,11 @@ VARIANT: dict[str, Any] = {
     "family": "mma",
     "br": 128,
     "rows_per_warp": 32,
-    "bc": 32,
+    "bc": 48,
     "layout": "padded",
     "d_steps": "exact",
     "q_in_registers": False,
-    "stages": 3,
+    "stages": 2,
     "rescale": "lazy",
     "poly_exp": 0,
     "heads": 1,
@@ -74,20 +74,20 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 232.44799673557281,
-    "spread": 0.0086728774925524,
-    "tflops": 295.63376626632584,
-    "registers": 163,
+    "median_us": 226.33600234985352,
+    "spread": 0.0024034916498300893,
+    "tflops": 303.6170826671159,
+    "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 46080,
     "occupancy": 0.1875,
-    "error": 0.002405231820521954,
+    "error": 0.002335250926371282,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
     "toolkit": "nvcc 13.0.88",
     "flashgen": "0.1.0",
-    "seed": 0,
+    "seed": 1,
 }
 
 DTYPE = "bfloat16"  # of q, k, v and o
@@ -109,11 +109,11 @@ SOURCE = r"""// attention_bf16_d64: flash attention, bf16, head dim 64, tuned wi
 // Family mma:
 //   br = 128                   query rows per block
 //   rows_per_warp = 32         query rows that one warp owns
-//   bc = 32                    keys per tile
+//   bc = 48                    keys per tile
 //   layout = padded            how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
 //   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
@@ -123,8 +123,8 @@ SOURCE = r"""// attention_bf16_d64: flash attention, bf16, head dim 64, tuned wi
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d64.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d64.cu --preset sm_90 --family mma --dtype bf16 --d 64 \
-//                 --set br=128 --set rows_per_warp=32 --set bc=32 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
+//                 --set br=128 --set rows_per_warp=32 --set bc=48 --set layout=padded \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
 //                 --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head
 
 #include <cuda_bf16.h>
@@ -157,10 +157,10 @@ constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements per access of global memory
 
 constexpr int kBr = 128;  // query rows per block
-constexpr int kBc = 32;  // keys per tile
+constexpr int kBc = 48;  // keys per tile
 constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 128;
-constexpr int kStages = 3;  // K/V tiles in shared memory
+constexpr int kStages = 2;  // K/V tiles in shared memory
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 4;  // steps of 16 along the head dim in q k^T
@@ -269,7 +269,7 @@ __device__ __forceinline__ void fetch_q(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < 3; ++r) {
     const int row = first_row + r * 16;
 #pragma unroll
     for (int x = 0; x < kD; x += 64) {
@@ -284,7 +284,7 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < 3; ++r) {
     const int row = first_row + r * 16;
 #pragma unroll
     for (int x = 0; x < kDv; x += 64) {
@@ -492,7 +492,7 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
 
 #pragma unroll
-  for (int u = 0; u < 4; u += 2) {
+  for (int u = 0; u < 6; u += 2) {
     // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
     unsigned a[kRowTiles][4];
 #pragma unroll

@@ -1,0 +1,1507 @@
+r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
+
+For NVIDIA H200 (sm_90) at batch 16, 16 heads, 1024 rows, with a causal mask. Serves any batch, number of
+heads, lengths and strides, grouped-query heads, and either mask.
+
+Measured on NVIDIA H200, batch 16, 16 heads, 1024 rows, with a causal mask: 246.6 us (median), spread 0.6 %,
+278.7 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 2.3e-03.
+Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+
+    from bf16_d128_causal_b16_n1024 import attention
+
+    o = attention(q, k, v)                           # softmax(q k^T / sqrt(head_dim)) v
+    o, lse = attention(q, k, v, return_lse=True)     # and the log-sum-exp of each row of scores
+    attention(q, k, v, causal=True, scale=0.1, out=o, stream=stream)
+
+Needs an NVIDIA driver for CUDA 12 or newer, numpy, PyCUDA and nvcc; the first call compiles (PyCUDA keeps the
+result in its cache). Make that call before capturing a CUDA graph. Forward only.
+
+Regenerate:
+
+    flashgen emit bf16_d128_causal_b16_n1024.py \
+        --preset sm_90 --family mma --dtype bf16 --d 128 --causal --set br=128 --set rows_per_warp=32 \
+        --set bc=64 --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=1 \
+        --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=2 \
+        --set block_order=heaviest_first
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import shutil
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["DEVICE", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT", "attention"]
+
+# What the kernel was tuned for, which of its family's variants won, on which card, and how fast it was there.
+PROBLEM: dict[str, Any] = {
+    "dtype": "bf16",
+    "batch": 16,
+    "num_q_heads": 16,
+    "num_kv_heads": 16,
+    "seqlen_q": 1024,
+    "seqlen_k": 1024,
+    "head_dim": 128,
+    "head_dim_v": 128,
+    "causal": True,
+    "precision": "auto",
+}
+VARIANT: dict[str, Any] = {
+    "family": "mma",
+    "br": 128,
+    "rows_per_warp": 32,
+    "bc": 64,
+    "layout": "padded",
+    "d_steps": "exact",
+    "q_in_registers": False,
+    "stages": 1,
+    "rescale": "lazy",
+    "poly_exp": 0,
+    "heads": 1,
+    "min_blocks": 2,
+    "block_order": "heaviest_first",
+}
+DEVICE: dict[str, Any] = {
+    "name": "NVIDIA H200",
+    "arch": 90,
+}
+MEASUREMENT: dict[str, Any] = {
+    "median_us": 246.5600073337555,
+    "spread": 0.005840377479956017,
+    "tflops": 278.7129895035167,
+    "registers": 255,
+    "spill_bytes": 0,
+    "smem_bytes": 69632,
+    "occupancy": 0.125,
+    "error": 0.00228881870124856,
+    "predicted": False,
+    "busy": "",
+    "driver": "580.159.04 (CUDA 13.0)",
+    "toolkit": "nvcc 13.0.88",
+    "flashgen": "0.1.0",
+    "seed": 0,
+}
+
+DTYPE = "bfloat16"  # of q, k, v and o
+HEAD_DIM = 128
+VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
+THREADS = 128  # per block
+ROWS_PER_BLOCK = 128  # query rows
+SMEM_BYTES = 69632  # dynamic shared memory per block
+OLDEST_ARCH = 80  # compute capability, times ten, of the first cards with the instructions it uses
+SYMBOL = b"attention_bf16_d128_kernel"  # the kernel's name in the source
+TOLERANCE = 0.01  # per head, of norm(o - reference) / norm(reference) against float64
+
+SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned with a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 128                   query rows per block
+//   rows_per_warp = 32         query rows that one warp owns
+//   bc = 64                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = false     keep Q in registers for the whole block
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 2             blocks per SM the compiler must leave registers for
+//   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
+//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
+// Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 --causal \
+//                 --set br=128 --set rows_per_warp=32 --set bc=64 --set layout=padded \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=heaviest_first
+
+#include <cuda_bf16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 1
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const __nv_bfloat16* q;
+  const __nv_bfloat16* k;
+  const __nv_bfloat16* v;
+  __nv_bfloat16* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = __nv_bfloat16;
+constexpr int kD = 128;  // head dim of queries and keys
+constexpr int kDv = 128;  // head dim of values and outputs
+constexpr int kVec = 8;  // elements per access of global memory
+
+constexpr int kBr = 128;  // query rows per block
+constexpr int kBc = 64;  // keys per tile
+constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 128;
+constexpr int kStages = 1;  // K/V tiles in shared memory
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
+constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
+
+// Elements between rows in shared memory.
+constexpr int kQStride = 136;
+constexpr int kKStride = 136;
+constexpr int kVStride = 136;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct SharedStorage {
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
+};
+static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// Two numbers in one register, the first in its low half.
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int q_offset(int row, int x) {
+  return row * kQStride + x;
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  return key * kKStride + x;
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  return key * kVStride + x;
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
+    const int row = first_row + r * 8;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 8 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = first_row + r * 8;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 8 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = first_row + r * 8;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 128) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 8 * stride;
+  }
+}
+
+// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
+// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
+    if (odd) {
+      r[j] = received;
+    } else {
+      r[j + 1] = received;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
+    if (upper) {
+      r[j] = received;
+    } else {
+      r[j + 2] = received;
+    }
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
+
+// Turns the sign of a warp's own rows of Q.
+__device__ __forceinline__ void negate_q(Element* q, int first_row) {
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 128; i += 32) {
+    Element& element = q[q_offset(first_row + i / 128, i % 128)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
+  }
+  __syncwarp();
+}
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int end = seqlen_k;
+      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+      end -= first_key + lane % 4 * 2 + e % 2;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+__device__ __forceinline__ bool raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
+      }
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 8.0f;
+    }
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+  return true;
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+    }
+  }
+}
+
+// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 2 + within % 8 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Element* q, const Element* k) {
+  const int lane = threadIdx.x % 32;
+  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 8);
+
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const Element* row = q_lane + 16 * i * kQStride + step * 16;
+      ldmatrix_x4(a[i], row);
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_bf16(s[i][t + u], a[i], b + 2 * u);
+      }
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 1, 0, 1);
+}
+
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+    }
+  }
+}
+
+// o += p v for one tile of keys, whose weights p are made of the scores s on the way: exponentials for the next
+// operand run on the special-function unit beside the products of this one.
+__device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element* v, float scale) {
+  const int lane = threadIdx.x % 32;
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
+
+#pragma unroll
+  for (int u = 0; u < 8; u += 2) {
+    // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a[i][f] = pack(s[i][u + f / 2][f % 2 * 2], s[i][u + f / 2][f % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < kValueTiles; n += 2) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, v_lane + u * 8 * kVStride + n * 8);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        mma_m16n8k16_bf16(warp.o[i][n], a[i], b);
+        mma_m16n8k16_bf16(warp.o[i][n + 1], a[i], b + 2);
+      }
+      weigh_share(s, warp, base, scale, u / 2 + 1, 1, n / 2, 8);
+    }
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
+__device__ __forceinline__ void write_rows(
+    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float row_sum = warp.row_sum[i][h];
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      const bool inside = row < seqlen_q;
+      if (lse != nullptr && inside && lane % 4 == 0) {
+        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      }
+      Element* target = o + row * stride;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; n += 4) {
+        unsigned pieces[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          pieces[j] = pack(warp.o[i][n + j][2 * h] * inverse, warp.o[i][n + j][2 * h + 1] * inverse);
+        }
+        transpose_quad(pieces);
+        if (inside) {
+          *reinterpret_cast<uint4*>(target + n * 8 + lane % 4 * 8) =
+              make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
+        }
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    attention_bf16_d128_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Under a causal mask the last rows see the most keys: they start first, and the short blocks fill the gaps.
+  const int num_heads = args.batch * args.num_q_heads;
+  const int q_tile = q_tiles - 1 - int(blockIdx.x) / num_heads;
+  const int head = int(blockIdx.x) % num_heads % args.num_q_heads;
+  const int batch = int(blockIdx.x) % num_heads / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + warp_row + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+  }
+  const Element* warp_q = smem.q + warp_row * kQStride;
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
+  // matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+
+  // Each thread copies its own share of every tile.
+  const Element* q_share = q + (first_row + int(threadIdx.x) / 16) * args.q_stride_row + threadIdx.x % 16 * kVec;
+  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
+  k += int(threadIdx.x) / 16 * args.k_stride_row + threadIdx.x % 16 * kVec;
+  v += int(threadIdx.x) / 16 * args.v_stride_row + threadIdx.x % 16 * kVec;
+  if (num_tiles > 0) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+    k += kBc * args.k_stride_row;
+  }
+  __pipeline_commit();
+
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  if (args.scale < 0.0f) {
+    __pipeline_wait_prior(0);
+
+    __syncthreads();
+    negate_q(smem.q, warp_row);
+  }
+
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // K is there, and no warp needs V any more
+    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kBc * args.v_stride_row;
+    __pipeline_commit();
+
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp_q, smem.k[0]);
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // V is there, and no warp needs K any more
+    if (tile + 1 < num_tiles) {
+      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+      k += kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
+      float rescale[kRowTiles][2];
+      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.v[0], scale);
+    }
+  }
+  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long blocks = tiles * args->num_q_heads * args->batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif
+"""
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool | None = None,
+    scale: float | None = None,
+    out: Any = None,
+    stream: Any = None,
+    return_lse: bool = False,
+    *,
+    layout: str = "bhsd",
+) -> Any:
+    """softmax(scale * q k^T) v in bfloat16, summed in float32.
+
+    q is (batch, heads, seqlen_q, 128), k and v are (batch, kv_heads, seqlen_k, 128), where kv_heads
+    divides heads; with layout="bshd", heads and seqlen are swapped in all of them. Any strides will do as
+    long as the last dimension is contiguous: transposed views and slices of a packed qkv run without a copy.
+
+    Takes torch tensors and arrays with __cuda_array_interface__ whose dtype is ml_dtypes' bfloat16 where they
+    lie, others that have __dlpack__ (JAX's) where they lie too, by way of torch, and numpy arrays of ml_dtypes'
+    bfloat16 with a copy to the GPU and back. Returns an array of q's kind and memory layout, or `out`, which
+    may have strides of its own but not the memory of q, k or v.
+
+    causal: None for the mask the kernel was tuned with (True); True masks bottom-right: query row i sees
+        keys 0 .. i + seqlen_k - seqlen_q. A row that sees no key is zero, its log-sum-exp -inf.
+    scale: None for 1 / sqrt(head_dim).
+    stream: None for the stream the arrays are used on (torch's and CuPy's current one, else the default
+        stream); otherwise an integer handle or a torch, CuPy or PyCUDA stream, whose order with other streams
+        is the caller's.
+    return_lse: also return the natural log-sum-exp, a contiguous float32 (batch, heads, seqlen_q) array of q's kind.
+
+    Runs in the arrays' CUDA context, from any thread. Raises TypeError and ValueError for arrays it cannot
+    serve, RuntimeError when the GPU or the compiler fails, ImportError without PyCUDA.
+    """
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout is {layout!r}; choose 'bhsd' or 'bshd'")
+    if isinstance(q, np.ndarray):
+        return _attention_numpy(q, k, v, causal, scale, out, stream, return_lse, layout)
+    torch = _torch_of(q)
+    if torch is None and out is None and not _can_allocate(q) and hasattr(q, "__dlpack__"):
+        return _attention_dlpack(q, k, v, causal, scale, stream, return_lse, layout)
+    bshd = layout == "bshd"
+    _check_kinds(torch, q, (("k", k), ("v", v), ("out", out)))
+    query, key, value = (
+        _inspect("q", q, bshd, torch),
+        _inspect("k", k, bshd, torch),
+        _inspect("v", v, bshd, torch),
+    )
+    batch, heads, seqlen_q = query.shape
+    kv_heads, seqlen_k = _check_shapes(query, key, value)
+    masked = bool(PROBLEM["causal"] if causal is None else causal)
+    scale = _DEFAULT_SCALE if scale is None else float(scale)
+    if not abs(scale) < 3.4e38:
+        raise ValueError(f"scale is {scale}; it must be a finite float32")
+
+    current = _current_stream(torch, query)
+    handle = current if stream is None else _stream_handle(stream)
+    side_stream = None if handle == current else handle
+    if out is None:
+        out = _empty_like(q, query, bshd, side_stream)
+        output = _inspect("out", out, bshd, torch)
+    else:
+        output = _inspect("out", out, bshd, torch)
+        _check_output(output, query, key, value)
+    lse = _empty_rows(q, query.shape, side_stream) if return_lse else None
+    if batch == 0 or heads == 0 or seqlen_q == 0:
+        return (out, lse) if return_lse else out
+
+    arrays = {"q": query, "k": key, "v": value, "out": output}
+    _check_alignment(arrays)
+    device = _common_device(arrays)
+    if stream is None and torch is None:
+        _wait_for_producers(arrays, handle)
+    kernel = _KERNELS.get((device, masked)) or _load(device, masked)
+    blocks = -(-seqlen_q // ROWS_PER_BLOCK) * heads * batch
+    if blocks > _INT_MAX or max(seqlen_q, seqlen_k) > _INT_MAX:
+        raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
+    packed = _ARGS.pack(
+        query.pointer,
+        key.pointer,
+        value.pointer,
+        output.pointer,
+        _address(lse),
+        *query.strides,
+        *key.strides,
+        *value.strides,
+        *output.strides,
+        batch,
+        heads,
+        kv_heads,
+        seqlen_q,
+        seqlen_k,
+        scale,
+    )
+    # The address of a char* to the packed bytes: an array of one pointer to one argument.
+    parameters = ctypes.byref(ctypes.c_char_p(packed))
+    driver = _driver()
+    pushed = _push_context(driver, query.pointer, device)
+    try:
+        status = driver.cuLaunchKernel(
+            kernel, blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, handle, parameters, None
+        )
+    finally:
+        if pushed:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    if status:
+        _check(status, f"launching on stream {handle:#x} (is it one of device {device} and its context?)")
+    return (out, lse) if return_lse else out
+
+
+# ---- arrays ------------------------------------------------------------------------------------------------
+
+
+class _Array(NamedTuple):
+    """Where an array lies, as (batch, heads, seqlen). Strides are in elements, 0 along dimensions of one entry."""
+
+    pointer: int
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    device: int | None
+    """The device's ordinal where the array knows it."""
+    stream: int | None
+    """The stream on which the data is ready, where the array says so."""
+
+
+def _torch_of(array: Any) -> Any:
+    """The torch module where `array` is a tensor; importing it is left to who made the tensor."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(array, torch.Tensor) else None
+
+
+def _inspect(name: str, array: Any, bshd: bool, torch: Any) -> _Array:
+    """Reads an array's address, shape and strides; raises what tells the caller how to mend it.
+
+    `torch` is the module where the array is a tensor, else None.
+    """
+    device = stream = None
+    if torch is not None:
+        if array.dtype is not torch.bfloat16:
+            raise TypeError(f"{name} is {array.dtype}, not torch.bfloat16: pass {name}.bfloat16()")
+        if not array.is_cuda:
+            raise ValueError(f"{name} is on the device {str(array.device)!r}; move it with {name}.cuda()")
+        if array.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name} requires a gradient, but this kernel is forward only: call it under torch.no_grad() "
+                f"or pass {name}.detach()"
+            )
+        pointer, shape, strides, device = array.data_ptr(), array.shape, array.stride(), array.get_device()
+    else:
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            raise TypeError(
+                f"{name} is a {_kind(array)}; pass torch tensors, CuPy arrays, PyCUDA GPUArrays, numpy arrays or "
+                "others with __cuda_array_interface__ or, without out=, __dlpack__"
+            )
+        # The interface has no name for bfloat16 ('<V2' is any two bytes), so the array's dtype must tell.
+        found = getattr(getattr(array, "dtype", None), "name", interface["typestr"])
+        if found != "bfloat16":
+            raise TypeError(
+                f"{name} has the type {found!r}, not bfloat16 of ml_dtypes: pass torch tensors, {name}.bfloat16()"
+            )
+        pointer, read_only = interface["data"]
+        if read_only and name == "out":
+            raise ValueError("out is read-only")
+        shape, strides, stream = interface["shape"], interface.get("strides"), interface.get("stream")
+        if strides is None:
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        else:
+            if any(stride % 2 for stride in strides):
+                raise ValueError(f"{name} has the strides {strides} in bytes; they must be multiples of 2")
+            strides = tuple(stride // 2 for stride in strides)
+    if len(shape) != 4:
+        order = "batch, seqlen, heads" if bshd else "batch, heads, seqlen"
+        hint = f"; add a dimension with {name}[None]" if len(shape) == 3 else ""
+        raise ValueError(
+            f"{name} has {len(shape)} dimensions, {tuple(shape)}; 4 are needed, ({order}, head_dim){hint}"
+        )
+    n0, n1, n2, head_dim = shape
+    s0, s1, s2, s3 = strides
+    if head_dim != HEAD_DIM:
+        option = f"--d {HEAD_DIM} --dv" if name in ("v", "out") else "--d"
+        raise ValueError(
+            f"{name} has the head dim {head_dim}, this kernel serves {HEAD_DIM}; make another with "
+            f"flashgen tune --dtype bf16 {option} {head_dim}"
+        )
+    if bshd:
+        n1, n2, s1, s2 = n2, n1, s2, s1
+    if n0 == 0 or n1 == 0 or n2 == 0:
+        return _Array(0, (n0, n1, n2), (0, 0, 0), device, stream)
+    if s3 != 1 and head_dim > 1:
+        raise ValueError(
+            f"the last dimension of {name} has the stride {s3}, but must be contiguous (stride 1): pass "
+            f"{name}.contiguous() (torch) or ascontiguousarray({name}) (CuPy, numpy)"
+        )
+    # A stride that is never stepped may be anything.
+    return _Array(
+        pointer,
+        (n0, n1, n2),
+        (s0 if n0 > 1 else 0, s1 if n1 > 1 else 0, s2 if n2 > 1 else 0),
+        device,
+        stream,
+    )
+
+
+def _kind(array: Any) -> str:
+    kind = type(array)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _library(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def _can_allocate(q: Any) -> bool:
+    """Whether `_empty` knows how to make more of q's kind."""
+    return isinstance(q, _Buffer) or _library(q) in ("cupy", "pycuda") or _torch_of(q) is not None
+
+
+def _check_kinds(torch: Any, q: Any, others: tuple[tuple[str, Any], ...]) -> None:
+    """torch tensors keep among themselves: what is mixed could neither be ordered nor returned clearly."""
+    for name, array in others:
+        if array is None:
+            continue
+        if torch is not None:
+            alike = isinstance(array, torch.Tensor)
+        else:
+            alike = not isinstance(array, np.ndarray) and _torch_of(array) is None
+        if not alike:
+            raise TypeError(f"q is a {_kind(q)}, but {name} a {_kind(array)}; pass arrays of one library")
+
+
+def _check_shapes(query: _Array, key: _Array, value: _Array) -> tuple[int, int]:
+    """The number of key/value heads and keys."""
+    batch, heads, _ = query.shape
+    kv_batch, kv_heads, seqlen_k = key.shape
+    if value.shape != key.shape:
+        raise ValueError(f"k and v differ in (batch, heads, seqlen): {key.shape} and {value.shape}")
+    if kv_batch != batch:
+        raise ValueError(f"q has the batch {batch}, k and v have {kv_batch}; they must be equal")
+    if heads and (kv_heads == 0 or heads % kv_heads):
+        raise ValueError(f"q has {heads} heads, k and v have {kv_heads}; theirs must divide q's")
+    return kv_heads, seqlen_k
+
+
+def _check_output(output: _Array, query: _Array, key: _Array, value: _Array) -> None:
+    if output.shape != query.shape:
+        raise ValueError(
+            f"out has (batch, heads, seqlen) {output.shape}, q has {query.shape}; they must be equal"
+        )
+    if not output.pointer:  # nothing to write
+        return
+    if any(n > 1 and stride == 0 for n, stride in zip(output.shape, output.strides, strict=True)):
+        raise ValueError(f"out overlaps itself, its strides are {output.strides}; pass a dense array")
+    if output.pointer in (query.pointer, key.pointer, value.pointer):
+        raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
+
+
+def _check_alignment(arrays: dict[str, _Array]) -> None:
+    """Each access moves 16 bytes and must start at a multiple of them."""
+    for name, array in arrays.items():
+        s0, s1, s2 = array.strides
+        if array.pointer % (2 * VECTOR) == 0 and (s0 | s1 | s2) % VECTOR == 0:
+            continue
+        raise ValueError(
+            f"{name} starts at address {array.pointer:#x} with strides {array.strides} (batch, head, row) in elements; "
+            f"this kernel reads {VECTOR} elements at once and needs an address that is a multiple of {2 * VECTOR} "
+            f"and strides that are multiples of {VECTOR}: pass {name}.contiguous() (torch) or a copy"
+        )
+
+
+def _common_device(arrays: dict[str, _Array]) -> int:
+    devices = {}
+    for name, array in arrays.items():
+        if array.device is not None:
+            devices[name] = array.device
+        elif array.pointer:
+            devices[name] = _device_of(name, array.pointer)
+    device = devices["q"]
+    for name, other in devices.items():
+        if other != device:
+            raise ValueError(f"q is on device {device}, {name} on device {other}; move them to one")
+    return device
+
+
+def _empty_like(q: Any, query: _Array, bshd: bool, side_stream: int | None) -> Any:
+    """A dense array of q's kind, shape and order of dimensions."""
+    lengths, steps = list(query.shape), list(query.strides)
+    if bshd:
+        lengths[1:], steps[1:] = lengths[:0:-1], steps[:0:-1]
+    # Outermost first: dimensions without a stride, then by falling stride.
+    order = sorted(range(3), key=lambda i: (steps[i] != 0, -abs(steps[i])))
+    strides, step = [0, 0, 0, 1], HEAD_DIM
+    for i in reversed(order):
+        strides[i] = step
+        step *= max(lengths[i], 1)
+    return _empty(q, DTYPE, (*lengths, HEAD_DIM), tuple(strides), side_stream)
+
+
+def _empty_rows(q: Any, shape: tuple[int, int, int], side_stream: int | None) -> Any:
+    """A contiguous float32 (batch, heads, seqlen) array of q's kind."""
+    _, heads, seqlen = shape
+    return _empty(q, "float32", shape, (heads * seqlen, seqlen, 1), side_stream)
+
+
+def _empty(
+    q: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], side_stream: int | None
+) -> Any:
+    """An array of that type and q's kind on q's device; strides in elements.
+
+    torch and CuPy hand out memory in the order of their current stream; `side_stream` is the launch's where
+    that is another.
+    """
+    torch = _torch_of(q)
+    if torch is not None:
+        if side_stream is None:
+            return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=q.device)
+        if side_stream in _DEFAULT_STREAMS:
+            launches = torch.cuda.default_stream(q.device)
+        else:
+            launches = torch.cuda.ExternalStream(side_stream, q.device)
+        with torch.cuda.stream(launches):
+            return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=q.device)
+    if isinstance(q, _Buffer):
+        return _Buffer(shape, np.dtype(dtype))
+    library = _library(q)
+    if library == "cupy":
+        import cupy
+
+        order = sorted(range(len(shape)), key=lambda i: -strides[i])
+        dense = tuple(shape[i] for i in order)
+        with q.device:
+            if side_stream is None:
+                memory = cupy.empty(dense, dtype=dtype)
+            else:
+                default = side_stream in _DEFAULT_STREAMS
+                with cupy.cuda.Stream.null if default else cupy.cuda.ExternalStream(side_stream):
+                    memory = cupy.empty(dense, dtype=dtype)
+        return memory.transpose([order.index(i) for i in range(len(shape))])
+    if library == "pycuda":
+        from pycuda.gpuarray import GPUArray
+
+        steps = tuple(np.dtype(dtype).itemsize * s for s in strides)
+        return GPUArray(shape, np.dtype(dtype), allocator=q.allocator, strides=steps)
+    raise TypeError(
+        f"q is a {_kind(q)}, which this module cannot allocate: pass out= and leave return_lse, or pass torch, "
+        "CuPy, PyCUDA or numpy arrays"
+    )
+
+
+def _address(lse: Any) -> int:
+    if lse is None:
+        return 0
+    return lse.data_ptr() if _torch_of(lse) is not None else lse.__cuda_array_interface__["data"][0]
+
+
+def _attention_dlpack(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool | None,
+    scale: float | None,
+    stream: Any,
+    return_lse: bool,
+    layout: str,
+) -> Any:
+    """On views of the arrays, which torch makes; the results go back to q's library the same way.
+
+    DLPack orders the memory's producers and consumers, on the streams that either library uses.
+    """
+    if stream is not None:
+        raise ValueError(
+            f"stream is taken with torch, CuPy, PyCUDA and numpy arrays only, and q is a {_kind(q)}"
+        )
+    if not hasattr(q, "__array_namespace__"):
+        raise TypeError(f"q is a {_kind(q)}, whose library takes no results back: pass torch tensors")
+    try:
+        import torch
+    except ImportError:
+        raise TypeError(f"q is a {_kind(q)}, which is read through torch: install it") from None
+    views = [torch.from_dlpack(array) for array in (q, k, v)]
+    results = attention(*views, causal, scale, return_lse=return_lse, layout=layout)
+    give_back = q.__array_namespace__().from_dlpack
+    return tuple(map(give_back, results)) if return_lse else give_back(results)
+
+
+# ---- streams -----------------------------------------------------------------------------------------------
+
+#: CUDA's handles of the default stream: null, and the legacy one by name.
+_DEFAULT_STREAMS = (0, 1)
+
+
+def _current_stream(torch: Any, query: _Array) -> int:
+    """The handle of the stream on which q's library works now."""
+    return torch.cuda.current_stream(query.device).cuda_stream if torch is not None else query.stream or 0
+
+
+def _stream_handle(stream: Any) -> int:
+    if isinstance(stream, int):
+        return stream
+    for attribute in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, PyCUDA
+        handle = getattr(stream, attribute, None)
+        if handle is not None:
+            return int(handle)
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise TypeError(f"stream is a {_kind(stream)}; pass an integer handle or a torch, CuPy or PyCUDA stream")
+
+
+def _wait_for_producers(arrays: dict[str, _Array], handle: int) -> None:
+    """The CUDA array interface asks its readers to wait where data is ready on another stream than theirs."""
+    for stream in {array.stream for array in arrays.values()} - {None, handle}:
+        if not (stream in _DEFAULT_STREAMS and handle in _DEFAULT_STREAMS):
+            _check(_driver().cuStreamSynchronize(stream), f"waiting for stream {stream:#x}")
+
+
+# ---- the CUDA driver ---------------------------------------------------------------------------------------
+
+# PyCUDA compiles, but does not launch: it takes neither streams nor contexts that other libraries made.
+
+_ARGS = struct.Struct("<5Q12q5if")  # AttentionArgs of the source below
+_DEFAULT_SCALE = 1 / math.sqrt(HEAD_DIM)
+_INT_MAX = 2**31 - 1
+_POINTER_CONTEXT, _POINTER_DEVICE = 1, 9  # CUpointer_attribute
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SMEM_PER_BLOCK = 75, 76, 97  # CUdevice_attribute
+_MAX_DYNAMIC_SMEM = 8  # CUfunction_attribute
+
+_KERNELS: dict[tuple[int, bool], int] = {}
+_PRIMARY_CONTEXTS: dict[int, int] = {}
+_LOCK = threading.RLock()
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """libcuda, initialised, with the argument types of the functions used."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError as error:
+        raise RuntimeError(f"an NVIDIA GPU and its driver are needed: {error}") from None
+    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    integer, unsigned = ctypes.c_int, ctypes.c_uint
+    signatures: dict[str, list[Any]] = {
+        "cuCtxGetCurrent": [pointer],
+        "cuCtxGetDevice": [pointer],
+        "cuCtxPushCurrent_v2": [pointer],
+        "cuCtxPopCurrent_v2": [pointer],
+        "cuDeviceGet": [pointer, integer],
+        "cuDeviceGetAttribute": [pointer, integer, integer],
+        "cuDeviceGetName": [pointer, integer, integer],
+        "cuDevicePrimaryCtxRetain": [pointer, integer],
+        "cuEventCreate": [pointer, unsigned],
+        "cuEventDestroy_v2": [pointer],
+        "cuEventElapsedTime": [pointer, pointer, pointer],
+        "cuEventRecord": [pointer, pointer],
+        "cuEventSynchronize": [pointer],
+        "cuGetErrorName": [integer, pointer],
+        "cuGetErrorString": [integer, pointer],
+        "cuKernelSetAttribute": [integer, integer, pointer, integer],
+        "cuLaunchKernel": [pointer, *[unsigned] * 7, pointer, pointer, pointer],
+        "cuLibraryGetKernel": [pointer, pointer, text],
+        "cuLibraryLoadData": [pointer, text, pointer, pointer, unsigned, pointer, pointer, unsigned],
+        "cuMemAlloc_v2": [pointer, size],
+        "cuMemFree_v2": [pointer],
+        "cuMemcpyDtoHAsync_v2": [pointer, pointer, size, pointer],
+        "cuMemcpyHtoDAsync_v2": [pointer, pointer, size, pointer],
+        "cuPointerGetAttribute": [pointer, integer, pointer],
+        "cuStreamSynchronize": [pointer],
+    }
+    for function, arguments in signatures.items():
+        try:
+            getattr(driver, function).argtypes = arguments
+        except AttributeError:
+            raise RuntimeError(
+                f"the NVIDIA driver has no {function}; install one for CUDA 12.0 or newer (525 or newer)"
+            ) from None
+    status = driver.cuInit(0)
+    if status:
+        _check(status, "starting CUDA", driver)
+    return driver
+
+
+def _check(status: int, action: str, driver: ctypes.CDLL | None = None) -> None:
+    if status == 0:
+        return
+    driver = driver or _driver()
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    driver.cuGetErrorName(status, ctypes.byref(name))
+    driver.cuGetErrorString(status, ctypes.byref(text))
+    code = (name.value or str(status).encode()).decode()
+    raise RuntimeError(f"{action} failed: {code}, {(text.value or b'unknown error').decode()}")
+
+
+def _device_of(name: str, pointer: int) -> int:
+    device = ctypes.c_int()
+    if _driver().cuPointerGetAttribute(ctypes.byref(device), _POINTER_DEVICE, pointer):
+        raise ValueError(f"{name} points to {pointer:#x}, which is not memory of a CUDA device")
+    return device.value
+
+
+def _push_context(driver: ctypes.CDLL, pointer: int, device: int) -> bool:
+    """Makes the context of `pointer` current; whether that took a push, which is then to be popped.
+
+    Memory of a pool belongs to no context: any of its device serves, failing one the primary.
+    """
+    context, current = ctypes.c_void_p(), ctypes.c_void_p()
+    if pointer:
+        driver.cuPointerGetAttribute(ctypes.byref(context), _POINTER_CONTEXT, pointer)
+    driver.cuCtxGetCurrent(ctypes.byref(current))
+    wanted = context.value
+    if wanted is None:
+        if current.value is not None:
+            current_device = ctypes.c_int()
+            _check(driver.cuCtxGetDevice(ctypes.byref(current_device)), "asking for the current device")
+            if current_device.value == device:
+                return False
+        wanted = _PRIMARY_CONTEXTS.get(device) or _retain_primary_context(device)
+    if wanted == current.value:
+        return False
+    _check(driver.cuCtxPushCurrent_v2(wanted), f"entering the context of device {device}")
+    return True
+
+
+def _retain_primary_context(device: int) -> int:
+    """Retained once and for the rest of the process."""
+    with _LOCK:
+        if device not in _PRIMARY_CONTEXTS:
+            context = ctypes.c_void_p()
+            status = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+            _check(status, f"creating a context on device {device}")
+            assert context.value is not None
+            _PRIMARY_CONTEXTS[device] = context.value
+        return _PRIMARY_CONTEXTS[device]
+
+
+def _load(device: int, causal: bool) -> int:
+    """The kernel for that device and mask, compiled on the first call. A CUDA library, so valid in every context."""
+    with _LOCK:
+        if (device, causal) in _KERNELS:
+            return _KERNELS[device, causal]
+        driver = _driver()
+        arch = 10 * _attribute(device, _CAPABILITY_MAJOR) + _attribute(device, _CAPABILITY_MINOR)
+        if arch < OLDEST_ARCH:
+            raise RuntimeError(
+                f"this kernel needs the tensor cores of sm_{OLDEST_ARCH}, device {device} is sm_{arch}; it was made "
+                f"for sm_{DEVICE['arch']}: run flashgen tune --dtype bf16 --device {device} --d {HEAD_DIM}"
+            )
+        allowed = _attribute(device, _SMEM_PER_BLOCK)
+        if allowed < SMEM_BYTES:
+            raise RuntimeError(
+                f"this kernel needs {SMEM_BYTES} bytes of shared memory per block, device {device} (sm_{arch}) allows "
+                f"{allowed}; it was made for sm_{DEVICE['arch']}: run flashgen tune --dtype bf16 --device {device} "
+                f"--d {HEAD_DIM}"
+            )
+        library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        status = 0
+        # Another process may be writing the cubin that PyCUDA's cache just handed out: then compile afresh.
+        for cached in (True, False):
+            cubin = _compile(arch, causal, cached)
+            status = driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0)
+            if status == 0:
+                break
+        _check(status, f"loading the kernel for sm_{arch}")
+        status = driver.cuLibraryGetKernel(ctypes.byref(kernel), library, SYMBOL)
+        _check(status, f"finding {SYMBOL.decode()}")
+        status = driver.cuKernelSetAttribute(_MAX_DYNAMIC_SMEM, SMEM_BYTES, kernel, device)
+        _check(status, f"reserving {SMEM_BYTES} bytes of shared memory per block")
+        assert kernel.value is not None
+        _KERNELS[device, causal] = kernel.value
+        return kernel.value
+
+
+def _attribute(device: int, attribute: int) -> int:
+    value = ctypes.c_int()
+    _check(_driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, device), f"asking device {device}")
+    return value.value
+
+
+def _compile(arch: int, causal: bool, cached: bool) -> bytes:
+    """The cubin for one compute capability (times ten) and mask."""
+    try:
+        from pycuda.compiler import compile as nvcc_compile
+        from pycuda.driver import CompileError
+    except ImportError as error:
+        raise ImportError(f"attention() compiles through PyCUDA: pip install pycuda ({error})") from error
+    options = ["-std=c++17", "-O3", "-ftz=true", f"-DFLASHGEN_CAUSAL={int(causal)}"]
+    if arch < 75:
+        options.append("-Wno-deprecated-gpu-targets")
+    nvcc = _find_nvcc()
+    try:
+        cache_dir = None if cached else False
+        return nvcc_compile(SOURCE, nvcc, options, no_extern_c=True, arch=f"sm_{arch}", cache_dir=cache_dir)
+    except CompileError as error:
+        # nvcc says "Unsupported gpu architecture" or "not defined for option 'gpu-architecture'".
+        if "gpu architecture" in str(error) or "gpu-architecture" in str(error):
+            needed = "CUDA 12.9 or older (13 dropped cards before sm_75)" if arch < 75 else "a newer CUDA"
+            raise RuntimeError(
+                f"{nvcc} does not compile for sm_{arch}; install {needed} and set CUDA_HOME to it"
+            ) from error
+        raise RuntimeError(f"{nvcc} failed:\n{error}") from error
+    except OSError as error:
+        if cached:  # a cache that cannot be written is done without
+            return _compile(arch, causal, cached=False)
+        raise RuntimeError(f"{nvcc} could not be run: {error}") from error
+
+
+def _find_nvcc() -> str:
+    """nvcc of $CUDA_HOME, $CUDA_PATH, $PATH, /usr/local/cuda, or of the PyPI package."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [Path(home, "bin", "nvcc") for home in homes]
+    candidates += [Path(found) for found in (shutil.which("nvcc"),) if found]
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    for folder in filter(None, sys.path):
+        candidates += Path(folder, "nvidia").glob("*/bin/nvcc")
+    for candidate in candidates:
+        if candidate.exists():
+            return str(candidate)
+    raise RuntimeError(
+        "nvcc, the CUDA compiler, was not found; install the CUDA toolkit (and set CUDA_HOME where it is not on the "
+        "PATH), or pip install nvidia-cuda-nvcc nvidia-cuda-cccl"
+    )
+
+
+# ---- numpy -------------------------------------------------------------------------------------------------
+
+
+class _Buffer:
+    """Device memory of its own, dense, freed by `free`; `host_type` is what numpy holds such elements as."""
+
+    def __init__(self, shape: tuple[int, ...], host_type: np.dtype) -> None:
+        self.shape, self.host_type = shape, host_type
+        self.nbytes = host_type.itemsize * math.prod(shape)
+        address = ctypes.c_void_p()
+        if self.nbytes:
+            status = _driver().cuMemAlloc_v2(ctypes.byref(address), self.nbytes)
+            _check(status, f"allocating {self.nbytes} bytes on the GPU")
+        self.address = address.value or 0
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": "bfloat16", "data": (self.address, False), "version": 3}
+
+    def write(self, array: np.ndarray, stream: int) -> None:
+        """Copies a contiguous array in; it must live until the stream has got there."""
+        if self.nbytes:
+            status = _driver().cuMemcpyHtoDAsync_v2(self.address, array.ctypes.data, self.nbytes, stream)
+            _check(status, "copying to the GPU")
+
+    def read(self, stream: int) -> np.ndarray:
+        array = np.empty(self.shape, self.host_type)
+        if self.nbytes:
+            status = _driver().cuMemcpyDtoHAsync_v2(array.ctypes.data, self.address, self.nbytes, stream)
+            _check(status, "copying from the GPU")
+        _check(_driver().cuStreamSynchronize(stream), "running the kernel")
+        return array
+
+    def free(self) -> None:
+        if self.address:
+            _driver().cuMemFree_v2(self.address)
+            self.address = 0
+
+
+def _attention_numpy(
+    q: np.ndarray,
+    k: Any,
+    v: Any,
+    causal: bool | None,
+    scale: float | None,
+    out: Any,
+    stream: Any,
+    return_lse: bool,
+    layout: str,
+) -> Any:
+    """Through device memory, on the current context's device, failing that on device 0."""
+    for name, array in {"q": q, "k": k, "v": v, "out": q if out is None else out}.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"q is a numpy array, but {name} a {_kind(array)}; pass arrays of one library")
+        if array.dtype.name != DTYPE:
+            raise TypeError(f"{name} is {array.dtype}, not bfloat16: pass {name}.astype(ml_dtypes.bfloat16)")
+    if out is not None and out.shape != q.shape:
+        raise ValueError(f"out has the shape {out.shape}, q has {q.shape}; they must be equal")
+    if out is not None and not out.flags.writeable:
+        raise ValueError("out is read-only")
+    handle = 0 if stream is None else _stream_handle(stream)
+    out = np.empty_like(q, subok=False) if out is None else out
+    return _through_buffers(q, k, v, causal, scale, out, handle, return_lse, layout)
+
+
+def _through_buffers(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool | None,
+    scale: float | None,
+    out: np.ndarray,
+    handle: int,
+    return_lse: bool,
+    layout: str,
+) -> Any:
+    """Fills `out`. All arrays hold bfloat16, or the bits of it as integers."""
+    hosts = [np.ascontiguousarray(array) for array in (q, k, v)]
+    driver = _driver()
+    current = ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(current))
+    pushed = current.value is None and _push_context(driver, 0, 0)
+    buffers: list[_Buffer] = []
+    try:
+        for host in (*hosts, hosts[0]):
+            buffers.append(_Buffer(host.shape, host.dtype))
+        for buffer, host in zip(buffers, hosts, strict=False):
+            buffer.write(host, handle)
+        query, key, value, output = buffers
+        result = attention(query, key, value, causal, scale, output, handle, return_lse, layout=layout)
+        if return_lse:
+            buffers.append(result[1])
+        out[...] = output.read(handle)
+        return (out, result[1].read(handle)) if return_lse else out
+    finally:
+        for buffer in buffers:
+            buffer.free()
+        if pushed:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+# ---- python bf16_d128_causal_b16_n1024.py --------------------------------------------------------------------------------------
+
+
+def _reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
+    """float64 attention of float32 (batch, heads, seqlen, head_dim) arrays."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), groups, axis=1) for x in (k, v))
+    scores = q.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(HEAD_DIM)
+    if causal:
+        visible = np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
+        scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    return weights / weights.sum(axis=3, keepdims=True) @ v
+
+
+def _to_bits(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to bfloat16, whose bits are the upper half of float32's; numpy has no such type."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _from_bits(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _self_check() -> float:
+    """The largest per-head error over both masks, with lengths that no tile divides."""
+    random = np.random.default_rng(0)
+    shapes = [(2, 4, 197, HEAD_DIM), (2, 2, 333, HEAD_DIM), (2, 2, 333, HEAD_DIM)]
+    bits = [_to_bits(random.uniform(-3, 3, shape).astype(np.float32)) for shape in shapes]
+    q, k, v = map(_from_bits, bits)
+    out = np.empty((2, 4, 197, HEAD_DIM), np.uint16)
+    worst = 0.0
+    for causal in (False, True):
+        reference = _reference(q, k, v, causal)
+        _through_buffers(*bits, causal, None, out, 0, False, "bhsd")
+        difference = np.linalg.norm(_from_bits(out) - reference, axis=(2, 3))
+        # NaN is an error too, which max() would pass over.
+        worst = float(np.maximum(worst, (difference / np.linalg.norm(reference, axis=(2, 3))).max()))
+    return worst
+
+
+def _time_us(repeats: int = 20) -> float:
+    """The median time of a call on the tuned problem's shape, by CUDA events, with a warm cache."""
+    driver = _driver()
+    batch, seqlen_q, seqlen_k = PROBLEM["batch"], PROBLEM["seqlen_q"], PROBLEM["seqlen_k"]
+    q_shape = (batch, PROBLEM["num_q_heads"], seqlen_q, HEAD_DIM)
+    kv_shape = (batch, PROBLEM["num_kv_heads"], seqlen_k, HEAD_DIM)
+    random = np.random.default_rng(0)
+    pushed = _push_context(driver, 0, 0)
+    buffers: list[_Buffer] = []
+    events = [ctypes.c_void_p(), ctypes.c_void_p()]
+    try:
+        for shape in (q_shape, kv_shape, kv_shape, q_shape):
+            host = _to_bits(random.standard_normal(shape, dtype=np.float32))
+            buffers.append(_Buffer(shape, host.dtype))
+            buffers[-1].write(host, 0)
+            _check(driver.cuStreamSynchronize(None), "copying to the GPU")
+        query, key, value, output = buffers
+        for event in events:
+            _check(driver.cuEventCreate(ctypes.byref(event), 0), "creating an event")
+        times = []
+        for _ in range(repeats + 3):
+            driver.cuEventRecord(events[0], None)
+            attention(query, key, value, out=output)
+            driver.cuEventRecord(events[1], None)
+            _check(driver.cuEventSynchronize(events[1]), "running the kernel")
+            milliseconds = ctypes.c_float()
+            driver.cuEventElapsedTime(ctypes.byref(milliseconds), *events)
+            times.append(1000 * milliseconds.value)
+        return sorted(times[3:])[repeats // 2]
+    finally:
+        for event in events:
+            if event.value is not None:
+                driver.cuEventDestroy_v2(event)
+        for buffer in buffers:
+            buffer.free()
+        if pushed:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def _main() -> int:
+    print((__doc__ or "").partition("\n    from")[0])
+    name = ctypes.create_string_buffer(256)
+    try:
+        _check(_driver().cuDeviceGetName(name, len(name), 0), "asking for device 0")
+    except RuntimeError as reason:
+        print(f"Not run here: {reason}")
+        return 0
+    try:
+        error = _self_check()
+        median_us = _time_us()
+    except (ImportError, RuntimeError) as reason:
+        print(f"Failed: {reason}")
+        return 1
+    pairs = math.prod(PROBLEM[extent] for extent in ("batch", "num_q_heads", "seqlen_q", "seqlen_k"))
+    tflops = 4 * HEAD_DIM * pairs / (2 if PROBLEM["causal"] else 1) / median_us / 1e6
+    print(f"Here, on {name.value.decode()}: {median_us:.1f} us, {tflops:.1f} TFLOP/s with a warm cache.")
+    verdict = "correct" if error <= TOLERANCE else "WRONG"
+    print(f"Error against float64: {error:.2e}, {TOLERANCE:.0e} allowed: {verdict}.")
+    return 0 if error <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
