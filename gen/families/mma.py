@@ -136,13 +136,20 @@ class Mma(Variant):
         return ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """With fewer a kernel spills; where it may, the compiler takes some 50 more, of float32 some 30."""
         d, dv = _whole(problem.head_dim, TILE_COLUMNS), _whole(problem.head_dim_v, TILE_COLUMNS)
-        per_row_tile = dv // 2 + self.bc // 2
-        if self.q_in_registers:
-            per_row_tile += d * ITEM_BYTES[problem.dtype] // 8
-        if arithmetic(problem) == "3xtf32":
-            per_row_tile += self.bc // 2 + 24
-        return self.row_tiles * per_row_tile + 44
+        outputs, scores = dv / 2, self.bc / 2
+        queries = d * ITEM_BYTES[problem.dtype] / 8 if self.q_in_registers else 0.0
+        match arithmetic(problem):
+            case "16-bit":
+                needed = 14 + self.row_tiles * (1.16 * (outputs + scores) + 0.8 * queries)
+            case "3xtf32":  # scores in two sums, then in two parts; queries are split tile by tile
+                needed = 40 + self.row_tiles * (12 + 0.9 * outputs + 2.4 * scores + 1.4 * queries)
+            case _:
+                needed = 8 + self.row_tiles * (12 + 1.05 * outputs + 1.9 * scores + 0.75 * queries)
+        needed += 8 if self.layout == SWIZZLED else 0  # addresses
+        needed += 8 if self.heads > 1 else 0
+        return int(needed)
 
     def work(self, problem: Problem, limits: DeviceLimits) -> Work:
         return mma_work(self, problem, limits)
