@@ -1,16 +1,16 @@
 """How long a variant should take on a card: predicted from counted work, to rank variants without the card.
 
 A block's loop over K/V tiles occupies several pipes at once: FMA units, integer units, tensor cores,
-special-function units, shared memory and L1, the schedulers' issue slots, the way to L2. The fullest one bounds
-the SM's throughput; the others are not quite hidden behind it. A block also has a latency of its own, its
-warps' waits; blocks that share an SM hide each other's. Before the loop a block starts and waits for its first
-tiles. The grid fills SMs in waves, or, under a causal mask, as blocks of different length end; device memory
-bounds the whole.
+special-function units, shared memory and L1, the schedulers' issue slots, the way to L2. The fullest one
+bounds the SM's throughput; the others are not quite hidden behind it. A block also has a latency of its
+own, its warps' waits; blocks that share an SM hide each other's. Before the loop a block starts and waits
+for its first tiles. The grid fills SMs in waves, or, under a causal mask, as blocks of different length
+end; device memory bounds the whole.
 
 The coefficients marked "fitted" minimize the error on some 2500 kernels timed on an H200 (head dims 32, 64
 and 128, with and without a causal mask), one set for all: each problem is ranked about as well by a fit to
-the others alone. Kernels on tensor cores have a set of their own, fitted to some 1300. Other cards are assumed
-to be like that one but for their limits and for what the constants below say of them.
+the others alone. Kernels on tensor cores have a set of their own, fitted to some 1300. Other cards are
+assumed to be like that one but for their limits and for what the constants below say of them.
 """
 
 from __future__ import annotations
