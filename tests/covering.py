@@ -21,8 +21,9 @@ T = TypeVar("T")
 MAX_DRAWS, MAX_CANDIDATES = 2000, 10
 #: Every other draw keeps this share of a legal assignment with one of the values: some corners hold few.
 KEPT = 0.7
-#: Variants that `draw_mma` tries at least.
-MIN_TRIES = 3000
+#: Variants that `draw_mma` tries for all that it is asked for, and for one: of some spaces one in thousands
+#: is legal.
+MIN_TRIES, MAX_TRIES = 3000, 200_000
 
 #: Head dims of keys and values: odd, narrow, between powers of two, of two widths.
 HEAD_DIMS = (
@@ -146,15 +147,15 @@ def each_value(settings: Sequence[Setting], count: int) -> list[Setting]:
 def draw_mma(problem: Problem, limits: DeviceLimits, count: int, rng: random.Random) -> list[Mma]:
     """Legal variants by chance, up to ``count``, fewer where few are legal."""
     found: dict[Mma, None] = {}
-    for _ in range(MIN_TRIES + 100 * count):
+    for tried in range(MAX_TRIES):
+        if len(found) == count or (found and tried >= MIN_TRIES + 100 * count):
+            break
         variant = Mma(**{p.name: rng.choice(p.choices) for p in Mma.parameters()})
         try:
             variant.check(problem, limits)
         except Illegal:
             continue
         found[variant] = None
-        if len(found) == count:
-            break
     return list(found)
 
 

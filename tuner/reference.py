@@ -86,7 +86,8 @@ def attention(
 #: What inputs a kernel is tried on, by name.
 LARGE_DISTRIBUTIONS = ("rising", "falling", "negative", "spiked")
 DISTRIBUTIONS = ("uniform", "normal", *LARGE_DISTRIBUTIONS)
-FEW_COLUMNS = 8
+#: Fewer elements of a head's o than this are few.
+FEW_AVERAGES = 256
 #: exp of ±this overflows or underflows float32, so that only a running maximum gets it right.
 LARGE_SCORE = 150.0
 
@@ -116,7 +117,7 @@ def random_inputs(
         q, k, v = (rng.random(s, dtype=np.float32) * np.float32(6) - np.float32(3) for s in shapes)
     else:
         q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in shapes)
-    if distribution in LARGE_DISTRIBUTIONS or head_dim_v < FEW_COLUMNS:
+    if distribution in LARGE_DISTRIBUTIONS or q_shape[2] * head_dim_v < FEW_AVERAGES:
         # Few values are averaged, or few averages taken. Were both signs among them they could cancel, and
         # the relative error of what is left would say nothing about the kernel.
         v = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)
