@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ T = TypeVar("T")
 MAX_DRAWS, MAX_CANDIDATES = 2000, 10
 #: Every other draw keeps this share of a legal assignment with one of the values: some corners hold few.
 KEPT = 0.7
-#: Variants that `draw_mma` tries for all that it is asked for, and for one: of some spaces one in thousands
+#: Variants that `draw` tries for all that it is asked for, and for one: of some spaces one in thousands
 #: is legal.
 MIN_TRIES, MAX_TRIES = 3000, 200_000
 
@@ -144,13 +144,15 @@ def each_value(settings: Sequence[Setting], count: int) -> list[Setting]:
     return chosen
 
 
-def draw_mma(problem: Problem, limits: DeviceLimits, count: int, rng: random.Random) -> list[Mma]:
+def draw(
+    family: type[Variant], problem: Problem, limits: DeviceLimits, count: int, rng: random.Random
+) -> list[Variant]:
     """Legal variants by chance, up to ``count``, fewer where few are legal."""
-    found: dict[Mma, None] = {}
+    found: dict[Variant, None] = {}
     for tried in range(MAX_TRIES):
         if len(found) == count or (found and tried >= MIN_TRIES + 100 * count):
             break
-        variant = Mma(**{p.name: rng.choice(p.choices) for p in Mma.parameters()})
+        variant = family(**{p.name: rng.choice(p.choices) for p in family.parameters()})
         try:
             variant.check(problem, limits)
         except Illegal:
@@ -159,22 +161,27 @@ def draw_mma(problem: Problem, limits: DeviceLimits, count: int, rng: random.Ran
     return list(found)
 
 
-def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
-    """Tensor-core kernels with every two values of the parameters, the number formats, the mask and the
-    cards. Head dims, and what bounds registers but leaves the code alone, meet every format."""
-    factors = {
-        "numbers": NUMBERS,
-        "dims": HEAD_DIMS,
-        "causal": (False, True),
-        "limits": cards,
-    } | {p.name: p.choices for p in Mma.parameters()}
+def cover(
+    family: type[Variant],
+    cards: Sequence[DeviceLimits],
+    numbers: Sequence[tuple[str, str]],
+    head_dims: Sequence[tuple[int, int]],
+    *,
+    loose: Container[str],
+    seed: int = 0,
+) -> list[Setting]:
+    """Kernels of a family with every two values of its parameters, the number formats, the mask and the
+    cards. What is ``loose`` meets every format, no more."""
+    factors = {"numbers": numbers, "dims": head_dims, "causal": (False, True), "limits": cards} | {
+        p.name: p.choices for p in family.parameters()
+    }
 
     def legal(assignment: Assignment) -> Setting | None:
         (dtype, precision), (d, dv) = assignment["numbers"], assignment["dims"]
         problem = Problem(
             dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=assignment["causal"]
         )
-        variant = Mma(**{p.name: assignment[p.name] for p in Mma.parameters()})
+        variant = family(**{p.name: assignment[p.name] for p in family.parameters()})
         try:
             variant.check(problem, assignment["limits"])
         except Illegal:
@@ -182,6 +189,11 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
         return Setting(variant, problem, assignment["limits"])
 
     def tied(first: str, second: str) -> bool:
-        return "numbers" in (first, second) or not {first, second} & LOOSE
+        return "numbers" in (first, second) or not (first in loose or second in loose)
 
     return pairwise(factors, legal, seed=seed, tied=tied)
+
+
+def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """Head dims, and what bounds registers but leaves the code alone, meet every format."""
+    return cover(Mma, cards, NUMBERS, HEAD_DIMS, loose=LOOSE, seed=seed)

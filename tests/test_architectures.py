@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from covering import NUMBERS, draw_mma
+from covering import NUMBERS, draw
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
@@ -92,7 +92,7 @@ def test_tensor_core_kernels_build_without_warnings(card, monkeypatch):
             (160, 24, False),
         ):
             problem = Problem(dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=causal)
-            pairs += [(variant, problem) for variant in draw_mma(problem, PRESETS[card], 1, rng)]
+            pairs += [(variant, problem) for variant in draw(Mma, problem, PRESETS[card], 1, rng)]
     assert len(pairs) == 5 * len(served(card))
     for (variant, problem), built in zip(pairs, build_all(pairs, card), strict=True):
         assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"

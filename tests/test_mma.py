@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from covering import HEAD_DIMS, LOOSE, NUMBERS, Setting, draw_mma, mma_settings, traits
+from covering import HEAD_DIMS, LOOSE, NUMBERS, Setting, draw, mma_settings, traits
 from flashgen.gen.families.mma import Mma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -82,7 +82,7 @@ def test_the_cover_leaves_nothing_out():
             problem = Problem(
                 dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=rng.random() < 0.5
             )
-            for variant in draw_mma(problem, preset(card), 8, rng):
+            for variant in draw(Mma, problem, preset(card), 8, rng):
                 drawn = Setting(variant, problem, preset(card))
                 found = [each for each in traits(drawn) if each[0] not in LOOSE]
                 missing = [pair for pair in combinations(found, 2) if frozenset(pair) not in pairs]
@@ -244,7 +244,7 @@ SAMPLED = 80
 )
 def test_legal_variants_render(card, problem):
     limits = preset(card)
-    for variant in draw_mma(problem, limits, SAMPLED, random.Random(1)):
+    for variant in draw(Mma, problem, limits, SAMPLED, random.Random(1)):
         kernel = render(variant, problem, limits)
         source = kernel.source
         assert source.count("{") == source.count("}")
