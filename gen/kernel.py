@@ -15,7 +15,8 @@ class Kernel:
     """One variant's CUDA C++ for one problem.
 
     ``entry`` is the ``extern "C"`` host launcher, ``symbol`` the ``extern "C"`` ``__global__`` function; both
-    take an ``AttentionArgs`` (see ``abi.py``). ``arch`` is the compute capability times ten (90 for sm_90).
+    take an ``AttentionArgs`` (see ``abi.py``), the function also a struct of the launch's tensor maps, if it
+    has any. ``arch`` is the compute capability times ten (90 for sm_90).
     """
 
     problem: Problem
@@ -25,6 +26,11 @@ class Kernel:
     entry: str
     symbol: str
     launch: Launch
+
+    @property
+    def sm(self) -> str:
+        """What compilers call the architecture: ``sm_90``, or ``sm_90a``."""
+        return f"sm_{self.arch}{self.variant.arch_suffix}"
 
     @cached_property
     def digest(self) -> str:

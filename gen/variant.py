@@ -97,19 +97,44 @@ def ieee_float32_only(family: str, problem: Problem) -> str | None:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """One array as the copy engine of sm_90 and later reads or writes it, a box of rows at a time.
+
+    A box has ``columns`` elements of each of ``rows`` positions in the sequence; its rows are swizzled in
+    shared memory within ``swizzle`` bytes, which a row fills. ``l2_promotion`` is the bytes that a miss brings
+    to L2, 0 for no more than are asked for.
+    """
+
+    array: str
+    rows: int
+    columns: int = 64
+    swizzle: int = 128
+    l2_promotion: int = 128
+
+
+@dataclass(frozen=True)
 class Launch:
     """How a kernel is launched: threads per block, dynamic shared memory, query rows a block covers (None: a
-    block walks all rows of its head), and heads of a batch that it takes along."""
+    block walks all rows of its head), heads of a batch that it takes along, the maps it takes as its second
+    parameter, and how many blocks there are at most, each of which then covers several tiles."""
 
     threads: int
     smem_bytes: int
     rows_per_block: int | None
     heads_per_block: int = 1
+    tensor_maps: tuple[TensorMap, ...] = ()
+    max_blocks: int | None = None
+
+    @property
+    def smem_alignment(self) -> int:
+        """Bytes on which shared memory starts: swizzles are of addresses."""
+        return 1024 if self.tensor_maps else 16
 
     def grid(self, problem: Problem) -> int:
         """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
         tiles = 1 if self.rows_per_block is None else -(-problem.seqlen_q // self.rows_per_block)
-        return -(-problem.batch * problem.num_q_heads // self.heads_per_block) * tiles
+        blocks = -(-problem.batch * problem.num_q_heads // self.heads_per_block) * tiles
+        return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
 
 
 @dataclass(frozen=True)
@@ -119,6 +144,8 @@ class Variant:
 
     family: ClassVar[str] = ""
     template: ClassVar[str] = ""
+    #: "a" for instructions of one architecture alone, as in sm_90a.
+    arch_suffix: ClassVar[str] = ""
 
     def threads(self) -> int:
         """Threads per block."""
