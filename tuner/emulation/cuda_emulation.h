@@ -11,6 +11,7 @@
 
 #include <utility>
 
+#include "hopper.h"
 #include "runtime.h"
 #include "tensor_cores.h"
 
@@ -20,6 +21,7 @@
 #define __device__
 #define __host__
 #define __constant__ const
+#define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -87,6 +89,11 @@ inline int __float_as_int(float x) { return emulation::bit_cast<int>(x); }
 inline unsigned __float_as_uint(float x) { return emulation::bit_cast<unsigned>(x); }
 inline float __int_as_float(int x) { return emulation::bit_cast<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulation::bit_cast<float>(x); }
+
+// The address within shared memory, as instructions and descriptors take it.
+inline size_t __cvta_generic_to_shared(const void* pointer) {
+  return static_cast<const unsigned char*>(pointer) - shared_bytes;
+}
 
 template <typename T>
 T __ldg(const T* address) {
@@ -168,9 +175,16 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorMisalignedAddress = 716,
   cudaErrorLaunchFailure = 719,
+  cudaErrorNotSupported = 801,
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 typedef struct CUstream_st* cudaStream_t;
+
+// The driver's functions by name; null for those that the emulated driver lacks.
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+enum { cudaEnableDefault = 0 };
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* found);
 
 template <typename... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
@@ -209,6 +223,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorMisalignedAddress: return "misaligned address";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorNotSupported: return "operation not supported";
   }
   return "unrecognized error code";
 }

@@ -22,6 +22,7 @@
 #include "fiber.h"
 #include "matrix_product.h"
 #include "sanitizer.h"
+#include "tensor_map.h"
 
 __thread uint3 threadIdx, blockIdx;
 __thread dim3 blockDim, gridDim;
@@ -83,7 +84,38 @@ struct Copy {
   unsigned group;
 };
 
-enum class State { kReady, kAtBarrier, kAtWarp, kExited };
+// A product that a thread has started and not yet waited for.
+struct Pending {
+  Product product;
+  unsigned a[4];               // as they were
+  std::vector<float> before;   // what the first product of a chain found in d
+  unsigned group;
+};
+
+// A barrier in shared memory.
+struct Barrier {
+  unsigned arrivals;  // in a phase
+  unsigned missing;   // of this phase
+  int64_t bytes;      // announced and not there
+  uint64_t phase;
+};
+
+// Copies of boxes under way. Places are bytes of shared memory.
+struct BoxCopy {
+  BoxMap map;
+  int corner[kRank];
+  size_t place;
+  Barrier* barrier;    // of a load
+  struct Thread* thread;  // of a store, and its group
+  unsigned group;
+};
+
+// Who has come to a named barrier.
+struct Meeting {
+  int threads = 0, arrived = 0;
+};
+
+enum class State { kReady, kAtBarrier, kAtWarp, kAtPhase, kAtMeeting, kAtProducts, kExited };
 
 class Block;
 
@@ -105,6 +137,15 @@ struct Thread {
   void* operands = nullptr;
   unsigned groups_committed = 0;
   std::vector<Copy> copies;
+  // What it waits for: a phase of a barrier, or all at a named one.
+  const Barrier* barrier = nullptr;
+  unsigned parity = 0;
+  int meeting = 0;
+  std::vector<Pending> products;
+  unsigned product_groups = 0, groups_left = 0;
+  bool fenced = false;
+  unsigned store_groups = 0;
+  bool wrote_matrices = false;  // since its last fence
   Fiber fiber;
 };
 
@@ -147,11 +188,19 @@ class Block {
       thread->state = State::kReady;
       thread->copies.clear();
       thread->groups_committed = 0;
+      thread->products.clear();
+      thread->product_groups = thread->store_groups = 0;
+      thread->fenced = thread->wrote_matrices = false;
     }
+    barriers_.clear();
+    loads_.clear();
+    stores_.clear();
+    for (Meeting& meeting : meetings_) meeting = {};
+    elected_ = int(random_.next() % kWarp);
     do {
       random_.shuffle(warp_order_.data(), warp_order_.size());
       for (const unsigned warp : warp_order_) run_warp(warp);
-    } while (failure_.empty() && release_barrier());
+    } while (failure_.empty() && (advance() || release_barrier()));
     if (failure_.empty() && !EMULATION_ASAN) check_guard();
     return failure_;
   }
@@ -181,9 +230,165 @@ class Block {
   // The life of the running thread in this block.
   void run_kernel() {
     grid_.call(grid_.kernel, grid_.parameters);
+    check_finished();
     current_->state = State::kExited;
     if (EMULATION_ASAN) check_arithmetic();
     current_->fiber.yield();
+  }
+
+  // ---- barriers in shared memory
+
+  Barrier& barrier_at(const void* address, const char* what, int line) {
+    const auto found = barriers_.find(place_of(address, sizeof(uint64_t), sizeof(uint64_t), what, line));
+    if (found == barriers_.end() || memcmp(address, &kBarrierMark, sizeof(kBarrierMark)) != 0) {
+      fail(format("%s: %s in line %d of the %s at byte %td of shared memory", where(*current_).c_str(), what, line,
+                  found == barriers_.end() ? "uninitialised barrier" : "overwritten barrier",
+                  static_cast<const unsigned char*>(address) - shared_bytes));
+    }
+    return found->second;
+  }
+
+  void init_barrier(void* address, unsigned arrivals, const char* what, int line) {
+    const size_t place = place_of(address, sizeof(uint64_t), sizeof(uint64_t), what, line);
+    if (arrivals < 1 || arrivals >= 1u << 20 || barriers_.count(place)) {
+      fail(format("%s: %s in line %d for %u arrivals%s", where(*current_).c_str(), what, line, arrivals,
+                  barriers_.count(place) ? ", where a barrier is already" : ": 1 to 1048575 are served"));
+    }
+    memcpy(address, &kBarrierMark, sizeof(kBarrierMark));
+    barriers_[place] = {arrivals, arrivals, 0, 0};
+  }
+
+  void arrive(void* address, unsigned bytes, const char* what, int line) {
+    Barrier& barrier = barrier_at(address, what, line);
+    if (barrier.missing == 0) {
+      fail(format("%s: %s in line %d is one arrival more than the %u of a phase", where(*current_).c_str(), what, line,
+                  barrier.arrivals));
+    }
+    barrier.bytes += bytes;
+    --barrier.missing;
+    complete(barrier);
+  }
+
+  void wait_for_phase(const void* address, unsigned parity, const char* what, int line) {
+    const Barrier& barrier = barrier_at(address, what, line);
+    if ((barrier.phase & 1) != (parity & 1)) return;
+    current_->barrier = &barrier;
+    current_->parity = parity & 1;
+    wait(State::kAtPhase, what, line);
+  }
+
+  void meet(int id, int threads, bool waits, const char* what, int line) {
+    if (id < 0 || id > 15 || threads < kWarp || threads % kWarp != 0 || threads > int(threads_.size())) {
+      fail(format("%s: %s in line %d at barrier %d for %d threads: 0 to 15 exist, for whole warps of the block's %zu",
+                  where(*current_).c_str(), what, line, id, threads, threads_.size()));
+    }
+    Meeting& meeting = meetings_[id];
+    if (meeting.arrived > 0 && meeting.threads != threads) {
+      fail(format("%s: %s in line %d at barrier %d for %d threads, others came to it for %d", where(*current_).c_str(),
+                  what, line, id, threads, meeting.threads));
+    }
+    meeting.threads = threads;
+    if (++meeting.arrived == threads) {
+      meeting.arrived = 0;
+      for (auto& thread : threads_) {
+        if (thread->state == State::kAtMeeting && thread->meeting == id) thread->state = State::kReady;
+      }
+    } else if (waits) {
+      current_->meeting = id;
+      wait(State::kAtMeeting, what, line);
+    }
+  }
+
+  // ---- the copy engine
+
+  void load_box(void* shared, const CUtensorMap* map, void* barrier_address, const int* corner, const char* what,
+                int line) {
+    Barrier& barrier = barrier_at(barrier_address, what, line);
+    BoxCopy copy = box_copy(map, shared, corner, what, line);
+    copy.barrier = &barrier;
+    fill_uninitialized(shared, copy.map.bytes());
+    loads_.push_back(copy);
+  }
+
+  void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+    BoxCopy copy = box_copy(map, shared, corner, what, line);
+    copy.thread = current_;
+    copy.group = current_->store_groups;
+    const unsigned group = current_->index / kWarpgroup * kWarpgroup;
+    for (unsigned i = group; i < std::min<size_t>(group + kWarpgroup, threads_.size()); ++i) {
+      if (!threads_[i]->wrote_matrices) continue;
+      fail(format("%s: %s in line %d, but thread %u has written matrices to shared memory without fence_proxy_async",
+                  where(*current_).c_str(), what, line, i));
+    }
+    stores_.push_back(copy);
+  }
+
+  void check_map(const CUtensorMap* map, const char* what, int line) {
+    if (BoxMap::of(map).magic == BoxMap::kMagic) return;
+    fail(format("%s: %s in line %d of what is no tensor map", where(*current_).c_str(), what, line));
+  }
+
+  // Lets stores of the running thread's earlier groups read what they store.
+  void wait_for_stores(unsigned groups_left) {
+    const Thread& thread = *current_;
+    const unsigned end = thread.store_groups - std::min(thread.store_groups, groups_left);
+    for (size_t i = 0; i < stores_.size();) {
+      stores_[i].thread == &thread && stores_[i].group < end ? land_store(i) : void(++i);
+    }
+  }
+
+  // ---- products of warpgroups
+
+  void start_product(const Product& product) {
+    Thread& thread = *current_;
+    if (!thread.fenced) {
+      fail(format("%s: %s in line %d without wgmma_fence since registers could last be touched", where(thread).c_str(),
+                  product.what, product.line));
+    }
+    Pending pending{product, {}, {}, thread.product_groups};
+    if (product.a) memcpy(pending.a, product.a, sizeof(pending.a));
+    bool chained = false;
+    for (const Pending& other : thread.products) chained |= other.product.d == product.d;
+    const int count = product.columns / 2;
+    if (!chained) {
+      pending.before.assign(product.d, product.d + count);
+      fill_uninitialized(product.d, count * sizeof(float));
+    }
+    thread.products.push_back(std::move(pending));
+  }
+
+  void wait_for_products(unsigned groups_left, const char* what, int line) {
+    Thread& thread = *current_;
+    thread.fenced = false;
+    thread.groups_left = groups_left;
+    const unsigned first = thread.index / kWarpgroup * kWarpgroup;
+    if (first + kWarpgroup > threads_.size()) {
+      fail(format("%s called %s in line %d in a warpgroup of %zu threads: it takes all %u", where(thread).c_str(), what,
+                  line, threads_.size() - first, kWarpgroup));
+    }
+    // State and line are set by wait(), which yields unless this thread is the last of its warpgroup to come.
+    for (unsigned i = first; i < first + kWarpgroup; ++i) {
+      const Thread& other = *threads_[i];
+      if (&other == &thread) continue;
+      if (other.state != State::kAtProducts || other.line != line) {
+        wait(State::kAtProducts, what, line);
+        return;
+      }
+    }
+    multiply_group(first, what, line);
+    for (unsigned i = first; i < first + kWarpgroup; ++i) threads_[i]->state = State::kReady;
+  }
+
+  int elected_lane() const { return elected_; }
+
+  // The byte of shared memory that an address is, which an access of so many bytes may be at.
+  size_t place_of(const void* address, size_t bytes, size_t alignment, const char* what, int line) {
+    const ptrdiff_t offset = static_cast<const unsigned char*>(address) - shared_bytes;
+    if (offset < 0 || offset + ptrdiff_t(bytes) > ptrdiff_t(grid_.shared_bytes) || offset % alignment != 0) {
+      fail(format("%s: %s in line %d at byte %td of %zu bytes of shared memory: it takes %zu bytes from a multiple of %zu",
+                  where(*current_).c_str(), what, line, offset, grid_.shared_bytes, bytes, alignment));
+    }
+    return offset;
   }
 
   std::string where(const Thread& thread) const {
@@ -191,6 +396,193 @@ class Block {
   }
 
  private:
+  static constexpr unsigned kWarpgroup = 128;
+  static constexpr uint64_t kBarrierMark = 0x7265697272616221;
+
+  // Ends a phase whose arrivals and bytes are all there.
+  void complete(Barrier& barrier) {
+    if (barrier.missing > 0 || barrier.bytes != 0) return;
+    ++barrier.phase;
+    barrier.missing = barrier.arrivals;
+    for (auto& thread : threads_) {
+      if (thread->state == State::kAtPhase && thread->barrier == &barrier && thread->parity != (barrier.phase & 1)) {
+        thread->state = State::kReady;
+      }
+    }
+  }
+
+  BoxCopy box_copy(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+    check_map(map, what, line);
+    BoxCopy copy{BoxMap::of(map), {}, 0, nullptr, nullptr, 0};
+    memcpy(copy.corner, corner, sizeof(copy.corner));
+    copy.place = place_of(shared, copy.map.bytes(), 128, what, line);
+    return copy;
+  }
+
+  void land_load(size_t i) {
+    const BoxCopy copy = loads_[i];
+    loads_.erase(loads_.begin() + i);
+    copy.map.load(copy.corner, shared_bytes, copy.place);
+    copy.barrier->bytes -= copy.map.bytes();
+    complete(*copy.barrier);
+  }
+
+  void land_store(size_t i) {
+    const BoxCopy copy = stores_[i];
+    stores_.erase(stores_.begin() + i);
+    copy.map.store(copy.corner, shared_bytes, copy.place);
+  }
+
+  // When no thread can go on: lets some copies land, in any order. Whether there is more to do then.
+  bool advance() {
+    bool ready = false;
+    if (!barriers_.empty() || !stores_.empty()) {
+      for (const auto& thread : threads_) ready |= thread->state == State::kReady;
+    }
+    const size_t count = loads_.size() + stores_.size();
+    if (count == 0) return ready;
+    // At least one, unless a thread that a phase has woken may still overtake it.
+    for (size_t landing = random_.next() % (count + ready) + !ready; landing > 0; --landing) {
+      const size_t left = loads_.size() + stores_.size();
+      if (left == 0) break;
+      const size_t i = random_.next() % left;
+      i < loads_.size() ? land_load(i) : land_store(i - loads_.size());
+    }
+    return true;
+  }
+
+  // A thread may not end with work under way that needs it or its shared memory.
+  void check_finished() {
+    const Thread& thread = *current_;
+    if (!thread.products.empty()) {
+      const Product& product = thread.products[0].product;
+      fail(format("%s ended with %s of line %d not waited for", where(thread).c_str(), product.what, product.line));
+    }
+    for (const BoxCopy& copy : stores_) {
+      if (copy.thread == &thread) {
+        fail(format("%s ended with a tma_store from byte %zu of shared memory not waited for", where(thread).c_str(),
+                    copy.place));
+      }
+    }
+  }
+
+  // Computes the groups of products that a warpgroup waits for, from shared memory as it is now.
+  void multiply_group(unsigned first, const char* what, int line) {
+    Thread& leader = *threads_[first];
+    const unsigned end = leader.product_groups - std::min(leader.product_groups, leader.groups_left);
+    size_t done = 0;
+    for (; done < leader.products.size() && leader.products[done].group < end; ++done) multiply(first, done);
+    const size_t started = leader.products.size();
+    for (unsigned i = first; i < first + kWarpgroup; ++i) {
+      Thread& thread = *threads_[i];
+      if (thread.product_groups != leader.product_groups || thread.groups_left != leader.groups_left ||
+          thread.products.size() != started) {
+        fail(format("divergent %s in line %d of block %u: threads %u and %u have started different products", what, line,
+                    blockIdx.x, leader.index, thread.index));
+      }
+      thread.products.erase(thread.products.begin(), thread.products.begin() + done);
+    }
+  }
+
+  // Product number `index` of the warpgroup's, as mma instructions on tiles of 16 by 8.
+  void multiply(unsigned first, size_t index) {
+    const Product& product = threads_[first]->products[index].product;
+    Pending* lanes[kWarpgroup];
+    for (unsigned i = 0; i < kWarpgroup; ++i) {
+      Thread& thread = *threads_[first + i];
+      if (index >= thread.products.size() || thread.products[index].product.line != product.line ||
+          thread.products[index].product.a_shared != product.a_shared ||
+          thread.products[index].product.b != product.b) {
+        fail(format("divergent %s in line %d of block %u: threads %u and %u multiply different things", product.what,
+                    product.line, blockIdx.x, first, first + i));
+      }
+      Pending& pending = thread.products[index];
+      lanes[i] = &pending;
+      if (product.a && memcmp(pending.a, pending.product.a, sizeof(pending.a)) != 0) {
+        fail(format("%s: the factor in registers of %s in line %d changed before it was waited for",
+                    where(thread).c_str(), product.what, product.line));
+      }
+      float* d = pending.product.d;
+      if (!pending.before.empty()) memcpy(d, pending.before.data(), pending.before.size() * sizeof(float));
+      if (!product.accumulate) std::fill(d, d + product.columns / 2, 0.0f);
+    }
+    const WarpWork work = product_of<Hopper>(product.mma);
+    // Of A, rows 16 w + g and g + 8 are warp w's, lane 4 g + c; columns 2 c, 2 c + 8 and their neighbours.
+    unsigned a[kWarpgroup][4];
+    for (unsigned i = 0; i < kWarpgroup; ++i) {
+      if (product.a) {
+        memcpy(a[i], lanes[i]->a, sizeof(a[i]));
+        continue;
+      }
+      for (int f = 0; f < 4; ++f) {
+        const int row = i / 32 * 16 + i % 32 / 4 + f % 2 * 8, column = i % 4 * 2 + f / 2 * 8;
+        a[i][f] = element_by_rows(product.a_shared, row, column, product) |
+                  element_by_rows(product.a_shared, row, column + 1, product) << 16;
+      }
+    }
+    for (int n = 0; n < product.columns; n += 8) {
+      unsigned b[kWarp][2];
+      for (int lane = 0; lane < kWarp; ++lane) {
+        for (int f = 0; f < 2; ++f) {
+          const int column = n + lane / 4, k = lane % 4 * 2 + 8 * f;
+          const auto element = [&](int k) {
+            return product.b_by_rows ? element_by_columns(product.b, column, k, product)
+                                     : element_by_rows(product.b, column, k, product);
+          };
+          b[lane][f] = element(k) | element(k + 1) << 16;
+        }
+      }
+      for (unsigned warp = 0; warp < 4; ++warp) {
+        MmaOperands operands[kWarp];
+        void* pointers[kWarp];
+        for (int lane = 0; lane < kWarp; ++lane) {
+          const unsigned i = warp * kWarp + lane;
+          operands[lane] = {lanes[i]->product.d + n / 2, a[i], b[lane]};
+          pointers[lane] = &operands[lane];
+        }
+        work(pointers);
+      }
+    }
+  }
+
+  // An element of a factor whose rows of 16 columns lie one after the other ("K-major"), `row` of them on.
+  unsigned element_by_rows(uint64_t descriptor, int row, int column, const Product& product) {
+    const unsigned row_bytes = row_bytes_of(descriptor, product);
+    const size_t groups = descriptor >> 32 & 0x3fff;
+    return element_at(start_of(descriptor) + row / 8 * (groups << 4) + row % 8 * row_bytes + column * 2, row_bytes, product);
+  }
+
+  // An element of a factor of 16 rows of N columns ("MN-major"): chunks of columns, groups of eight rows.
+  unsigned element_by_columns(uint64_t descriptor, int column, int row, const Product& product) {
+    const unsigned row_bytes = row_bytes_of(descriptor, product), chunk = row_bytes / 2;
+    const size_t chunks = descriptor >> 16 & 0x3fff, groups = descriptor >> 32 & 0x3fff;
+    return element_at(start_of(descriptor) + column / chunk * (chunks << 4) + row / 8 * (groups << 4) +
+                          row % 8 * row_bytes + column % chunk * 2,
+                      row_bytes, product);
+  }
+
+  static size_t start_of(uint64_t descriptor) { return (descriptor & 0x3fff) << 4; }
+
+  unsigned row_bytes_of(uint64_t descriptor, const Product& product) {
+    const unsigned mode = descriptor >> 62;
+    if (mode == 0 || descriptor >> 49 & 7) {
+      fail(format("block %u: %s in line %d by the descriptor 0x%016llx: only swizzled layouts are emulated, from "
+                  "aligned starts",
+                  blockIdx.x, product.what, product.line, (unsigned long long)descriptor));
+    }
+    return 256u >> mode;
+  }
+
+  unsigned element_at(size_t place, unsigned row_bytes, const Product& product) {
+    if (place + 2 > grid_.shared_bytes) {
+      fail(format("block %u: %s in line %d reads byte %zu of %zu bytes of shared memory", blockIdx.x, product.what,
+                  product.line, place, grid_.shared_bytes));
+    }
+    uint16_t bits;
+    memcpy(&bits, shared_bytes + swizzled(place, row_bytes), sizeof(bits));
+    return bits;
+  }
+
   // Lets the warp's threads run, in a new order each time, until all of them wait for other warps or have ended.
   void run_warp(unsigned warp) {
     const unsigned first = warp * kWarp, end = std::min<unsigned>(first + kWarp, threads_.size());
@@ -282,6 +674,9 @@ class Block {
     for (const auto& thread : threads_) {
       switch (thread->state) {
         case State::kExited: ++counts["have returned"]; break;
+        case State::kAtPhase:
+        case State::kAtMeeting:
+        case State::kAtProducts:
         case State::kAtBarrier: ++counts[format("wait at %s in line %d", thread->waits_at, thread->line)]; break;
         case State::kAtWarp:
           ++counts[format("wait at %s(0x%08x) in line %d", thread->waits_at, thread->mask, thread->line)];
@@ -327,6 +722,10 @@ class Block {
   Random random_{0};
   Thread* current_ = nullptr;
   std::string failure_;
+  std::map<size_t, Barrier> barriers_;  // by their place
+  std::vector<BoxCopy> loads_, stores_;
+  Meeting meetings_[16];
+  int elected_ = 0;
 };
 
 // The block that this host thread runs.
@@ -366,6 +765,23 @@ void distribute_matrices(void* const lanes[kWarp]) {
       operands(lane)->registers[i] = kTransposed ? element(column, row) | element(column + 1, row) << 16
                                                  : element(row, column) | element(row, column + 1) << 16;
     }
+  }
+}
+
+// What one lane brings to a stmatrix.
+struct StoreOperands {
+  void* row;
+  const unsigned* registers;
+};
+
+template <int kCount>
+void collect_matrices(void* const lanes[kWarp]) {
+  const auto operands = [lanes](int lane) { return static_cast<StoreOperands*>(lanes[lane]); };
+  for (int lane = 0; lane < 8 * kCount; ++lane) {
+    // Row r of matrix i is four lanes' register i.
+    uint32_t row[4];
+    for (int c = 0; c < 4; ++c) row[c] = operands(lane % 8 * 4 + c)->registers[lane / 8];
+    memcpy(operands(lane)->row, row, sizeof(row));
   }
 }
 
@@ -441,6 +857,45 @@ void load_matrices(unsigned* registers, const void* row, int count, bool transpo
 void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line, TensorCores cores) {
   MmaOperands operands{d, a, b};
   work_together(cores == TensorCores::kHopper ? product_of<Hopper>(mma) : product_of<Ampere>(mma), &operands, what, line);
+}
+
+void start_product(const Product& product) { running->start_product(product); }
+void fence_products() { running->current().fenced = true; }
+void commit_products() { ++running->current().product_groups; }
+void wait_for_products(unsigned groups_left, const char* what, int line) {
+  running->wait_for_products(groups_left, what, line);
+}
+
+void init_barrier(unsigned long long* barrier, unsigned arrivals, const char* what, int line) {
+  running->init_barrier(barrier, arrivals, what, line);
+}
+void arrive(unsigned long long* barrier, unsigned bytes, const char* what, int line) {
+  running->arrive(barrier, bytes, what, line);
+}
+void wait_for_phase(unsigned long long* barrier, unsigned parity, const char* what, int line) {
+  running->wait_for_phase(barrier, parity, what, line);
+}
+void meet(int id, int threads, bool wait, const char* what, int line) { running->meet(id, threads, wait, what, line); }
+
+void check_map(const CUtensorMap* map, const char* what, int line) { running->check_map(map, what, line); }
+void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
+              int line) {
+  running->load_box(shared, map, barrier, corner, what, line);
+}
+void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+  running->store_box(map, shared, corner, what, line);
+}
+void commit_stores() { ++running->current().store_groups; }
+void wait_for_stores(unsigned groups_left) { running->wait_for_stores(groups_left); }
+void fence_proxy() { running->current().wrote_matrices = false; }
+int elected_lane() { return running->elected_lane(); }
+
+void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line) {
+  Thread& thread = running->current();
+  StoreOperands operands{row, registers};
+  if (int(thread.index % kWarp) < 8 * count) running->place_of(row, 16, 16, what, line);
+  thread.wrote_matrices = true;
+  work_together(count == 2 ? collect_matrices<2> : collect_matrices<4>, &operands, what, line);
 }
 
 void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, const char* what, int line) {
@@ -540,6 +995,14 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
 }
 
 }  // namespace emulation
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return known ? cudaSuccess : cudaErrorInvalidValue;
+}
 
 void emulation_configure(const emulation::Config* config) { emulation::config = *config; }
 

@@ -21,6 +21,8 @@ struct dim3 {
 extern __thread uint3 threadIdx, blockIdx;
 extern __thread dim3 blockDim, gridDim;
 
+struct CUtensorMap;
+
 namespace emulation {
 
 // Room for the largest dynamic shared memory of any card (227 KiB) and a guard band behind it.
@@ -61,6 +63,43 @@ enum class Mma { kK16F16, kK16Bf16, kK8F16, kK8Bf16, kK8Tf32 };
 enum class TensorCores { kAmpere, kHopper };
 void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line,
               TensorCores cores = TensorCores::kAmpere);
+
+// One product of a warpgroup: D of 64 by `columns` elements, a thread's share of it in `d`; A of 64 by 16 in registers, or
+// in shared memory where a descriptor says; B by columns, or by rows.
+struct Product {
+  Mma mma;
+  int columns;
+  float* d;
+  const unsigned* a;
+  uint64_t a_shared, b;
+  bool b_by_rows, accumulate;
+  const char* what;
+  int line;
+};
+// Called by each thread of the warpgroup. The product is computed when its group is waited for; until then `d` is poison.
+void start_product(const Product& product);
+void fence_products();
+void commit_products();
+void wait_for_products(unsigned groups_left_in_flight, const char* what, int line);
+
+// Barriers in shared memory. Arrivals may announce bytes, which copies then bring.
+void init_barrier(unsigned long long* barrier, unsigned arrivals, const char* what, int line);
+void arrive(unsigned long long* barrier, unsigned bytes, const char* what, int line);
+void wait_for_phase(unsigned long long* barrier, unsigned parity, const char* what, int line);
+// Barrier `id` of the block, for so many threads.
+void meet(int id, int threads, bool wait, const char* what, int line);
+
+// Boxes of arrays, by the copy engine.
+void check_map(const CUtensorMap* map, const char* what, int line);
+void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
+              int line);
+void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line);
+void commit_stores();
+void wait_for_stores(unsigned groups_left_in_flight);
+// Shows this thread's writes by stmatrix to the copy engine.
+void fence_proxy();
+void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line);
+int elected_lane();
 
 void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, const char* what, int line);
 void commit_copies();

@@ -1,0 +1,151 @@
+// The PTX of Hopper that flashgen's kernels wrap into small functions for nvcc, under the same names for an emulated
+// card: barriers in shared memory (mbarrier), the copy engine (TMA), named barriers, products of warpgroups (wgmma).
+#pragma once
+
+#include "cuda.h"
+#include "runtime.h"
+
+// ---- mbarrier ----------------------------------------------------------------------------------------------------
+// A phase ends when all arrivals have come and all bytes announced are there.
+
+inline void barrier_init(unsigned long long* barrier, unsigned arrivals, int line = __builtin_LINE()) {
+  emulation::init_barrier(barrier, arrivals, "barrier_init", line);
+}
+inline void barrier_arrive(unsigned long long* barrier, int line = __builtin_LINE()) {
+  emulation::arrive(barrier, 0, "barrier_arrive", line);
+}
+inline void barrier_expect(unsigned long long* barrier, unsigned bytes, int line = __builtin_LINE()) {
+  emulation::arrive(barrier, bytes, "barrier_expect", line);
+}
+inline void barrier_wait(unsigned long long* barrier, unsigned parity, int line = __builtin_LINE()) {
+  emulation::wait_for_phase(barrier, parity, "barrier_wait", line);
+}
+// Of memory: the emulated card has but one view of it.
+inline void fence_barrier_init() {}
+inline void fence_proxy_async() { emulation::fence_proxy(); }
+
+// ---- cp.async.bulk.tensor ----------------------------------------------------------------------------------------
+
+inline void prefetch_map(const CUtensorMap* map, int line = __builtin_LINE()) {
+  emulation::check_map(map, "prefetch_map", line);
+}
+inline void tma_load(void* shared, const CUtensorMap* map, unsigned long long* barrier, int x, int row, int head,
+                     int batch, int line = __builtin_LINE()) {
+  const int corner[] = {x, row, head, batch};
+  emulation::load_box(shared, map, barrier, corner, "tma_load", line);
+}
+inline void tma_store(const CUtensorMap* map, const void* shared, int x, int row, int head, int batch,
+                      int line = __builtin_LINE()) {
+  const int corner[] = {x, row, head, batch};
+  emulation::store_box(map, shared, corner, "tma_store", line);
+}
+inline void tma_commit() { emulation::commit_stores(); }
+template <int kGroups>
+void tma_wait_read() {
+  emulation::wait_for_stores(kGroups);
+}
+
+// ---- bar.sync, bar.arrive ----------------------------------------------------------------------------------------
+
+inline void named_barrier_sync(int id, int threads, int line = __builtin_LINE()) {
+  emulation::meet(id, threads, true, "named_barrier_sync", line);
+}
+inline void named_barrier_arrive(int id, int threads, int line = __builtin_LINE()) {
+  emulation::meet(id, threads, false, "named_barrier_arrive", line);
+}
+
+// ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------
+
+template <int kRegisters>
+void take_registers() {
+  static_assert(kRegisters % 8 == 0 && 24 <= kRegisters && kRegisters <= 256, "what the instruction takes");
+}
+template <int kRegisters>
+void give_registers() {
+  static_assert(kRegisters % 8 == 0 && 24 <= kRegisters && kRegisters <= 256, "what the instruction takes");
+}
+inline bool elect_one() { return emulation::lane_of_warp() == emulation::elected_lane(); }
+
+// ---- stmatrix.sync.aligned.m8n8.xN.shared.b16 --------------------------------------------------------------------
+// Stores N matrices of 8 rows by 8 16-bit elements. Lane 8 * i + r names row r of matrix i.
+
+inline void stmatrix_x2(void* row, const unsigned* m, int line = __builtin_LINE()) {
+  emulation::store_matrices(row, m, 2, "stmatrix_x2", line);
+}
+inline void stmatrix_x4(void* row, const unsigned* m, int line = __builtin_LINE()) {
+  emulation::store_matrices(row, m, 4, "stmatrix_x4", line);
+}
+
+// ---- wgmma.mma_async ---------------------------------------------------------------------------------------------
+// D = A B, or A B + D, of 64 by N elements in the registers of a warpgroup: computed when it is waited for.
+
+inline void wgmma_fence() { emulation::fence_products(); }
+inline void wgmma_commit() { emulation::commit_products(); }
+template <int kGroups>
+void wgmma_wait(int line = __builtin_LINE()) {
+  emulation::wait_for_products(kGroups, "wgmma_wait", line);
+}
+template <int n>
+void hold(float (&)[n]) {}
+
+namespace emulation {
+
+template <int n>
+void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long a_shared, unsigned long long b,
+                   bool b_by_rows, bool accumulate, const char* what, int line) {
+  start_product(Product{mma, 2 * n, d, a, a_shared, b, b_by_rows, accumulate, what, line});
+}
+
+}  // namespace emulation
+
+#define EMULATION_WGMMA(N, type, mma)                                                                               \
+  inline void wgmma_m64n##N##k16_##type##_ss(float (&d)[N / 2], unsigned long long a, unsigned long long b,         \
+                                             bool accumulate, int line = __builtin_LINE()) {                        \
+    emulation::start_product(mma, d, nullptr, a, b, false, accumulate, "wgmma_m64n" #N "k16_" #type "_ss", line);   \
+  }                                                                                                                 \
+  inline void wgmma_m64n##N##k16_##type##_ss_trans(float (&d)[N / 2], unsigned long long a, unsigned long long b,   \
+                                                   bool accumulate, int line = __builtin_LINE()) {                  \
+    emulation::start_product(mma, d, nullptr, a, b, true, accumulate, "wgmma_m64n" #N "k16_" #type "_ss_trans",     \
+                             line);                                                                                 \
+  }                                                                                                                 \
+  inline void wgmma_m64n##N##k16_##type##_rs_trans(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, \
+                                                   bool accumulate, int line = __builtin_LINE()) {                  \
+    emulation::start_product(mma, d, a, 0, b, true, accumulate, "wgmma_m64n" #N "k16_" #type "_rs_trans", line);    \
+  }
+#define EMULATION_WGMMA_OF(N)                      \
+  EMULATION_WGMMA(N, f16, emulation::Mma::kK16F16) \
+  EMULATION_WGMMA(N, bf16, emulation::Mma::kK16Bf16)
+EMULATION_WGMMA_OF(8)
+EMULATION_WGMMA_OF(16)
+EMULATION_WGMMA_OF(24)
+EMULATION_WGMMA_OF(32)
+EMULATION_WGMMA_OF(40)
+EMULATION_WGMMA_OF(48)
+EMULATION_WGMMA_OF(56)
+EMULATION_WGMMA_OF(64)
+EMULATION_WGMMA_OF(72)
+EMULATION_WGMMA_OF(80)
+EMULATION_WGMMA_OF(88)
+EMULATION_WGMMA_OF(96)
+EMULATION_WGMMA_OF(104)
+EMULATION_WGMMA_OF(112)
+EMULATION_WGMMA_OF(120)
+EMULATION_WGMMA_OF(128)
+EMULATION_WGMMA_OF(136)
+EMULATION_WGMMA_OF(144)
+EMULATION_WGMMA_OF(152)
+EMULATION_WGMMA_OF(160)
+EMULATION_WGMMA_OF(168)
+EMULATION_WGMMA_OF(176)
+EMULATION_WGMMA_OF(184)
+EMULATION_WGMMA_OF(192)
+EMULATION_WGMMA_OF(200)
+EMULATION_WGMMA_OF(208)
+EMULATION_WGMMA_OF(216)
+EMULATION_WGMMA_OF(224)
+EMULATION_WGMMA_OF(232)
+EMULATION_WGMMA_OF(240)
+EMULATION_WGMMA_OF(248)
+EMULATION_WGMMA_OF(256)
+#undef EMULATION_WGMMA_OF
+#undef EMULATION_WGMMA
