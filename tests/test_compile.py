@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future
 from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from flashgen.gen.families.simt import Simt
@@ -23,6 +24,7 @@ from flashgen.tuner.compile import (
     NvccToolchain,
     NvrtcToolchain,
     cuda_toolchain,
+    parse_remarks,
     parse_resources,
     run_compiler,
     shorten,
@@ -48,6 +50,40 @@ extern "C" __global__ void __launch_bounds__(1024, 2) attention_f32_d64_kernel(f
   for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = sums[i];
 }
 """
+#: A warpgroup's accumulators are multiplied before the product that writes them is waited for.
+SERIALIZED = """\
+#define FENCE "wgmma.fence.sync.aligned;"
+#define COMMIT "wgmma.commit_group.sync.aligned;"
+#define WAIT "wgmma.wait_group.sync.aligned 0;"
+#define PRODUCT "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;"
+extern "C" __global__ void __launch_bounds__(128) attention_f32_d64_kernel(float* x, unsigned long long a) {
+  float d[4] = {x[0], x[1], x[2], x[3]};
+  asm volatile(FENCE ::: "memory");
+  for (int i = 0; i < 4; ++i) {
+    asm volatile(PRODUCT : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a));
+    asm volatile(COMMIT ::: "memory");
+    d[0] *= 2;
+  }
+  asm volatile(WAIT ::: "memory");
+  for (int i = 0; i < 4; ++i) x[threadIdx.x * 4 + i] = d[i];
+}
+"""
+UNBOUNDED = """\
+extern "C" __global__ void attention_f32_d64_kernel(float* x) {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+  x[threadIdx.x] = 1;
+}
+"""
+MAPS = """\
+#include <cuda.h>
+struct TensorMaps {
+  CUtensorMap q, k;
+};
+extern "C" __global__ void attention_f32_d64_kernel(float* x, const __grid_constant__ TensorMaps maps) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(&maps.k) : "memory");
+  if (sizeof(maps) == 256) x[threadIdx.x] = 1;
+}
+"""
 
 NVCC_LOG = """\
 ptxas info    : 0 bytes gmem
@@ -69,10 +105,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def kernel(source=PLAIN, arch=90):
-    """A kernel of that source; what the variant is does not matter here."""
+class OfOneArch(Simt):
+    """A variant with instructions of one architecture alone."""
+
+    arch_suffix: ClassVar[str] = "a"
+
+
+def kernel(source=PLAIN, arch=90, variant=Simt()):  # noqa: B008
+    """A kernel of that source; of the variant only which architecture it needs matters here."""
     launch = Launch(threads=128, smem_bytes=0, rows_per_block=64)
-    return Kernel(Problem(), Simt(), arch, source, "attention_f32_d64", "attention_f32_d64_kernel", launch)
+    return Kernel(Problem(), variant, arch, source, "attention_f32_d64", "attention_f32_d64_kernel", launch)
 
 
 def script(path: Path, text: str) -> Path:
@@ -104,6 +146,24 @@ def test_errors_are_what_is_shown():
     )
     assert len(shorten(noise).splitlines()) == 12
     assert shorten("") == "(no output)"
+
+
+def test_remarks_on_asynchronous_products_are_told_once_and_worst_first():
+    """As ptxas of CUDA 13.0 prints them."""
+    log = """\
+ptxas info    : (C7519) warpgroup.arrive is injected in around line 47 by compiler to allow use of registers in GMMA in function 'mine'
+ptxas info    : (C7519) warpgroup.arrive is injected in around line 55 by compiler to allow use of registers in GMMA in function 'mine'
+ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.
+ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in the function 'mine'
+"""  # noqa: E501
+    assert parse_remarks(log + NVCC_LOG) == [
+        "ptxas C7508: Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count "
+        "at entry.",
+        "ptxas C7511: Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "insufficient register resources for the wgmma pipeline",
+        "ptxas C7519: warpgroup.arrive is injected by compiler to allow use of registers in GMMA",
+    ]
+    assert parse_remarks(NVCC_LOG) == []
 
 
 # -- compilers that misbehave -------------------------------------------------------------------------
@@ -161,6 +221,33 @@ def test_flags_in_the_environment_belong_to_the_key(tmp_path, monkeypatch):
         monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
         build = compiler.build(kernel())
         assert build.artifact.read_text().strip() == flags and build.cached is cached
+
+
+REMARK = "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+RESOURCES = """\
+Compiling entry function 'attention_f32_d64_kernel' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers"""
+
+
+def test_a_kernel_whose_products_wait_is_refused_each_time_and_compiled_once(tmp_path):
+    runs = tmp_path / "runs"
+    # nvcc ... -o CUBIN SOURCE
+    prints = f'echo x >> {runs}; while [ "$1" != -o ]; do shift; done; echo cubin > "$2"; cat <<END\n'
+    chain = fake_toolchain(tmp_path, f"{prints}{REMARK}\n{RESOURCES}\nEND")
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"^ptxas C7514: Potential Performance Loss: wgmma\.mma_async"):
+            chain.build(kernel())
+    assert runs.read_text() == "x\n"
+    build = fake_toolchain(tmp_path, f"{prints}{RESOURCES}\nEND").build(kernel(PLAIN + "// another"))
+    assert build.registers == 10
+
+
+def test_architectures_with_a_suffix_are_told_apart(tmp_path):
+    chain = fake_toolchain(tmp_path, 'echo "error: $*" >&2; exit 1')
+    for variant, arch in ((Simt(), "sm_90"), (OfOneArch(), "sm_90a")):
+        with pytest.raises(BuildError, match=rf"-arch={arch} "):
+            chain.build(kernel(variant=variant))
 
 
 def test_compiler_that_vanished_is_named(tmp_path):
@@ -300,6 +387,29 @@ def test_nvcc_builds_a_cubin_once():
 def test_nvcc_reports_spills():
     build = _real_nvcc(90).build(kernel(SPILLING))
     assert build.spill_bytes > 0 and build.registers <= 32
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(
+    ("source", "remark"),
+    [
+        (SERIALIZED, "C751[14]: .*wgmma.mma_async instructions are serialized"),
+        (UNBOUNDED, "C7508: .*setmaxnreg"),
+    ],
+    ids=["wgmma", "setmaxnreg"],
+)
+def test_a_kernel_that_would_not_run_as_written_is_refused(source, remark):
+    chain = _real_nvcc(90)
+    with pytest.raises(BuildError, match=rf"^ptxas {remark}"):
+        chain.build(kernel(source, variant=OfOneArch()))
+    with pytest.raises(BuildError, match=r"not supported on \.target 'sm_90'"):
+        chain.build(kernel(source))
+
+
+@pytest.mark.nvcc
+def test_kernels_with_tensor_maps_build_by_either_compiler():
+    assert _real_nvcc(90).build(kernel(MAPS, variant=OfOneArch())).registers > 0
+    assert _real_nvrtc(90).build(kernel(MAPS, variant=OfOneArch())).registers > 0
 
 
 @pytest.mark.nvcc

@@ -41,6 +41,11 @@ ASYNC_COPY_ARCH = 80
 #: How much of a compiler's output is worth showing.
 MAX_ERROR_LINES = 12
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+#: What ptxas says of a kernel whose warpgroups would not run as written: products made to wait for each
+#: other, waits put in, registers not handed over. It calls them information.
+PIPELINE_REMARKS = re.compile(r"ptxas info\s*:\s*\((C75(?:0[89]|1\d))\) (.*)")
+#: Where in the intermediate code: no help to who reads the remark.
+REMARK_PLACES = re.compile(r" in around line \d+| in (the )?function '\w+'")
 #: Flags that nvcc takes from the environment; conda and some clusters set them.
 NVCC_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 STOP_POLL_S = 0.05
@@ -73,6 +78,14 @@ def parse_resources(output: str, symbol: str) -> Resources:
         raise BuildError(f"ptxas reported no resources for {symbol}:\n{shorten(output)}")
     stack, stores, loads = map(int, memory.groups())
     return Resources(int(used[1]), stores + loads, stack)
+
+
+def parse_remarks(output: str) -> list[str]:
+    """What ptxas found wrong with a kernel's asynchronous products, each remark once, lost time first."""
+    found: dict[str, None] = {}
+    for code, text in PIPELINE_REMARKS.findall(output):
+        found[f"ptxas {code}: {REMARK_PLACES.sub('', text).strip()}"] = None
+    return sorted(found, key=lambda remark: "Potential Performance Loss" not in remark)
 
 
 def shorten(output: str) -> str:
@@ -168,7 +181,7 @@ class NvccToolchain:
 
     def build(self, kernel: Kernel) -> Build:
         """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
-        flags = (*FLAGS, f"-arch=sm_{kernel.arch}")
+        flags = (*FLAGS, f"-arch={kernel.sm}")
         environment = tuple(f"{name}={os.environ.get(name, '')}" for name in NVCC_FLAG_VARIABLES)
 
         def command(source: Path, cubin: Path) -> list[str]:
@@ -194,7 +207,7 @@ class NvrtcToolchain:
     def build(self, kernel: Kernel) -> Build:
         """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
         # NVRTC optimizes by default and knows no -O3.
-        flags = ("-std=c++17", "-ftz=true", f"-arch=sm_{kernel.arch}")
+        flags = ("-std=c++17", "-ftz=true", f"-arch={kernel.sm}")
         search = tuple(f"--include-path={folder}" for folder in self.includes)
 
         def command(source: Path, cubin: Path) -> list[str]:
@@ -225,16 +238,19 @@ def _build(
     kernel: Kernel, how: Sequence[str], command: Callable[[Path, Path], Sequence[str]], timeout_s: float
 ) -> Build:
     """The kernel as a cubin. ``command`` compiles a source to a cubin; ``how`` is all that determines the
-    result beside the source. Raises `BuildError`."""
+    result beside the source. Raises `BuildError`, also for what ptxas builds with `PIPELINE_REMARKS`."""
 
     def produce(cubin: Path) -> Mapping[str, Any]:
         source = cubin.with_suffix(".cu")
         source.write_text(kernel.source, encoding="utf-8")
         output = run_compiler(command(source, cubin), cubin.parent, timeout_s=timeout_s)
-        return asdict(parse_resources(output, kernel.symbol))
+        return asdict(parse_resources(output, kernel.symbol)) | {"remarks": parse_remarks(output)}
 
     started = time.monotonic()
     entry = cached([kernel.source, *how], ".cubin", produce)
+    # Entries of before there were such kernels hold no remarks.
+    if entry.metadata.get("remarks"):
+        raise BuildError("\n".join(entry.metadata["remarks"]))
     return Build(
         kernel,
         entry.path,

@@ -22,7 +22,8 @@ class FlashgenError(Exception):
 
 
 class BuildError(FlashgenError):
-    """The compiler refused, crashed or ran out of time; the message is its own output."""
+    """The compiler refused, crashed or ran out of time, or built something else than was written; the message
+    is its own output."""
 
 
 class LaunchError(FlashgenError):

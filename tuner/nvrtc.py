@@ -11,15 +11,20 @@ import ctypes
 import sys
 from pathlib import Path
 
+#: Headers by name, before any of a folder. NVRTC cannot read the driver's: it declares functions of the host.
+HEADERS = {b"cuda.h": b"struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };\n"}
+
 
 def compile_nvrtc(library_path: str, source: str, options: list[str]) -> tuple[bytes | None, str]:
     """The cubin, None where the compiler refused, and its log."""
     library = ctypes.CDLL(library_path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     program = ctypes.c_void_p()
+    strings = ctypes.c_char_p * len(HEADERS)
+    headers = len(HEADERS), strings(*HEADERS.values()), strings(*HEADERS)
     _check(
         library,
-        library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None),
+        library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", *headers),
     )
     encoded = [option.encode() for option in options]
     status = library.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
