@@ -197,9 +197,14 @@ class Block {
     stores_.clear();
     for (Meeting& meeting : meetings_) meeting = {};
     elected_ = int(random_.next() % kWarp);
+    const unsigned slow = random_.next() % ((threads_.size() + kWarpgroup - 1) / kWarpgroup);
     do {
       random_.shuffle(warp_order_.data(), warp_order_.size());
-      for (const unsigned warp : warp_order_) run_warp(warp);
+      for (const unsigned warp : warp_order_) {
+        // Where copies and barriers let warps drift apart, some fall behind, those of one warpgroup most.
+        const uint64_t turns_of_eight = warp / 4 == slow ? 1 : 7;
+        if (barriers_.empty() || random_.next() % 8 < turns_of_eight) run_warp(warp);
+      }
     } while (failure_.empty() && (advance() || release_barrier()));
     if (failure_.empty() && !EMULATION_ASAN) check_guard();
     return failure_;

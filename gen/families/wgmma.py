@@ -1,0 +1,274 @@
+"""The Hopper family: products by warpgroups (wgmma), copies by the tensor memory engine (TMA), f16 and bf16.
+
+One warpgroup copies and gives most of its registers to the others, of which each computes 64 rows of ``br``.
+Tiles of keys come from the last to the first through rings of buffers in shared memory, so that those with a
+mask come first. Two schedules keep the tensor cores busy beside softmax: ``overlapped`` starts the next
+scores before these outputs and makes weights while both are multiplied (Shah et al. 2024,
+"FlashAttention-3", section 3.2); ``chained`` lets the next scores follow these outputs and leaves the rest to
+the other warpgroup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..limits import DeviceLimits
+from ..problem import ITEM_BYTES, Problem
+from ..tiles import wasted
+from ..variant import Launch, TensorMap, Variant, param, rule
+from ..wgmma_work import wgmma_work
+from ..work import Work
+from .mma import EXP2_CUBIC
+
+GROUP = 128
+#: Rows of a warpgroup's product, and columns of a chunk of shared memory: 128 bytes, swizzled whole.
+GROUP_ROWS, CHUNK = 64, 64
+#: Where chunks must start, and so what shared memory is measured in.
+ALIGNMENT = 1024
+BARRIER_BYTES = 8
+#: What a thread of the copying warpgroup keeps: copies of more than two chunks take more addresses.
+COPYING_REGISTERS, COPYING_REGISTERS_WIDE = 24, 40
+MAX_COMPUTING_REGISTERS = 240
+#: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
+SMALL_TILE, MANY_TILES = 64, 32
+FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
+OVERLAPPED, CHAINED = "overlapped", "chained"
+
+
+@dataclass(frozen=True)
+class Wgmma(Variant):
+    """Attention by wgmma and TMA."""
+
+    family: ClassVar[str] = "wgmma"
+    template: ClassVar[str] = "wgmma.cu.jinja"
+    arch_suffix: ClassVar[str] = "a"
+
+    br: int = param(128, 64, 192, doc="query rows per tile, 64 for each warpgroup that computes")
+    bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
+    persistent: bool = param(True, False, doc="blocks stay for several tiles")
+    q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
+    stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory")
+    schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
+    order_of_groups: str = param(
+        FREE, PRODUCTS, EXPONENTIALS, doc="what warpgroups do in turns: nothing, products, exponentials"
+    )
+    rescale: str = param(
+        "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
+    )
+    poly_exp: int = param(0, 4, 8, 16, doc="one exponential in so many is a polynomial, 0 none")
+    section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
+    min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
+
+    # -- what the parameters imply -----------------------------------------------------------------------
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute."""
+        return self.br // GROUP_ROWS
+
+    def threads(self) -> int:
+        return GROUP * (1 + self.consumers)
+
+    def rows_per_block(self) -> int:
+        return self.br
+
+    def access_width(self, problem: Problem) -> int:
+        """Eight elements: the engine's strides are multiples of 16 bytes."""
+        return 16 // ITEM_BYTES[problem.dtype]
+
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        d, dv = _chunks(problem.head_dim), _chunks(problem.head_dim_v)
+        row_bytes = CHUNK * ITEM_BYTES[problem.dtype]
+        tiles = row_bytes * (self.q_stages * self.br * max(d, dv) + self.stages * self.bc * (d + dv))
+        barriers = 4 * self.stages + 2 * self.q_stages
+        return _whole(tiles + BARRIER_BYTES * barriers, ALIGNMENT)
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """What a launch gives each thread before the warpgroups share them out."""
+        allowed = limits.registers_per_sm // (self.threads() * self.min_blocks) // 8 * 8
+        return min(allowed, limits.max_registers_per_thread)
+
+    def computing_registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Per thread of a warpgroup that computes, once the copying one has given up its own."""
+        given = self.registers(problem, limits)
+        if given >= 248:
+            return given  # nothing to gain
+        spare = given * (1 + self.consumers) - self.copying_registers(problem)
+        return min(MAX_COMPUTING_REGISTERS, spare // self.consumers // 8 * 8)
+
+    def copying_registers(self, problem: Problem) -> int:
+        """Per thread of the warpgroup that copies."""
+        widest = max(problem.head_dim, problem.head_dim_v)
+        return COPYING_REGISTERS if _chunks(widest) <= 2 else COPYING_REGISTERS_WIDE
+
+    def needed_registers(self, problem: Problem) -> int:
+        """With fewer a warpgroup that computes spills: outputs, scores, weights and the rest."""
+        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + 32
+
+    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+        return wgmma_work(self, problem, limits)
+
+    def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
+        return Launch(
+            self.threads(),
+            self.smem_bytes(problem, limits),
+            self.br,
+            tensor_maps=(
+                TensorMap("q", GROUP_ROWS),
+                TensorMap("k", self.bc),
+                TensorMap("v", self.bc),
+                TensorMap("o", GROUP_ROWS),
+            ),
+            max_blocks=limits.num_sms * self.min_blocks if self.persistent else None,
+        )
+
+    def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        given = self.registers(problem, limits)
+        shares = given < 248
+        return {
+            "consumers": self.consumers,
+            "d_chunks": _chunks(problem.head_dim),
+            "dv_chunks": _chunks(problem.head_dim_v),
+            "value_tiles": problem.head_dim_v // 8,
+            "registers_of_copying": self.copying_registers(problem) if shares else 0,
+            "registers_of_computing": self.computing_registers(problem, limits) if shares else 0,
+            "poly": EXP2_CUBIC,
+        }
+
+    # -- limits: what cannot run -----------------------------------------------------------------------
+
+    @rule("arithmetic", after="br")
+    def _warpgroups_multiply(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if limits.arch != 90:
+            return f"warpgroups multiply on sm_90 alone, this is {limits.sm}"
+        if problem.dtype not in ("f16", "bf16"):
+            return f"family wgmma computes f16 and bf16, this problem is {problem.dtype}"
+        return None
+
+    @rule("alignment", after="br")
+    def _rows_suit_the_copy_engine(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if dim % 8:
+                return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
+        return None
+
+    @rule("shared memory", after="stages")
+    def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed = self.smem_bytes(problem, limits)
+        if needed > limits.smem_per_block:
+            return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
+        return None
+
+    @rule("combination", after="order_of_groups")
+    def _groups_take_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.consumers == 1 and self.order_of_groups != FREE:
+            return f"order_of_groups={self.order_of_groups}: br={self.br} is one warpgroup's alone"
+        return None
+
+    @rule("combination", after="section")
+    def _blocks_that_stay_have_an_order(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.persistent and self.section != 1:
+            return f"section={self.section}: blocks that stay take a head's tiles in pairs of one length"
+        return None
+
+    @rule("combination", after="q_stages")
+    def _queries_follow_each_other(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.q_stages > 1 and not self.persistent:
+            return f"q_stages={self.q_stages}: a block that does not stay has no next tile"
+        return None
+
+    @rule("registers", after="min_blocks")
+    def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed, allowed = self.needed_registers(problem), self.computing_registers(problem, limits)
+        if needed > allowed:
+            return (
+                f"about {needed} per computing thread, {allowed} allowed with "
+                f"{self.min_blocks} blocks of {self.threads()} threads per SM"
+            )
+        return None
+
+    @rule("occupancy", after="min_blocks")
+    def _promised_blocks_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        smem = self.smem_bytes(problem, limits)
+        room = limits.blocks_per_sm(self.threads(), 0, smem)
+        if self.min_blocks > room:
+            return f"min_blocks={self.min_blocks}, but {smem} bytes of shared memory leave room for {room}"
+        return None
+
+    # -- advice: what runs, but never best ----------------------------------------------------------
+
+    @rule("short sequence", after="br", advisory=True)
+    def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("br", self.br, problem.seqlen_q)
+
+    @rule("short sequence", after="bc", advisory=True)
+    def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        shortest = problem.seqlen_k // 8
+        if self.bc < min(SMALL_TILE, shortest):
+            return f"bc={self.bc} is for short sequences, not for {problem.seqlen_k} keys"
+        return wasted("bc", self.bc, problem.seqlen_k)
+
+    @rule("Q stages", after="q_stages", advisory=True)
+    def _next_queries_are_worth_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        tiles = self._key_tiles(problem)
+        if self.q_stages > 1 and tiles > MANY_TILES:
+            return f"q_stages={self.q_stages}: Q comes once for {tiles} tiles of keys"
+        return None
+
+    @rule("stages", after="stages", advisory=True)
+    def _stages_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        tiles = self._key_tiles(problem)
+        if self.stages > max(2, tiles):
+            return f"stages={self.stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+        if self.stages == 1 and tiles > 1:
+            return f"stages=1: the next of {tiles} tiles could not arrive beside this one's products"
+        return None
+
+    @rule("rescaling", after="rescale", advisory=True)
+    def _maximum_settles(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.rescale == "always" and problem.seqlen_k > 4 * self.bc:
+            return f"rescale=always: maxima seldom grow after {self.bc} of {problem.seqlen_k} keys"
+        return None
+
+    @rule("exponentials", after="poly_exp", advisory=True)
+    def _exponentials_are_many(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.poly_exp and problem.head_dim + problem.head_dim_v > 2 * 96:
+            return f"poly_exp={self.poly_exp}: with head dims of {problem.head_dim} the products take longer"
+        return None
+
+    @rule("tile order", after="section", advisory=True)
+    def _sections_fill_l2(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        """The more heads together the better lengths even out, as long as L2 holds their K and V."""
+        if self.section == 1:
+            return None
+        if not problem.causal:
+            return f"section={self.section}: without a causal mask all tiles take as long"
+        heads = problem.batch * problem.num_q_heads
+        together = self.section or heads
+        if together > heads:
+            return f"section={self.section}, but there are {heads} heads"
+        needed = self._kv_bytes(problem, together)
+        if needed > limits.l2_bytes:
+            return f"section={self.section}: {needed} bytes of K and V, L2 holds {limits.l2_bytes}"
+        if self.section and self._kv_bytes(problem, min(2 * together, heads)) <= limits.l2_bytes:
+            return f"section={self.section}: L2 holds K and V of more heads"
+        return None
+
+    @staticmethod
+    def _kv_bytes(problem: Problem, heads: int) -> int:
+        """Of so many query heads."""
+        row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
+        group = problem.num_q_heads // problem.num_kv_heads
+        return -(-heads // group) * problem.seqlen_k * row_bytes
+
+    def _key_tiles(self, problem: Problem) -> int:
+        return -(-problem.seqlen_k // self.bc)
+
+
+def _chunks(head_dim: int) -> int:
+    return -(-head_dim // CHUNK)
+
+
+def _whole(n: int, unit: int) -> int:
+    return -(-n // unit) * unit

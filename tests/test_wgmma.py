@@ -1,0 +1,350 @@
+"""Hopper kernels on the emulated card, their sources, and the rules of what may run."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from covering import Setting, cover, draw, traits
+from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Illegal
+from flashgen.tuner import reference
+from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.sim import SimDevice, SimRunner
+from flashgen.tuner.validate import WrongResult, validate
+from test_mma import assert_tidy
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
+)
+
+H200 = preset("h200")
+NUMBERS = (("f16", "auto"), ("bf16", "auto"))
+#: Of one chunk of 64 columns and of several, whole and not, a last step of 8, values wider and narrower.
+HEAD_DIMS = (
+    (8, 8),
+    (24, 24),
+    (40, 40),
+    (64, 64),
+    (72, 72),
+    (96, 96),
+    (128, 128),
+    (136, 136),
+    (256, 256),
+    (192, 128),
+    (64, 136),
+)
+#: What pairs with the number formats alone.
+LOOSE = {"dims", "min_blocks"}
+#: Tests that share the cover, so that several workers can.
+SHARDS = 16
+HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
+
+
+@cache
+def settings() -> list[Setting]:
+    return cover(Wgmma, [H200], NUMBERS, HEAD_DIMS, loose=LOOSE)
+
+
+def check(setting: Setting, seed: int, *, depth="quick", sanitize: bool = False) -> float:
+    """The largest error of a kernel on its emulated card."""
+    device = SimDevice("h200", setting.limits, sanitize)
+    build = device.toolchain().build(render(setting.variant, setting.problem, setting.limits))
+    return validate(device.open(), build, seed=seed, depth=depth)
+
+
+# -- numerics -------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_any_two_values_together_are_right(shard):
+    wrong = []
+    for seed, setting in list(enumerate(settings()))[shard::SHARDS]:
+        try:
+            error = check(setting, seed)
+        except FlashgenError as failure:
+            wrong.append(f"{setting.name}\n  {failure}")
+        else:
+            assert 0 < error <= setting.problem.tolerance, setting.name
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_cover_leaves_nothing_out():
+    singles = set().union(*map(traits, settings()))
+    assert singles >= {(p.name, choice) for p in Wgmma.parameters() for choice in p.choices}
+    assert singles >= {("causal", False), ("causal", True)}
+    pairs = {frozenset(pair) for s in settings() for pair in combinations(traits(s), 2)}
+    for numbers in NUMBERS:
+        for dims in HEAD_DIMS:
+            assert frozenset([("numbers", numbers), ("dims", dims)]) in pairs
+    rng = random.Random(5)
+    for _ in range(40):
+        dtype, precision = rng.choice(NUMBERS)
+        d, dv = rng.choice(HEAD_DIMS)
+        problem = Problem(
+            dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=rng.random() < 0.5
+        )
+        for variant in draw(Wgmma, problem, H200, 8, rng):
+            drawn = Setting(variant, problem, H200)
+            found = [each for each in traits(drawn) if each[0] not in LOOSE]
+            missing = [pair for pair in combinations(found, 2) if frozenset(pair) not in pairs]
+            assert not missing, drawn.name
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("problem", "variant"),
+    [
+        (replace(BRAIN, head_dim=64, head_dim_v=64, causal=True), Wgmma(br=128, bc=32, q_stages=2)),
+        (
+            replace(HALF, head_dim=40, head_dim_v=72),
+            Wgmma(br=64, bc=16, persistent=False, schedule="chained", min_blocks=2),
+        ),
+    ],
+    ids=["bf16", "f16"],
+)
+def test_the_full_suite(problem, variant):
+    assert 0 < check(Setting(variant, problem, H200), seed=3, depth="full") <= problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("problem", "variant"),
+    [
+        (replace(BRAIN, head_dim=24, head_dim_v=24, causal=True), Wgmma(br=128, bc=16)),
+        (replace(HALF, head_dim=72, head_dim_v=8), Wgmma(br=64, bc=32, schedule="chained", stages=1)),
+    ],
+    ids=["bf16", "f16"],
+)
+def test_kernels_pass_the_sanitizer(problem, variant):
+    check(Setting(variant, problem, H200), seed=1, sanitize=True)
+
+
+def inputs(problem: Problem, rows: int, keys: int, scale: float, distribution: str = "normal"):
+    """q, k, v of four query heads that share two heads of keys."""
+    return reference.random_inputs(
+        distribution,
+        (1, 4, rows, problem.head_dim),
+        (1, 2, keys, problem.head_dim),
+        scale=abs(scale),
+        rng=np.random.default_rng(1),
+        dtype=problem.dtype,
+        head_dim_v=problem.head_dim_v,
+    )
+
+
+@needs_compiler
+def test_a_kernel_is_right_in_any_order():
+    problem = replace(BRAIN, head_dim=16, head_dim_v=16, causal=True)
+    variant = Wgmma(br=128, bc=16, order_of_groups="products")
+    built = SimDevice("h200", H200).toolchain().build(render(variant, problem, H200))
+    q, k, v = inputs(problem, 170, 177, 0.25)
+    outputs = set()
+    for seed in range(8):
+        o, lse = SimRunner(H200, seed=seed).attend(built, q, k, v, scale=0.25, want_lse=True)
+        assert lse is not None
+        outputs.add((o.tobytes(), lse.tobytes()))
+    assert len(outputs) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("schedule", ["overlapped", "chained"])
+def test_every_synchronisation_of_a_kernel_is_needed(schedule):
+    """Each barrier, wait and fence taken out of the source makes some result wrong or the launch fail, with
+    some number of stages."""
+    problem = replace(HALF, head_dim=16, head_dim_v=16)
+    # One block alone, so that it has several tiles; of the second, the last warpgroup sees nothing. Keys are
+    # several tiles, or one, which lets copies run ahead from one tile of queries to the next.
+    limits = replace(H200, num_sms=1)
+    kernels = [
+        render(Wgmma(br=128, bc=16, schedule=schedule, stages=stages, q_stages=q_stages), problem, limits)
+        for stages, q_stages in ((2, 1), (1, 2), (3, 2))
+    ]
+    toolchain = SimDevice("h200", limits).toolchain()
+    cases = [inputs(problem, 150, keys, 0.2, "rising") for keys in (115, 13)]
+    expected = [reference.attention(*case, scale=0.2).o for case in cases]
+
+    def right(kernel: Kernel) -> bool:
+        built = toolchain.build(kernel)
+        for (q, k, v), o_expected in zip(cases, expected, strict=True):
+            for seed in range(4):
+                try:
+                    o, _ = SimRunner(limits, seed=seed).attend(built, q, k, v, scale=0.2)
+                except (CorruptedMemory, LaunchError):
+                    return False
+                if not np.abs(o.astype(np.float64) - o_expected).max() < 1e-2:
+                    return False
+        return True
+
+    assert all(map(right, kernels))
+    pattern = re.compile(
+        r"(if \([^()]*\) )?(barrier_(wait|arrive|expect)|wgmma_(wait<\d>|fence|commit)|fence_proxy_async"
+        r"|tma_(wait_read<0>|commit)|named_barrier_sync|__syncthreads)\([^;{]*\);"
+    )
+
+    def calls(source: str) -> list[re.Match[str]]:
+        # Which ordinary stores wait for a fence, as when Q's sign turns, the emulated card cannot tell.
+        start, gap = source.index("// Starts s = q k^T"), source.index("// Turns the sign")
+        after = source.index("// Divides by the sums")
+        return [*pattern.finditer(source, start, gap), *pattern.finditer(source, after)]
+
+    source = kernels[0].source
+    assert len(calls(source)) >= 30
+    for index in range(len(calls(source))):
+        for kernel in kernels:
+            call = calls(kernel.source)[index]
+            without = kernel.source[: call.start()] + kernel.source[call.end() :]
+            if not right(replace(kernel, source=without)):
+                break
+        else:
+            line = source[: call.start()].count("\n") + 1
+            pytest.fail(f"line {line}: {call[0]}")
+
+
+@needs_compiler
+def test_a_mask_that_forgets_the_last_keys_is_caught():
+    problem = replace(HALF, head_dim=16, head_dim_v=16)
+    kernel = render(Wgmma(br=64, bc=32), problem, H200)
+    assert "if (n >= masked_tile) mask(" in kernel.source
+    unmasked = kernel.source.replace("if (n >= masked_tile) mask(", "if (false) mask(")
+    device = SimDevice("h200", H200)
+    build = device.toolchain().build(replace(kernel, source=unmasked))
+    with pytest.raises(WrongResult):
+        validate(device.open(), build, seed=0)
+
+
+# -- sources --------------------------------------------------------------------------------------------
+
+SAMPLED = 60
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        HALF,
+        replace(BRAIN, head_dim=40, head_dim_v=72, causal=True),
+        replace(BRAIN, head_dim=256, head_dim_v=256),
+    ],
+    ids=lambda problem: problem.name,
+)
+def test_legal_variants_render(problem):
+    for variant in draw(Wgmma, problem, H200, SAMPLED, random.Random(1)):
+        kernel = render(variant, problem, H200)
+        source = kernel.source
+        assert kernel.sm == "sm_90a"
+        assert source.count("{") == source.count("}")
+        assert f"static_assert(sizeof(SharedStorage) == {kernel.launch.smem_bytes}," in source
+        assert_tidy(source, variant.name)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [replace(BRAIN, head_dim=128, head_dim_v=128), replace(HALF, causal=True, seqlen_q=512, seqlen_k=512)],
+    ids=lambda problem: problem.name,
+)
+def test_all_that_a_search_proposes_renders(problem):
+    space = enumerate_space(Wgmma, problem, H200)
+    assert 20 < len(space) < 10_000
+    digests = {render(variant, problem, H200).digest for variant in space.legal}
+    assert len(digests) == len(space)
+
+
+def test_the_header_regenerates_the_variant():
+    variant = Wgmma(br=192, bc=80, schedule="chained", persistent=False, section=4)
+    source = render(variant, HALF, H200).source
+    parsed = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
+    assert Wgmma(**Wgmma.parse(parsed)) == variant
+    # -arch=sm_90a would build, and refuse, PTX for all of sm_90 too.
+    assert "-gencode arch=compute_90a,code=sm_90a -c" in source
+
+
+# -- rules ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "problem", "variant", "message"),
+    [
+        ("a100", HALF, Wgmma(), "arithmetic: warpgroups multiply on sm_90 alone, this is sm_80"),
+        ("b200", HALF, Wgmma(), "arithmetic: warpgroups multiply on sm_90 alone, this is sm_100"),
+        ("h200", Problem(), Wgmma(), "arithmetic: family wgmma computes f16 and bf16, this problem is f32"),
+        (
+            "h200",
+            replace(HALF, head_dim=60),
+            Wgmma(),
+            "alignment: rows of 60 elements are not",
+        ),
+        (
+            "h200",
+            replace(HALF, head_dim=256, head_dim_v=256),
+            Wgmma(bc=96),
+            "shared memory: needs 263168 bytes, sm_90 allows 232448",
+        ),
+        (
+            "h200",
+            HALF,
+            Wgmma(br=64, order_of_groups="products"),
+            "combination: order_of_groups=products",
+        ),
+        (
+            "h200",
+            HALF,
+            Wgmma(persistent=False, q_stages=2),
+            "combination: q_stages=2: a block",
+        ),
+        ("h200", HALF, Wgmma(section=2), "combination: section=2: blocks that stay"),
+        ("h200", HALF, Wgmma(bc=256), "registers: about 256 per computing thread, 240 allowed with 1 blocks"),
+        (
+            "h200",
+            HALF,
+            Wgmma(br=64, bc=96, stages=4, min_blocks=3),
+            "occupancy: min_blocks=3, but 107520 bytes of shared memory leave room for 2",
+        ),
+    ],
+)
+def test_every_rule_names_both_numbers(card, problem, variant, message):
+    with pytest.raises(Illegal, match=message):
+        render(variant, problem, preset(card))
+
+
+@pytest.mark.parametrize(
+    ("problem", "variant", "message"),
+    [
+        (replace(HALF, seqlen_q=20), Wgmma(), "short sequence: br=128"),
+        (replace(HALF, seqlen_k=20), Wgmma(), "short sequence: bc=128"),
+        (HALF, Wgmma(bc=32), "short sequence: bc=32 is for short sequences, not for 4096 keys"),
+        (HALF, Wgmma(bc=64, q_stages=2), "Q stages: q_stages=2: Q comes once for 64 tiles of keys"),
+        (replace(HALF, seqlen_k=256), Wgmma(stages=3), "stages: stages=3, but 256 keys are 2 tiles of 128"),
+        (HALF, Wgmma(stages=1), "stages: stages=1: the next of 32 tiles"),
+        (HALF, Wgmma(rescale="always"), "rescaling: rescale=always: "),
+        (replace(HALF, head_dim=128, head_dim_v=128), Wgmma(poly_exp=4), "exponentials: poly_exp=4"),
+        (HALF, Wgmma(persistent=False, section=2), "tile order: section=2: without a causal mask"),
+        (
+            replace(HALF, causal=True, seqlen_k=16384),
+            Wgmma(persistent=False, section=0),
+            "tile order: section=0: 268435456 bytes of K and V, L2 holds 62914560",
+        ),
+    ],
+)
+def test_advice_names_what_is_never_best(problem, variant, message):
+    variant.check(problem, H200)
+    said = variant.advice(problem, H200)
+    assert said is not None and re.match(message, said), said
+
+
+@pytest.mark.parametrize("head_dim", range(8, 257, 8))
+def test_some_variant_serves_every_multiple_of_eight(head_dim):
+    for dtype, _ in NUMBERS:
+        problem = Problem(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim)
+        Wgmma(br=128, bc=64).check(problem, H200)
