@@ -8,6 +8,7 @@ from covering import NUMBERS, draw
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -121,5 +122,23 @@ def test_plain_tensor_core_kernels_build_without_spills(card):
         for variant in variants
     ]
     for (variant, problem), built in zip(pairs, build_all(pairs, card), strict=True):
+        assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"
+        assert built.spill_bytes == 0, f"{problem.stem} {variant.name}"
+
+
+# -- warpgroups -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_warpgroup_kernels_build_without_warnings_and_spills(causal, monkeypatch):
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Werror all-warnings")
+    rng = random.Random(causal)
+    pairs = []
+    for dtype in ("f16", "bf16"):
+        for d, dv in ((40, 40), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256)):
+            problem = Problem(dtype=dtype, head_dim=d, head_dim_v=dv, causal=causal)
+            legal = enumerate_space(Wgmma, problem, PRESETS["h200"]).legal
+            pairs.append((rng.choice(legal), problem))
+    for (variant, problem), built in zip(pairs, build_all(pairs, "h200"), strict=True):
         assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"
         assert built.spill_bytes == 0, f"{problem.stem} {variant.name}"
