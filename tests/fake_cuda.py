@@ -1,16 +1,20 @@
-"""A stand-in for ``pycuda.driver``: device memory is one host array, kernels are Python functions.
+"""A stand-in for ``pycuda.driver`` and for libcuda: device memory is one host array, kernels are Python
+functions.
 
-It does what the runner relies on and no more: addresses, copies, memsets, streams, events, errors that stick
-to the context. ``KERNELS`` maps a symbol to what a launch does.
+It does what the runner relies on and no more: addresses, copies, memsets, streams, events, modules, tensor
+maps, errors that stick to the context. ``KERNELS`` maps a symbol to what a launch does.
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from flashgen.gen.abi import ARGS_FORMAT
+from flashgen.gen.abi import ARGS_BYTES, ARGS_FORMAT, MAP_BYTES
 from flashgen.gen.problem import Problem
 from flashgen.tuner.dtypes import numpy_dtype
 
@@ -45,6 +49,8 @@ class State:
         self.clock_ms = 0.0
         self.flushed_bytes = 0
         self.launches: list[str] = []
+        self.grids: list[tuple[int, int]] = []
+        self.modules: set[int] = set()
         self.durations_ms: dict[str, float] = {}
         self.l2_cold = False
         self.current = False
@@ -74,13 +80,16 @@ state = State()
 KERNELS: dict[str, Callable[[Arguments], None]] = {}
 #: What problem each kernel was made for: its columns and types.
 PROBLEMS: dict[str, Problem] = {}
+#: How many maps each kernel takes, where it takes any.
+NUM_MAPS: dict[str, int] = {}
 
 
 class Arguments:
-    """AttentionArgs, unpacked, with the tensors as views of device memory."""
+    """AttentionArgs, unpacked, with the tensors as views of device memory, and the maps beside them."""
 
-    def __init__(self, buffer: bytes, problem: Problem) -> None:
+    def __init__(self, buffer: bytes, problem: Problem, maps: list[Map]) -> None:
         values = struct.unpack(ARGS_FORMAT, buffer)
+        self.maps = maps
         self.pointers, self.strides = values[:5], [values[5 + 3 * i : 8 + 3 * i] for i in range(4)]
         self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = values[17:22]
         self.scale = values[22]
@@ -130,10 +139,6 @@ class device_attribute:
     GLOBAL_MEMORY_BUS_WIDTH = 6144
 
 
-class function_attribute:
-    MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-
-
 class Device:
     num_devices = 1
 
@@ -180,6 +185,8 @@ class Context:
 
 
 class Stream:
+    handle = 0x5EA
+
     def synchronize(self) -> None:
         state.check()
 
@@ -247,40 +254,131 @@ def memset_d8_async(address: int, value: int, count: int, stream: Stream) -> Non
     state.clock_ms += 0.05
 
 
-class Function:
-    num_regs = 128
+# -- libcuda ------------------------------------------------------------------------------------------------
 
-    def __init__(self, symbol: str) -> None:
-        self.symbol = symbol
-        self.max_smem_bytes = 48 * 1024
 
-    def set_attribute(self, attribute: int, value: int) -> None:
-        assert attribute == function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self.max_smem_bytes = value
+@dataclass(frozen=True)
+class Map:
+    """What a tensor map was made of, the innermost dimension first; strides in bytes."""
 
-    def _launch_kernel(
-        self, grid: tuple, block: tuple, arguments: bytes, smem_bytes: int, stream: Stream
-    ) -> None:
-        state.check()
-        assert isinstance(grid, tuple) and isinstance(block, tuple) and isinstance(arguments, bytes)
-        if smem_bytes > self.max_smem_bytes:
-            raise LogicError("cuLaunchKernel failed: invalid argument")
-        state.launches.append(self.symbol)
+    dtype: int
+    address: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    promotion: int
+
+
+class Libcuda:
+    """The driver's own face, as ctypes calls it. Handles are positions in lists; a map holds its own."""
+
+    TEXTS: dict[int, bytes] = {  # noqa: RUF012
+        1: b"invalid argument",
+        200: b"device kernel image is invalid",
+        201: b"invalid device context",
+        500: b"named symbol not found",
+        700: b"an illegal memory access was encountered",
+    }
+    MAGIC = b"map "
+
+    def __init__(self) -> None:
+        self.symbols: list[str] = []
+        self.smem_bytes: list[int] = []
+        self.maps: list[Map] = []
+
+    def cuGetErrorString(self, status: int, text: Any) -> int:
+        text._obj.value = self.TEXTS[status]
+        return 0
+
+    def cuModuleLoadData(self, module: Any, image: bytes) -> int:
+        if image[:4] != b"\x7fELF":
+            return 200
+        module._obj.value = 0x100 + len(self.symbols)
+        state.modules.add(module._obj.value)
+        return 0
+
+    def cuModuleUnload(self, module: int) -> int:
+        assert state.current
+        state.modules.remove(module)
+        return 0
+
+    def cuModuleGetFunction(self, function: Any, module: int, symbol: bytes) -> int:
+        assert module in state.modules
+        if symbol.decode() not in KERNELS:
+            return 500
+        self.symbols.append(symbol.decode())
+        self.smem_bytes.append(48 * 1024)
+        function._obj.value = len(self.symbols)
+        return 0
+
+    def cuFuncGetAttribute(self, value: Any, attribute: int, function: int) -> int:
+        value._obj.value = {4: 128}[attribute]
+        return 0
+
+    def cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> int:
+        assert attribute == 8
+        self.smem_bytes[function - 1] = value
+        return 0
+
+    def cuTensorMapEncodeTiled(
+        self,
+        target: int,
+        dtype: int,
+        rank: int,
+        address: int,
+        sizes: Any,
+        strides: Any,
+        box: Any,
+        steps: Any,
+        interleave: int,
+        swizzle: int,
+        promotion: int,
+        fill: int,
+    ) -> int:
+        assert (rank, list(steps), interleave, fill) == (4, [1, 1, 1, 1], 0, 0)
+        made = Map(dtype, address, tuple(sizes), tuple(strides), tuple(box), swizzle, promotion)
+        item = 4 if dtype == 7 else 2
+        if (
+            target % 64
+            or address % 16
+            or any(stride % 16 or stride >= 2**40 for stride in made.strides)
+            or not all(1 <= size <= 2**32 for size in made.sizes)
+            or not all(1 <= length <= 256 for length in made.box)
+            or item * made.box[0] > 16 * 2**swizzle
+        ):
+            return 1
+        self.maps.append(made)
+        content = (self.MAGIC + struct.pack("<q", len(self.maps) - 1)).ljust(MAP_BYTES, b"\xee")
+        ctypes.memmove(target, content, MAP_BYTES)
+        return 0
+
+    def cuLaunchKernel(self, function: int, *arguments: Any) -> int:
+        blocks, gy, gz, threads, by, bz, smem_bytes, stream, parameters, extra = arguments
+        assert (gy, gz, by, bz) == (1, 1, 1, 1) and extra is None and stream == Stream.handle
+        if state.sticky is not None:
+            return 700
+        if not state.current:
+            return 201
+        if smem_bytes > self.smem_bytes[function - 1]:
+            return 1
+        symbol = self.symbols[function - 1]
+        state.launches.append(symbol)
+        state.grids.append((blocks, threads))
         # A launch that finds its data in L2 looks ten times as fast.
-        state.clock_ms += state.durations_ms.get(self.symbol, 1.0) * (1.0 if state.l2_cold else 0.1)
+        state.clock_ms += state.durations_ms.get(symbol, 1.0) * (1.0 if state.l2_cold else 0.1)
         state.l2_cold = False
-        KERNELS[self.symbol](Arguments(arguments, PROBLEMS[self.symbol]))
+        maps = [] if len(parameters) == 1 else self._maps_at(parameters[1], NUM_MAPS[symbol])
+        packed = ctypes.string_at(parameters[0], ARGS_BYTES)
+        KERNELS[symbol](Arguments(packed, PROBLEMS[symbol], maps))
+        return 0
 
-
-class Module:
-    def get_function(self, symbol: str) -> Function:
-        if symbol not in KERNELS:
-            raise LogicError("cuModuleGetFunction failed: named symbol not found")
-        return Function(symbol)
-
-
-def module_from_buffer(cubin: bytes) -> Module:
-    state.check()
-    if cubin[:4] != b"\x7fELF":
-        raise LogicError("cuModuleLoadDataEx failed: device kernel image is invalid")
-    return Module()
+    def _maps_at(self, address: int, count: int) -> list[Map]:
+        """The maps in a parameter, which the launch copies."""
+        assert address % 64 == 0
+        found = []
+        for i in range(count):
+            content = ctypes.string_at(address + MAP_BYTES * i, MAP_BYTES)
+            assert content.startswith(self.MAGIC)
+            found.append(self.maps[struct.unpack_from("<q", content, len(self.MAGIC))[0]])
+        return found

@@ -1,6 +1,7 @@
 """The CUDA runner against a stand-in for PyCUDA: addresses, guards, timing and errors, without a GPU."""
 
 import builtins
+import gc
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -9,10 +10,13 @@ import fake_cuda
 import numpy as np
 import pytest
 from fakes import arithmetic_of, attend, fake_build
+from flashgen.gen.abi import Arguments, MapDescription, describe_maps
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.problem import Problem
-from flashgen.gen.variant import Launch
-from flashgen.tuner import cuda, nvml
+from flashgen.gen.variant import Launch, TensorMap
+from flashgen.tuner import cuda, driver, nvml
 from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.driver import DriverError
 from flashgen.tuner.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
 from flashgen.tuner.reference import attention
 from flashgen.tuner.validate import Case, compare, make_inputs, validate
@@ -31,6 +35,8 @@ def card(monkeypatch):
     package.driver = fake_cuda  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pycuda", package)
     monkeypatch.setitem(sys.modules, "pycuda.driver", fake_cuda)
+    libcuda = fake_cuda.Libcuda()
+    monkeypatch.setattr(driver, "library", lambda: libcuda)
     monkeypatch.setattr(nvml, "_library", lambda: None)
     monkeypatch.setattr(cuda, "MIN_FLUSH_BYTES", 0)
     cuda._driver.cache_clear()
@@ -280,11 +286,148 @@ def test_arrays_of_another_type_or_width_are_refused(runner, tmp_path):
         runner.attend(build, *(x.astype(numpy_dtype("bf16")) for x in (q, k, v)), scale=0.2)
 
 
+# -- maps ---------------------------------------------------------------------------------------------
+
+
+MAPS = (
+    TensorMap("q", 64),
+    TensorMap("k", 96),
+    TensorMap("v", 128, 32, 64, 0),
+    TensorMap("o", 16, 16, 32, 256),
+)
+
+
+def with_maps(tmp_path, kernel, name="maps", **problem):
+    """A build whose launches call ``kernel`` with maps of all arrays, by at most three blocks."""
+    wanted = replace(PROBLEM, **{"dtype": "bf16", "head_dim_v": 48, **problem})
+    build = build_of(tmp_path, kernel, name, wanted)
+    fake_cuda.NUM_MAPS[name] = len(MAPS)
+    launch = replace(build.kernel.launch, tensor_maps=MAPS, max_blocks=3)
+    variant = Wgmma(br=64, bc=16)
+    return replace(build, kernel=replace(build.kernel, launch=launch, variant=variant))
+
+
+def test_maps_tell_what_the_arguments_tell(runner, tmp_path, card):
+    seen = []
+
+    def kernel(args):
+        right(args)
+        seen.append(args)
+
+    problem = with_maps(tmp_path, kernel).kernel.problem
+    case = Case(2, 4, 2, 33, 47, layout="bnhd")
+    q, k, v, scale = make_inputs(case, problem, np.random.default_rng(0), access_width=8)
+    runner.attend(with_maps(tmp_path, kernel), q, k, v, scale=scale)
+    (args,) = seen
+    q_map, k_map, v_map, o_map = args.maps
+    assert [each.address for each in args.maps] == list(args.pointers[:4])
+    assert all(each.dtype == 9 for each in args.maps)
+    assert (q_map.sizes, k_map.sizes) == ((32, 33, 4, 2), (32, 47, 2, 2))
+    assert (v_map.sizes, o_map.sizes) == ((48, 47, 2, 2), (48, 33, 4, 2))
+    # Rows, heads, batch of bnhd arrays, in bytes.
+    assert q_map.strides == (2 * 4 * 32, 2 * 32, 2 * 33 * 4 * 32)
+    assert v_map.strides == (2 * 2 * 48, 2 * 48, 2 * 47 * 2 * 48)
+    assert o_map.strides == (2 * 4 * 48, 2 * 48, 2 * 33 * 4 * 48)
+    assert [each.box for each in args.maps] == [
+        (64, 64, 1, 1),
+        (64, 96, 1, 1),
+        (32, 128, 1, 1),
+        (16, 16, 1, 1),
+    ]
+    assert [each.swizzle for each in args.maps] == [3, 3, 2, 1]
+    assert [each.promotion for each in args.maps] == [2, 2, 0, 3]
+    # 2 * 4 heads of 3 tiles of 16 rows each, by three blocks.
+    assert card.grids == [(3, 128)]
+
+
+def test_a_dimension_of_one_has_a_stride_that_a_map_can_hold(runner, tmp_path):
+    def kernel(args):
+        right(args)
+        assert [each.strides for each in args.maps] == [
+            (64, 16, 16),
+            (16, 16, 16),
+            (16, 16, 16),
+            (96, 16, 16),
+        ]
+
+    build = with_maps(tmp_path, kernel)
+    q, k, v, scale = make_inputs(Case(1, 1, 1, 9, 1), build.kernel.problem, np.random.default_rng(0))
+    # A stride that is never used may be anything.
+    k = np.lib.stride_tricks.as_strided(k, k.shape, (6, 10, 14, 2))
+    runner.attend(build, q, k, v, scale=scale)
+
+
+def test_kernels_with_maps_are_validated_and_timed(runner, tmp_path, card):
+    build = with_maps(tmp_path, right, batch=2)
+    problem = build.kernel.problem
+    assert 0 < validate(runner, build, seed=4, problem=problem) < problem.tolerance
+    card.durations_ms["maps"] = 2.0
+    timing = runner.measure(build, problem, budget_ms=10)
+    assert timing.times_us == pytest.approx((2000.0,) * len(timing.times_us))
+
+
+def test_an_array_without_rows_has_a_map_of_something():
+    launch = Launch(128, 0, 16, tensor_maps=MAPS)
+    arguments = Arguments((4096, 0, 0, 8192, 0), (0,) * 12, (3, 4, 2, 5, 0), 1.0)
+    described = describe_maps(launch, replace(PROBLEM, dtype="f16"), arguments)
+    assert [each.address for each in described] == [4096, 4096, 4096, 8192]
+    assert [each.sizes for each in described[:2]] == [(32, 5, 4, 3), (32, 1, 1, 1)]
+    assert described[1].strides == described[2].strides == (16, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("strides", "refusal"),
+    [
+        (
+            (-64, 640, 64),
+            r"no map can be made of k at 0x1000, .* strides must be from 0 to below 2\^40 bytes",
+        ),
+        ((640, 2**40, 64), r"no map can be made of k .* below 2\^40 bytes"),
+        (
+            (640, 60, 64),
+            r"cuTensorMapEncodeTiled failed: invalid argument, for a map of k at 0x1000, \(2, 3, 10, ",
+        ),
+    ],
+)
+def test_strides_that_no_map_holds_are_named(card, strides, refusal):
+    described = MapDescription("k", "bf16", 4096, (32, 10, 3, 2), strides[::-1], 64, 96, 128, 128)
+    with pytest.raises(DriverError, match=refusal):
+        driver.encode_maps([described])
+
+
+def test_a_driver_without_maps_is_told(monkeypatch, card):
+    monkeypatch.delattr(fake_cuda.Libcuda, "cuTensorMapEncodeTiled")
+    described = MapDescription("k", "bf16", 4096, (32, 10, 3, 2), (64, 640, 1920), 64, 96, 128, 128)
+    with pytest.raises(
+        DriverError, match=r"driver has no cuTensorMapEncodeTiled; install one for CUDA 12\.0"
+    ):
+        driver.encode_maps([described])
+
+
+def test_a_map_that_is_refused_is_a_launch_error(runner, tmp_path):
+    build = with_maps(tmp_path, right, head_dim_v=44)
+    q, k, v, scale = make_inputs(Case(1, 2, 2, 9, 9), build.kernel.problem, np.random.default_rng(0))
+    with pytest.raises(
+        LaunchError, match=r"maps: cuTensorMapEncodeTiled failed: invalid argument, for a map of v"
+    ):
+        runner.attend(build, q, k, v, scale=scale)
+    assert runner.alive
+
+
+def test_kernels_are_unloaded_once_nothing_needs_them(runner, tmp_path, card):
+    builds = [build_of(tmp_path, right, f"kernel{i}") for i in range(40)]
+    runner.measure_interleaved(builds, PROBLEM, rounds=1)
+    gc.collect()
+    assert len(card.modules) == 32
+    runner.close()
+    assert not card.modules
+
+
 # -- errors -------------------------------------------------------------------------------------------
 
 
 def test_refused_launch_leaves_the_runner_alive(runner, tmp_path, monkeypatch):
-    monkeypatch.setattr(fake_cuda.Function, "set_attribute", lambda *_: None)
+    monkeypatch.setattr(fake_cuda.Libcuda, "cuFuncSetAttribute", lambda *_: 0)
     q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
     with pytest.raises(LaunchError, match="kernel: cuLaunchKernel failed: invalid argument"):
         runner.attend(build_of(tmp_path, right), q, k, v, scale=0.2)

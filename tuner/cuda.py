@@ -1,4 +1,4 @@
-"""A CUDA card behind the `Device` protocol, by PyCUDA.
+"""A CUDA card behind the `Device` protocol, by PyCUDA and, for kernels themselves, by the driver.
 
 `CudaDevice` only describes a card. `CudaRunner` holds a context on it and lives in a worker process: after an
 illegal address or a trap the context, and with it the process, is of no further use.
@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ..gen.abi import pack_args
+from ..gen.abi import Arguments, describe_maps
 from ..gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ..gen.problem import MAX_GRID, Problem
 from . import nvml
 from .compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from .device import Build, FlashgenError, LaunchError, Timing
+from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 from .guarded import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides
 
@@ -160,20 +161,12 @@ def _driver_version(cuda: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """A kernel on the card, and the module that holds its code."""
-
-    module: Any
-    function: Any
-
-
-@dataclass(frozen=True)
 class _Tensors:
     """q, k, v and o of one problem on the card, contiguous, and the arguments that name them."""
 
     problem: Problem
     memory: Any
-    arguments: bytes
+    arguments: Arguments
 
 
 class CudaRunner:
@@ -197,7 +190,7 @@ class CudaRunner:
             ) from error
         self._stream: Any = self._cuda.Stream()
         self._monitor = nvml.CardMonitor(device.pci_bus_id)
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, Function] = {}
         self._tensors: _Tensors | None = None
         self._flush: Any = None
         self._arena: Any = None
@@ -258,9 +251,9 @@ class CudaRunner:
             base = self._arena_of(image.floats)
             pointers = [base + q.itemsize * at for at in (q_at, k_at, v_at, o_at)]
             pointers.append(0 if lse_at is None else base + q.itemsize * lse_at)
-            strides = [s for each in (q_strides, k_strides, v_strides, o_strides) for s in each[:3]]
+            strides = tuple(s for each in (q_strides, k_strides, v_strides, o_strides) for s in each[:3])
             sizes = (batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k)
-            launch = self._launcher(build, problem, pack_args(pointers, strides, sizes, scale))
+            launch = self._launcher(build, problem, Arguments(tuple(pointers), strides, sizes, scale))
             self._cuda.memcpy_htod(base, before)
             launch()
             self._stream.synchronize()
@@ -379,10 +372,10 @@ class CudaRunner:
         self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
         poison = np.full(4 // dtype.itemsize, unwritten_bits(dtype), bits_dtype(dtype)).view(np.uint32)[0]
         self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), output_bytes // 4)
-        pointers = [int(memory) + start for start in starts] + [0]
-        strides = [stride for shape in shapes for stride in contiguous_strides(shape)[:3]]
+        pointers = (*(int(memory) + start for start in starts), 0)
+        strides = tuple(stride for shape in shapes for stride in contiguous_strides(shape)[:3])
         sizes = (problem.batch, q_heads, kv_heads, problem.seqlen_q, problem.seqlen_k)
-        arguments = pack_args(pointers, strides, sizes, problem.head_dim**-0.5)
+        arguments = Arguments(pointers, strides, sizes, problem.head_dim**-0.5)
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors
 
@@ -405,38 +398,39 @@ class CudaRunner:
     def occupancy(self, build: Build) -> float:
         """See `Runner.occupancy`: from the registers the driver reports."""
         with self._launch_errors(build):
-            function = self._load(build).function
+            registers = self._load(build).registers
             launch, limits = build.kernel.launch, self._device.limits
-            blocks = limits.blocks_per_sm(launch.threads, function.num_regs, launch.smem_bytes)
+            blocks = limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes)
         warps = -(-launch.threads // WARP)
         return blocks * warps * WARP / limits.max_threads_per_sm
 
-    def _launcher(self, build: Build, problem: Problem, arguments: bytes) -> Callable[[], None]:
+    def _launcher(self, build: Build, problem: Problem, arguments: Arguments) -> Callable[[], None]:
         """What launches the kernel once, asynchronously, on the runner's stream."""
         kernel = build.kernel
         grid = kernel.launch.grid(problem)
         if grid > MAX_GRID:
             raise LaunchError(f"{problem.name} needs {grid} blocks, CUDA allows {MAX_GRID}")
-        function = self._load(build).function
-        block, smem_bytes, stream = (kernel.launch.threads, 1, 1), kernel.launch.smem_bytes, self._stream
+        function = self._load(build)
+        parameters = [arguments.pack()]
+        if kernel.launch.tensor_maps:
+            parameters.append(encode_maps(describe_maps(kernel.launch, kernel.problem, arguments)))
+        packed = Parameters(parameters)
+        threads, smem_bytes, stream = kernel.launch.threads, kernel.launch.smem_bytes, self._stream
 
         def launch() -> None:
-            # What PyCUDA's prepared calls come down to; the arguments are packed already.
-            function._launch_kernel((grid, 1), block, arguments, smem_bytes, stream)
+            function.launch(grid, threads, packed, smem_bytes, stream.handle)
 
         return launch
 
-    def _load(self, build: Build) -> _Loaded:
+    def _load(self, build: Build) -> Function:
         key = str(build.artifact)
         if key not in self._loaded:
             # Dozens of finalists at most are in use at once; a run has thousands of candidates.
             while len(self._loaded) >= 32:
                 del self._loaded[next(iter(self._loaded))]
-            module = self._cuda.module_from_buffer(build.artifact.read_bytes())
-            function = module.get_function(build.kernel.symbol)
-            attribute = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-            function.set_attribute(attribute, build.kernel.launch.smem_bytes)
-            self._loaded[key] = _Loaded(module, function)
+            function = Function(build.artifact.read_bytes(), build.kernel.symbol)
+            function.allow_smem(build.kernel.launch.smem_bytes)
+            self._loaded[key] = function
         return self._loaded[key]
 
     def _allocate(self, num_bytes: int, what: str) -> Any:
@@ -458,7 +452,7 @@ class CudaRunner:
             raise LaunchError("the device's context was lost to an earlier error")
         try:
             yield
-        except self._cuda.Error as error:
+        except (self._cuda.Error, DriverError) as error:
             try:
                 self._cuda.Context.synchronize()
             except self._cuda.Error:

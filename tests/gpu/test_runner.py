@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flashgen.gen.abi import pack_args
+from flashgen.gen.abi import Arguments
 from flashgen.gen.families import family_named
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.limits import PRESETS
@@ -158,7 +158,8 @@ def test_offsets_beyond_32_bits(device: CudaDevice, runner: CudaRunner, tensor: 
             cuda.memcpy_htod(int(far) + element.itemsize * gap * batch, np.ascontiguousarray(part))
     pointers = [int(far) if name == tensor else int(near[name]) for name in "qkvo"]
     strides = [s for name in "qkvo" for s in (gap if name == tensor else items, items, 64)]
-    runner._launcher(build, problem, pack_args([*pointers, 0], strides, (2, 1, 1, 33, 33), 0.1))()
+    arguments = Arguments((*pointers, 0), tuple(strides), (2, 1, 1, 33, 33), 0.1)
+    runner._launcher(build, problem, arguments)()
     cuda.Context.synchronize()
     found = np.empty(shape, element)
     for batch in range(2):
