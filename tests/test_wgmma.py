@@ -124,7 +124,10 @@ def test_the_full_suite(problem, variant):
     ("problem", "variant"),
     [
         (replace(BRAIN, head_dim=24, head_dim_v=24, causal=True), Wgmma(br=128, bc=16)),
-        (replace(HALF, head_dim=72, head_dim_v=8), Wgmma(br=64, bc=32, schedule="chained", stages=1)),
+        (
+            replace(HALF, head_dim=72, head_dim_v=8),
+            Wgmma(br=64, bc=32, schedule="chained", k_stages=1, v_stages=1),
+        ),
     ],
     ids=["bf16", "f16"],
 )
@@ -169,8 +172,8 @@ def test_every_synchronisation_of_a_kernel_is_needed(schedule):
     # several tiles, or one, which lets copies run ahead from one tile of queries to the next.
     limits = replace(H200, num_sms=1)
     kernels = [
-        render(Wgmma(br=128, bc=16, schedule=schedule, stages=stages, q_stages=q_stages), problem, limits)
-        for stages, q_stages in ((2, 1), (1, 2), (3, 2))
+        render(Wgmma(br=128, bc=16, schedule=schedule, k_stages=k, v_stages=v, q_stages=q), problem, limits)
+        for k, v, q in ((2, 2, 1), (1, 1, 2), (3, 2, 2))
     ]
     toolchain = SimDevice("h200", limits).toolchain()
     cases = [inputs(problem, 150, keys, 0.2, "rising") for keys in (115, 13)]
@@ -308,7 +311,7 @@ def test_the_header_regenerates_the_variant():
         (
             "h200",
             HALF,
-            Wgmma(br=64, bc=96, stages=4, min_blocks=3),
+            Wgmma(br=64, bc=96, k_stages=4, v_stages=4, min_blocks=3),
             "occupancy: min_blocks=3, but 107520 bytes of shared memory leave room for 2",
         ),
     ],
@@ -325,8 +328,9 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         (replace(HALF, seqlen_k=20), Wgmma(), "short sequence: bc=128"),
         (HALF, Wgmma(bc=32), "short sequence: bc=32 is for short sequences, not for 4096 keys"),
         (HALF, Wgmma(bc=64, q_stages=2), "Q stages: q_stages=2: Q comes once for 64 tiles of keys"),
-        (replace(HALF, seqlen_k=256), Wgmma(stages=3), "stages: stages=3, but 256 keys are 2 tiles of 128"),
-        (HALF, Wgmma(stages=1), "stages: stages=1: the next of 32 tiles"),
+        (replace(HALF, seqlen_k=256), Wgmma(k_stages=3), "stages: k_stages=3 v_stages=2, but 256 keys are 2"),
+        (HALF, Wgmma(k_stages=1, v_stages=1), "stages: k_stages=1 v_stages=1: the next of 32 tiles"),
+        (HALF, Wgmma(v_stages=3), "stages: k_stages=2 v_stages=3: V keeps its room"),
         (HALF, Wgmma(rescale="always"), "rescaling: rescale=always: "),
         (replace(HALF, head_dim=128, head_dim_v=128), Wgmma(poly_exp=4), "exponentials: poly_exp=4"),
         (HALF, Wgmma(persistent=False, section=2), "tile order: section=2: without a causal mask"),

@@ -274,8 +274,17 @@ def _read_cuda(text: str) -> tuple[Kernel, str]:
         causal=find(r"^#define FLASHGEN_CAUSAL ([01])", "FLASHGEN_CAUSAL") == "1",
     )
     smem_bytes = int(find(r"sizeof\(SharedStorage\) == (\d+)", "size of shared memory"))
-    arch = int(find(r"-arch=sm_(\d+)", "architecture in its header"))
-    launch = Launch(variant.threads(), smem_bytes, variant.rows_per_block(), variant.heads_per_block())
+    max_blocks = re.search(r"^constexpr int kMaxBlocks = (\d+);", text, re.MULTILINE)
+    arch = int(find(r"^// Build: .*=sm_(\d+)", "architecture in its header"))
+    # Of the card only these two matter, which the file has itself.
+    card = next((card for card in PRESETS.values() if card.arch == arch), None)
+    if card is None:
+        raise ValueError(f"no preset of sm_{arch}")
+    launch = replace(
+        variant.launch(problem, card),
+        smem_bytes=smem_bytes,
+        max_blocks=int(max_blocks[1]) if max_blocks else None,
+    )
     device = re.search(
         r"^// (?:Measured on|Predicted .*? for|Not measured: emitted for) ([^,]+),", text, re.MULTILINE
     )

@@ -10,7 +10,7 @@ the other warpgroup.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..limits import DeviceLimits
@@ -48,7 +48,8 @@ class Wgmma(Variant):
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
     q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
-    stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory")
+    k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
+    v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
     schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
     order_of_groups: str = param(
         FREE, PRODUCTS, EXPONENTIALS, doc="what warpgroups do in turns: nothing, products, exponentials"
@@ -80,8 +81,9 @@ class Wgmma(Variant):
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         d, dv = _chunks(problem.head_dim), _chunks(problem.head_dim_v)
         row_bytes = CHUNK * ITEM_BYTES[problem.dtype]
-        tiles = row_bytes * (self.q_stages * self.br * max(d, dv) + self.stages * self.bc * (d + dv))
-        barriers = 4 * self.stages + 2 * self.q_stages
+        kv_chunks = self.k_stages * d + self.v_stages * dv
+        tiles = row_bytes * (self.q_stages * self.br * max(d, dv) + self.bc * kv_chunks)
+        barriers = 2 * (self.q_stages + self.k_stages + self.v_stages)
         return _whole(tiles + BARRIER_BYTES * barriers, ALIGNMENT)
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
@@ -153,7 +155,7 @@ class Wgmma(Variant):
                 return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
         return None
 
-    @rule("shared memory", after="stages")
+    @rule("shared memory", after="v_stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
         needed = self.smem_bytes(problem, limits)
         if needed > limits.smem_per_block:
@@ -216,13 +218,18 @@ class Wgmma(Variant):
             return f"q_stages={self.q_stages}: Q comes once for {tiles} tiles of keys"
         return None
 
-    @rule("stages", after="stages", advisory=True)
+    @rule("stages", after="v_stages", advisory=True)
     def _stages_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        tiles = self._key_tiles(problem)
-        if self.stages > max(2, tiles):
-            return f"stages={self.stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
-        if self.stages == 1 and tiles > 1:
-            return f"stages=1: the next of {tiles} tiles could not arrive beside this one's products"
+        tiles, stages = self._key_tiles(problem), f"k_stages={self.k_stages} v_stages={self.v_stages}"
+        if self.k_stages > max(1, tiles):
+            return f"{stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+        as_many = replace(self, v_stages=self.k_stages).smem_bytes(problem, limits)
+        if self.v_stages > self.k_stages or (
+            self.v_stages < self.k_stages and as_many <= limits.smem_per_block
+        ):
+            return f"{stages}: V keeps its room as long as K, and {as_many} bytes for as many of both fit"
+        if self.k_stages == 1 and tiles > 1:
+            return f"{stages}: the next of {tiles} tiles could not arrive beside this one's products"
         return None
 
     @rule("rescaling", after="rescale", advisory=True)
