@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from flashgen.gen.families.mma import Mma
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Illegal, Variant
@@ -47,10 +48,26 @@ HEAD_DIMS = (
     (64, 40),
     (16, 8),
 )
+#: For kernels of warpgroups: of one chunk of 64 columns and of several, whole and not, with a last step of 8,
+#: values wider and narrower than keys.
+WGMMA_HEAD_DIMS = (
+    (8, 8),
+    (24, 24),
+    (40, 40),
+    (64, 64),
+    (72, 72),
+    (96, 96),
+    (128, 128),
+    (136, 136),
+    (256, 256),
+    (192, 128),
+    (64, 136),
+)
 #: What pairs with the number formats alone.
 LOOSE = {"dims", "min_blocks"}
 #: Dtype and precision: 16 bits, 3xTF32 and TF32.
 NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "auto"), ("f32", "tf32"))
+WGMMA_NUMBERS = NUMBERS[:2]
 
 
 def pairwise(
@@ -197,3 +214,8 @@ def cover(
 def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """Head dims, and what bounds registers but leaves the code alone, meet every format."""
     return cover(Mma, cards, NUMBERS, HEAD_DIMS, loose=LOOSE, seed=seed)
+
+
+def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
+    return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=LOOSE, seed=seed)

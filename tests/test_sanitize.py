@@ -17,6 +17,7 @@ import pytest
 from covering import HEAD_DIMS, NUMBERS
 from flashgen.gen.abi import ARGS_FORMAT
 from flashgen.gen.families.mma import Mma
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.tuner import reference
@@ -54,8 +55,12 @@ def test_the_sample_takes_every_legal_value(
     assert {k.problem.causal for k in mma} == {False, True}
     for parameter in Mma.parameters():
         assert {getattr(k.variant, parameter.name) for k in mma} == set(parameter.choices)
+    wgmma = [k for k in kernels if k.variant.family == "wgmma"]
+    assert {k.problem.dtype for k in wgmma} == {"f16", "bf16"}
+    for parameter in Wgmma.parameters():
+        assert {getattr(k.variant, parameter.name) for k in wgmma} == set(parameter.choices)
     said = capsys.readouterr().out
-    assert "simt variants with" in said and "mma variants with" in said
+    assert all(f"{family} variants with" in said for family in ("simt", "mma", "wgmma"))
 
 
 def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         def build(self, kernel: Kernel) -> Build:
             return Build(kernel, Path("none.cubin"), registers=1, spill_bytes=0, seconds=0.0, cached=False)
 
-    kernels = script.choose_mma(1, 0, preset("h200"))
+    kernels = [k for family in ("mma", "wgmma") for k in script.choose_covering(family, 1, 0, preset("h200"))]
     manifest = tmp_path / "manifest.json"
     assert script.write_manifest(kernels, Toolchain(), manifest) == len(kernels)
     for kernel, entry in zip(kernels, json.loads(manifest.read_text()), strict=True):
@@ -75,6 +80,10 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         assert (entry["dtype"], entry["head_dim"]) == (problem.dtype, problem.head_dim)
         assert entry["head_dim_v"] == problem.head_dim_v
         assert entry["heads_per_block"] == kernel.launch.heads_per_block
+        assert entry["max_blocks"] == kernel.launch.max_blocks
+        assert [each["array"] for each in entry["tensor_maps"]] == list(
+            "qkvo" if kernel.variant.family == "wgmma" else ""
+        )
         assert entry["allowed_error"] > problem.tolerance
         assert max(keys for *_, keys in entry["shapes"]) < 3 * kernel.variant.bc
         assert any(heads > kv_heads for _, heads, kv_heads, _, _ in entry["shapes"])
@@ -103,6 +112,8 @@ def test_launches_are_right_and_wrong_ones_told(
                 "smem_bytes": 4096,
                 "rows_per_block": None if causal else 64,
                 "heads_per_block": 1,
+                "max_blocks": None,
+                "tensor_maps": [],
                 "dtype": "f32",
                 "head_dim": 16,
                 "head_dim_v": 16,

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from covering import Setting, cover, draw, traits
+from covering import LOOSE, WGMMA_HEAD_DIMS, WGMMA_NUMBERS, Setting, draw, traits, wgmma_settings
 from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
@@ -30,23 +30,6 @@ needs_compiler = pytest.mark.skipif(
 )
 
 H200 = preset("h200")
-NUMBERS = (("f16", "auto"), ("bf16", "auto"))
-#: Of one chunk of 64 columns and of several, whole and not, a last step of 8, values wider and narrower.
-HEAD_DIMS = (
-    (8, 8),
-    (24, 24),
-    (40, 40),
-    (64, 64),
-    (72, 72),
-    (96, 96),
-    (128, 128),
-    (136, 136),
-    (256, 256),
-    (192, 128),
-    (64, 136),
-)
-#: What pairs with the number formats alone.
-LOOSE = {"dims", "min_blocks"}
 #: Tests that share the cover, so that several workers can.
 SHARDS = 16
 HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
@@ -54,7 +37,7 @@ HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
 
 @cache
 def settings() -> list[Setting]:
-    return cover(Wgmma, [H200], NUMBERS, HEAD_DIMS, loose=LOOSE)
+    return wgmma_settings([H200])
 
 
 def check(setting: Setting, seed: int, *, depth="quick", sanitize: bool = False) -> float:
@@ -86,13 +69,13 @@ def test_the_cover_leaves_nothing_out():
     assert singles >= {(p.name, choice) for p in Wgmma.parameters() for choice in p.choices}
     assert singles >= {("causal", False), ("causal", True)}
     pairs = {frozenset(pair) for s in settings() for pair in combinations(traits(s), 2)}
-    for numbers in NUMBERS:
-        for dims in HEAD_DIMS:
+    for numbers in WGMMA_NUMBERS:
+        for dims in WGMMA_HEAD_DIMS:
             assert frozenset([("numbers", numbers), ("dims", dims)]) in pairs
     rng = random.Random(5)
     for _ in range(40):
-        dtype, precision = rng.choice(NUMBERS)
-        d, dv = rng.choice(HEAD_DIMS)
+        dtype, precision = rng.choice(WGMMA_NUMBERS)
+        d, dv = rng.choice(WGMMA_HEAD_DIMS)
         problem = Problem(
             dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=rng.random() < 0.5
         )
@@ -349,6 +332,6 @@ def test_advice_names_what_is_never_best(problem, variant, message):
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_some_variant_serves_every_multiple_of_eight(head_dim):
-    for dtype, _ in NUMBERS:
+    for dtype, _ in WGMMA_NUMBERS:
         problem = Problem(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim)
         Wgmma(br=128, bc=64).check(problem, H200)

@@ -1,11 +1,12 @@
 """compute-sanitizer over a sample of variants: `python tests/gpu/sanitize.py`.
 
-Draws variants of the simt and mma families that between them take every value of every parameter where they
-can, of mma in every number format, adds the steps of the ladder, builds them, and launches each over small
-ragged problems under memcheck, racecheck, initcheck and synccheck, a process per tool. Prints a table; exits
-with 1 when a tool reports anything or a result is wrong, with 77 where compute-sanitizer cannot run.
+Draws variants of the simt, mma and wgmma families that between them take every value of every parameter
+where they can, of the latter two in every number format, adds the steps of the ladder, builds them, and
+launches each over small ragged problems under memcheck, racecheck, initcheck and synccheck, a process per
+tool. Prints a table; exits with 1 when a tool reports anything or a result is wrong, with 77 where
+compute-sanitizer cannot run.
 
-The launching process needs numpy, for bfloat16 ml_dtypes, and the CUDA driver alone. Every tensor is an
+The launching process needs numpy, for bfloat16 ml_dtypes, and the CUDA driver; no PyCUDA. Every tensor is an
 allocation of its own, just as large as it must be, and outputs are left as they came: memcheck and initcheck
 see all there is to see.
 """
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,14 @@ def launch_all(manifest: Path) -> None:
             strides = [s // dtype.itemsize for x in (*hosts, o) for s in x.strides[:3]]
             sizes = (batch, heads, kv_heads, rows, keys)
             scale = 1 / math.sqrt(d)
-            packed = entry_args(entry["args_format"], [a.value or 0 for a in device], strides, sizes, scale)
+            pointers = [a.value or 0 for a in device]
+            arguments = [entry_args(entry["args_format"], pointers, strides, sizes, scale)]
+            if entry["tensor_maps"]:
+                arguments.append(entry_maps(entry, pointers, strides, sizes, scale))
             tiles = -(-rows // entry["rows_per_block"]) if entry["rows_per_block"] else 1
-            parameters = ctypes.byref(ctypes.c_char_p(packed))
             blocks = -(-batch * heads // entry["heads_per_block"]) * tiles
-            grid = (blocks, 1, 1, entry["threads"], 1, 1)
+            grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, entry["threads"], 1, 1)
+            parameters = (ctypes.c_char_p * len(arguments))(*arguments)
             call("cuLaunchKernel", function, *grid, entry["smem_bytes"], None, parameters, None)
             call("cuCtxSynchronize")
             for address, x in zip(device[3:], (o, lse), strict=True):
@@ -128,6 +132,19 @@ def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: floa
     import struct
 
     return struct.pack(layout, *pointers, *strides, *sizes, scale)
+
+
+def entry_maps(entry: dict[str, Any], pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
+    """The tensor maps of a launch, as the kernel takes them."""
+    from flashgen.gen.abi import Arguments, describe_maps
+    from flashgen.gen.problem import Problem
+    from flashgen.gen.variant import Launch, TensorMap
+    from flashgen.tuner.driver import encode_maps
+
+    maps = tuple(TensorMap(**each) for each in entry["tensor_maps"])
+    problem = Problem(dtype=entry["dtype"], head_dim=entry["head_dim"], head_dim_v=entry["head_dim_v"])
+    arguments = Arguments(tuple(pointers), tuple(strides), tuple(sizes), scale)
+    return encode_maps(describe_maps(Launch(0, 0, None, tensor_maps=maps), problem, arguments))
 
 
 def difference(
@@ -173,8 +190,14 @@ class Report:
 
 
 def choose(count: int, seed: int, limits: Any) -> list[Any]:
-    """Kernels of the simt and mma families, ``count`` of each at least, and of the ladder's steps."""
-    return choose_simt(count, seed, limits) + choose_ladder(limits) + choose_mma(count, seed, limits)
+    """Kernels of each family, ``count`` of each at least, and of the ladder's steps."""
+    simt, ladder = choose_simt(count, seed, limits), choose_ladder(limits)
+    return (
+        simt
+        + ladder
+        + choose_covering("mma", count, seed, limits)
+        + choose_covering("wgmma", count, seed, limits)
+    )
 
 
 def choose_simt(count: int, seed: int, limits: Any) -> list[Any]:
@@ -238,16 +261,17 @@ def choose_simt(count: int, seed: int, limits: Any) -> list[Any]:
     return kernels
 
 
-def choose_mma(count: int, seed: int, limits: Any) -> list[Any]:
-    """Kernels for tensor cores with every value that the cover of `covering` has, in every number format."""
+def choose_covering(family: str, count: int, seed: int, limits: Any) -> list[Any]:
+    """Kernels for tensor cores with every value that the cover of `covering` has, in every number format;
+    none where the card has no such products."""
     from flashgen.gen.render import render
 
     sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this file's folder is there
-    from covering import each_value, mma_settings
+    import covering
 
-    settings = mma_settings([limits], seed)
-    chosen = each_value(settings, count)
-    print(f"{len(chosen)} mma variants with every value that {len(settings)} have")
+    settings = {"mma": covering.mma_settings, "wgmma": covering.wgmma_settings}[family]([limits], seed)
+    chosen = covering.each_value(settings, count) if settings else []
+    print(f"{len(chosen)} {family} variants with every value that {len(settings)} have")
     return [render(each.variant, each.problem, limits) for each in chosen]
 
 
@@ -284,7 +308,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
             raise SystemExit(f"{kernel.variant.name} does not build: {build}")
         br, bc = kernel.launch.rows_per_block or kernel.variant.br, kernel.variant.bc
         problem, together = kernel.problem, kernel.launch.heads_per_block
-        has_runs = kernel.variant.family != "mma"
+        has_runs = kernel.variant.family not in ("mma", "wgmma")
         entries.append(
             {
                 "name": f"{problem.name.partition('_b2')[0]} {kernel.variant.name}",
@@ -294,6 +318,8 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
                 "smem_bytes": kernel.launch.smem_bytes,
                 "rows_per_block": kernel.launch.rows_per_block,
                 "heads_per_block": together,
+                "max_blocks": kernel.launch.max_blocks,
+                "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
                 "head_dim": problem.head_dim,
                 "head_dim_v": problem.head_dim_v,

@@ -1,4 +1,4 @@
-"""Tensor-core kernels on a real card: right over all pairs of values, in full depth over every value."""
+"""Kernels for tensor cores on a real card: right over all pairs of values, in full depth over every value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
-from covering import NUMBERS, Setting, each_value, mma_settings
+from covering import NUMBERS, WGMMA_NUMBERS, Setting, each_value, mma_settings, wgmma_settings
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.compile import CompilePool
@@ -16,7 +16,10 @@ from flashgen.tuner.validate import Depth, validate
 
 #: Variants in full depth, and lengths of the real problem they are then tried on.
 FULL_DEPTH, LENGTH = 40, 1000
-CLASSES = pytest.mark.parametrize("numbers", NUMBERS, ids=[" ".join(numbers) for numbers in NUMBERS])
+SETTINGS = {"mma": mma_settings, "wgmma": wgmma_settings}
+#: Family, dtype and precision.
+CLASSES = [("mma", *numbers) for numbers in NUMBERS] + [("wgmma", *numbers) for numbers in WGMMA_NUMBERS]
+each_class = pytest.mark.parametrize(("family", "dtype", "precision"), CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +30,16 @@ def runner(device: CudaDevice) -> Iterator[CudaRunner]:
 
 
 @cache
-def settings(device: CudaDevice) -> list[Setting]:
-    return mma_settings([device.limits])
+def settings(device: CudaDevice, family: str) -> list[Setting]:
+    return SETTINGS[family]([device.limits])
 
 
-def of_class(chosen: Sequence[Setting], numbers: tuple[str, str]) -> list[Setting]:
-    return [each for each in chosen if (each.problem.dtype, each.problem.precision) == numbers]
+def of_class(chosen: Sequence[Setting], dtype: str, precision: str) -> list[Setting]:
+    """Those of that arithmetic; skips the test where there are none."""
+    found = [s for s in chosen if (s.problem.dtype, s.problem.precision) == (dtype, precision)]
+    if not found:
+        pytest.skip(f"no kernel of this family multiplies {dtype} on this card")
+    return found
 
 
 def lengthened(problem: Problem) -> Problem:
@@ -63,21 +70,16 @@ def check_all(device: CudaDevice, runner: CudaRunner, chosen: Sequence[Setting],
     assert not wrong, "\n".join(wrong)
 
 
-@CLASSES
+@each_class
 def test_any_two_values_together_are_right(
-    device: CudaDevice, runner: CudaRunner, numbers: tuple[str, str]
+    device: CudaDevice, runner: CudaRunner, family: str, dtype: str, precision: str
 ) -> None:
-    chosen = of_class(settings(device), numbers)
-    if not chosen:
-        pytest.skip(f"the tensor cores of {device.limits.sm} do not multiply {numbers[0]}")
-    check_all(device, runner, chosen, "quick")
+    check_all(device, runner, of_class(settings(device, family), dtype, precision), "quick")
 
 
-@CLASSES
+@each_class
 def test_every_value_is_right_in_full_depth(
-    device: CudaDevice, runner: CudaRunner, numbers: tuple[str, str]
+    device: CudaDevice, runner: CudaRunner, family: str, dtype: str, precision: str
 ) -> None:
-    chosen = of_class(each_value(settings(device), FULL_DEPTH), numbers)
-    if not chosen:
-        pytest.skip(f"the tensor cores of {device.limits.sm} do not multiply {numbers[0]}")
-    check_all(device, runner, chosen, "full")
+    chosen = each_value(settings(device, family), FULL_DEPTH) if settings(device, family) else []
+    check_all(device, runner, of_class(chosen, dtype, precision), "full")
