@@ -77,6 +77,8 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             item_bytes=ITEM_BYTES[problem.dtype],
             access_width=kernel.variant.access_width(problem),
             oldest_arch=_oldest_arch(kernel),
+            only_arch=kernel.arch if variant.arch_suffix else None,
+            device=device,
             args_format=ARGS_FORMAT,
             tolerance=problem.tolerance,
             title=f"Flash attention for NVIDIA GPUs: {class_words(problem)}.",
@@ -190,7 +192,7 @@ def _shape(problem: Problem) -> str:
 def _summary(kernel: Kernel, device: str) -> str:
     problem = kernel.problem
     return (
-        f"For {device} (sm_{kernel.arch}) at {_shape(problem)}, {_MASKS[problem.causal]}. Serves any batch, "
+        f"For {device} ({kernel.sm}) at {_shape(problem)}, {_MASKS[problem.causal]}. Serves any batch, "
         f"number of heads, lengths and strides, grouped-query heads, and either mask.{_arithmetic(kernel)}"
     )
 

@@ -26,9 +26,21 @@ struct Args {
 };
 static_assert(sizeof(Args) == 160);
 
+// What a tensor map was made of, the innermost dimension first; it fills the map's 128 bytes but for the mark.
+struct Map {
+  uint64_t address;
+  uint64_t sizes[4], stride_bytes[3];
+  uint32_t box[2];
+  int32_t type, swizzle, promotion;
+};
+constexpr size_t kMapBytes = 128;
+constexpr uint64_t kMapMark = 0x70616d726f736e74;
+static_assert(sizeof(Map) + sizeof(kMapMark) <= kMapBytes);
+
 struct Launch {
   int64_t blocks, threads, smem, stream, context, causal;
   Args args;
+  Map maps[4];
 };
 
 struct Allocation {
@@ -48,6 +60,8 @@ enum Element { kF32, kF16, kBf16 };
 int head_dim = 0, head_dim_v = 0;  // 0: launches are only logged
 Element element = kF32;
 int arch_major = 9, arch_minor = 0, smem_per_block = 232448, next_load_status = 0, launch_status = 0;
+int num_maps = 0;  // that the kernel takes as its second argument
+int encode_status = 0;
 
 // A context of device n is 0xc000 + 16 n, plus 1 when it is the primary one.
 int device_of(int64_t context) { return int((context - 0xc000) / 16); }
@@ -145,8 +159,9 @@ void fake_reset(int dim, int major, int minor, int smem) {
   arch_major = major;
   arch_minor = minor;
   smem_per_block = smem;
-  next_load_status = launch_status = 0;
+  next_load_status = launch_status = encode_status = num_maps = 0;
 }
+void fake_maps(int count) { num_maps = count; }
 void fake_kernel(int dim_v, int type) {
   head_dim_v = dim_v;
   element = Element(type);
@@ -168,6 +183,7 @@ int fake_num_allocated() {
 int64_t fake_waited(int index) { return index < int(waited.size()) ? waited[index] : -1; }
 void fake_fail_load(int status) { next_load_status = status; }
 void fake_fail_launch(int status) { launch_status = status; }
+void fake_fail_encode(int status) { encode_status = status; }
 const char* fake_kernel_name() { return kernel_name.c_str(); }
 
 // ---- the driver ----
@@ -281,13 +297,40 @@ int cuFuncSetAttribute(int64_t, int attribute, int value) {
 int cuKernelSetAttribute(int attribute, int value, int64_t, int) {
   return attribute == 8 && value <= smem_per_block ? 0 : kInvalidValue;
 }
+// Refuses what the driver's documentation says it refuses.
+int cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
+                           const uint64_t* stride_bytes, const uint32_t* box, const uint32_t* steps, int interleave,
+                           int swizzle, int promotion, int fill) {
+  count("cuTensorMapEncodeTiled");
+  if (encode_status) return encode_status;
+  const uint64_t item = type == 7 ? 4 : 2;
+  if (reinterpret_cast<uintptr_t>(map) % 64 || rank != 4 || interleave || fill || !address || address % 16) {
+    return kInvalidValue;
+  }
+  for (int i = 0; i < 4; ++i) {
+    if (!sizes[i] || sizes[i] > uint64_t{1} << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return kInvalidValue;
+    if (i < 3 && (stride_bytes[i] % 16 || stride_bytes[i] >> 40)) return kInvalidValue;
+  }
+  if (box[0] * item != 16u << swizzle || box[2] != 1 || box[3] != 1) return kInvalidValue;
+  Map made = {address, {}, {}, {box[0], box[1]}, type, swizzle, promotion};
+  std::copy_n(sizes, 4, made.sizes);
+  std::copy_n(stride_bytes, 3, made.stride_bytes);
+  std::memcpy(map, &made, sizeof(made));
+  std::memcpy(map + sizeof(made), &kMapMark, sizeof(kMapMark));
+  return 0;
+}
 int cuLaunchKernel(int64_t kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned smem, int64_t stream, void** parameters, void** extra) {
   if (launch_status) return launch_status;
   if (contexts.empty()) return kInvalidContext;
   if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return kInvalidValue;
-  Launch launch{gx, bx, smem, stream, contexts.back(), kernel - 0x1000, {}};
+  Launch launch{gx, bx, smem, stream, contexts.back(), kernel - 0x1000, {}, {}};
   std::memcpy(&launch.args, parameters[0], sizeof(Args));
+  for (int i = 0; i < num_maps; ++i) {
+    const auto* map = static_cast<const unsigned char*>(parameters[1]) + kMapBytes * i;
+    if (std::memcmp(map + sizeof(Map), &kMapMark, sizeof(kMapMark)) != 0) return kInvalidValue;
+    std::memcpy(&launch.maps[i], map, sizeof(Map));
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex);
     launches.push_back(launch);

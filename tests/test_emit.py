@@ -17,12 +17,13 @@ from flashgen.gen.emit import emit_cuda, emit_module, source_literal, to_literal
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import TOLERANCES, Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
-from flashgen.gen.variant import Launch
+from flashgen.gen.variant import Launch, TensorMap
 
 H200 = preset("h200")
 MEASURED: dict[str, Any] = {
@@ -56,6 +57,8 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
     wanted = Problem(**{"head_dim": 64, **problem})
     if family == "mma":
         return render(Mma(br=64, bc=64), wanted, H200)
+    if family == "wgmma":
+        return render(Wgmma(br=64, bc=64, persistent=wanted.causal), wanted, H200)
     return render(simt(wanted) if family == "simt" else steps(wanted.head_dim)[family], wanted, H200)
 
 
@@ -69,6 +72,8 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         ("mma", {"dtype": "bf16", "causal": True}),
         ("mma", {"precision": "tf32"}),
         ("mma", {}),
+        ("wgmma", {"dtype": "f16", "head_dim": 40, "head_dim_v": 72}),
+        ("wgmma", {"dtype": "bf16", "causal": True}),
     ],
     ids=[
         "simt",
@@ -79,6 +84,8 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         "mma-bf16",
         "mma-tf32",
         "mma-f32",
+        "wgmma-f16",
+        "wgmma-bf16",
     ],
     name="kernel",
 )
@@ -113,6 +120,8 @@ def test_the_module_carries_its_data(kernel: Kernel) -> None:
     assert (data["THREADS"], data["SMEM_BYTES"]) == (kernel.launch.threads, kernel.launch.smem_bytes)
     assert data.get("ROWS_PER_BLOCK") == kernel.launch.rows_per_block
     assert data["SYMBOL"].decode() == kernel.symbol
+    maps = tuple(TensorMap(*each) for each in data.get("MAPS", ()))
+    assert (maps, data.get("MAX_BLOCKS")) == (kernel.launch.tensor_maps, kernel.launch.max_blocks)
 
 
 def test_the_module_is_deterministic_and_clean(kernel: Kernel, tmp_path: Path) -> None:
@@ -289,7 +298,9 @@ def test_the_cuda_file_builds_alone_with_its_launcher(kernel: Kernel, tmp_path: 
     source = tmp_path / "best.cu"
     source.write_text(emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED))
     built = tmp_path / "best.o"
-    command = ["nvcc", "-std=c++17", "-O1", "-ftz=true", "-arch=sm_90", "-Werror", "all-warnings", "-c"]
+    build = re.search(r"^// Build: +(nvcc .*) -c ", source.read_text(), re.MULTILINE)
+    assert build is not None
+    command = [*build[1].replace("-O3", "-O1").split(), "-Werror", "all-warnings", "-c"]
     result = subprocess.run([*command, source, "-o", built], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     symbols = subprocess.run(

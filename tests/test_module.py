@@ -25,6 +25,7 @@ import pytest
 from flashgen.gen.emit import emit_module
 from flashgen.gen.families.ladder import Ladder, steps
 from flashgen.gen.families.mma import Mma
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -54,10 +55,23 @@ class Args(ctypes.Structure):
     )
 
 
+class Map(ctypes.Structure):
+    """What a tensor map was made of, the innermost dimension first."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("sizes", ctypes.c_uint64 * 4),
+        ("stride_bytes", ctypes.c_uint64 * 3),
+        ("box", ctypes.c_uint32 * 2),
+        *[(name, ctypes.c_int32) for name in ("type", "swizzle", "promotion")],
+    )
+
+
 class Launch(ctypes.Structure):
     _fields_ = (
         *[(name, ctypes.c_int64) for name in ("blocks", "threads", "smem", "stream", "context", "causal")],
         ("args", Args),
+        ("maps", Map * 4),
     )
 
 
@@ -103,6 +117,15 @@ class Array:
         }
 
 
+@dataclass(frozen=True)
+class TorchDevice:
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.index}" if self.index >= 0 else self.type
+
+
 class Tensor:
     """A torch tensor."""
 
@@ -112,7 +135,7 @@ class Tensor:
         self.is_cuda = device >= 0
 
     shape = property(lambda self: self.host.shape)
-    device = property(lambda self: f"cuda:{self.index}" if self.is_cuda else "cpu")
+    device = property(lambda self: TorchDevice("cuda" if self.is_cuda else "cpu", self.index))
 
     def data_ptr(self) -> int:
         return self.host.ctypes.data
@@ -147,10 +170,10 @@ def fake_torch(driver: Driver) -> ModuleType:
     torch = ModuleType("torch")
     torch.streams = []  # type: ignore[attr-defined]
 
-    def empty_strided(shape: Any, strides: Any, *, dtype: Any, device: str) -> Tensor:
+    def empty_strided(shape: Any, strides: Any, *, dtype: Any, device: TorchDevice) -> Tensor:
         torch.allocated_on = torch.streams[-1] if torch.streams else None  # type: ignore[attr-defined]
         host = dense(tuple(shape), tuple(strides), np.dtype(dtype.removeprefix("torch.")))
-        return Tensor(driver.own(host, int(device[-1]), PRIMARY), int(device[-1]))
+        return Tensor(driver.own(host, device.index, PRIMARY), device.index)
 
     torch.__dict__.update(
         Tensor=Tensor,
@@ -1210,6 +1233,184 @@ def test_a_card_without_the_tensor_cores(driver: Driver, tmp_path: Path) -> None
     turing = load_kernel(tmp_path, make_kernel(GridOf(128, 4096, 64), "// mma.sync\n", 75, dtype="f16"))
     assert turing.OLDEST_ARCH == 75
     assert not hasattr(load(tmp_path), "OLDEST_ARCH")
+
+
+# ---- tensor maps -------------------------------------------------------------------------------------------
+
+
+WARPGROUPS = Wgmma(br=128, bc=80)
+
+
+def mapped(driver: Driver, tmp_path: Path, dtype: str = "bf16", variant: Wgmma = WARPGROUPS) -> Emitted:
+    """A kernel whose arrays are moved by the copy engine, with values wider than keys."""
+    problem = Problem(dtype=dtype, head_dim=D, head_dim_v=72)
+    kernel = render(variant, problem, preset("h200"))
+    driver.library.fake_kernel(72, DRIVER_TYPES[dtype])
+    driver.library.fake_maps(len(kernel.launch.tensor_maps))
+    return Emitted(load_kernel(tmp_path, kernel), problem, driver)
+
+
+def encoded(driver: Driver) -> int:
+    return driver.library.fake_calls(b"cuTensorMapEncodeTiled")
+
+
+@pytest.mark.parametrize(("dtype", "data_type"), [("f16", 6), ("bf16", 9)])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_maps_of_the_arrays(
+    driver: Driver, tmp_path: Path, torch: Any, dtype: str, data_type: int, layout: str
+) -> None:
+    half = mapped(driver, tmp_path, dtype)
+    q, k, v = half.arrays(batch=2, heads=4, kv_heads=2, lengths=(9, 7))
+    arrays = [q, k, v]
+    if layout == "bshd":
+        arrays = [driver.own(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for x in arrays]
+    o = half.module.attention(*(Tensor(x) for x in arrays), layout=layout)
+    half.check(o.host.transpose(0, 2, 1, 3) if layout == "bshd" else o.host, q, k, v)
+    (launch,) = driver.launches()
+    assert [m.address for m in launch.maps] == [*(x.ctypes.data for x in arrays), o.data_ptr()]
+    assert [list(m.sizes) for m in launch.maps] == [[D, 9, 4, 2], [D, 7, 2, 2], [72, 7, 2, 2], [72, 9, 4, 2]]
+    for each, x in zip(launch.maps, (*arrays, o.host), strict=True):
+        batch, *strides = x.strides[:3]
+        rows, heads = strides if layout == "bshd" else strides[::-1]
+        assert list(each.stride_bytes) == [rows, heads, batch]
+    assert [list(m.box) for m in launch.maps] == [[64, 64], [64, 80], [64, 80], [64, 64]]
+    assert {(m.type, m.swizzle, m.promotion) for m in launch.maps} == {(data_type, 3, 2)}
+    assert (launch.threads, launch.smem) == (half.module.THREADS, half.module.SMEM_BYTES)
+    assert (driver.compiled[0]["arch"], half.module.ONLY_ARCH) == ("sm_90a", 90)
+
+
+def test_maps_are_made_once_for_the_same_arrays(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    half = mapped(driver, tmp_path)
+    tensors = [Tensor(x) for x in half.arrays()]
+    out = Tensor(driver.own(host(2, 4, 9, 72, dtype=tensors[0].host.dtype)))
+    for causal, scale, with_lse in ((False, None, False), (True, 0.5, False), (True, None, True)):
+        half.module.attention(*tensors, causal, scale, out, return_lse=with_lse)
+        assert encoded(driver) == 4
+    query = Tensor(driver.own(host(2, 4, 9, D, seed=5, dtype=out.host.dtype)))
+    half.module.attention(query, *tensors[1:], out=out)
+    assert encoded(driver) == 8
+    half.module.attention(*tensors, out=out)
+    # The same memory seen as other heads.
+    views = [x.host.reshape(4, -1, *x.host.shape[2:]) for x in (*tensors, out)]
+    half.module.attention(*(Tensor(x) for x in views[:3]), out=Tensor(views[3]))
+    assert encoded(driver) == 12
+    assert list(driver.launches()[-1].maps[0].sizes) == [D, 9, 2, 4]
+    half.module._encode_maps.cache_clear()
+    half.module.attention(*tensors, out=out)
+    assert encoded(driver) == 16
+    assert 0 < half.module._encode_maps.cache_info().maxsize < 10_000
+
+
+@pytest.mark.parametrize(("persistent", "most"), [(True, 132), (False, None)])
+def test_blocks_that_stay_are_as_many_as_run_at_once(
+    driver: Driver, tmp_path: Path, torch: Any, persistent: bool, most: int | None
+) -> None:
+    half = mapped(driver, tmp_path, variant=Wgmma(br=64, bc=16, persistent=persistent))
+    assert getattr(half.module, "MAX_BLOCKS", None) == most
+    for rows, heads in ((70, 2), (650, 16)):
+        q, k, v = half.arrays(batch=1, heads=heads, kv_heads=heads, lengths=(rows, 3))
+        half.module.attention(Tensor(q), Tensor(k), Tensor(v))
+        blocks = -(-rows // 64) * heads
+        assert driver.launches()[-1].blocks == (blocks if most is None else min(blocks, most))
+
+
+def test_strides_that_no_map_holds_are_refused(driver: Driver, tmp_path: Path, cupy: Any) -> None:
+    half = mapped(driver, tmp_path)
+    q, k, v = half.arrays()
+    words = r"k starts at .* copies 8 elements at once .* positive strides that are multiples of 8: pass k"
+    odd = driver.own(host(2, 2, 7, D + 4, dtype=k.dtype))[..., :D]
+    for wrong in (k[:, :, ::-1], k[:, ::-1], odd):
+        with pytest.raises(ValueError, match=words):
+            half.module.attention(*(cupy.ndarray(x) for x in (q, wrong, v)))
+    with pytest.raises(ValueError, match="q starts at address"):
+        half.module.attention(
+            *(cupy.ndarray(x) for x in (host(2, 4, 9, D + 1, dtype=q.dtype)[..., 1:], k, v))
+        )
+    # One entry's stride is never used.
+    one = [x[:1, :1, :1] for x in (q, k, v)]
+    one[0] = np.lib.stride_tricks.as_strided(one[0], one[0].shape, (-2, 6, -10, 2))
+    half.check(half.module.attention(*(cupy.ndarray(x) for x in one)).host, *one)
+    assert [list(m.stride_bytes) for m in driver.launches()[-1].maps] == [[16] * 3] * 4
+
+
+def test_a_broadcast_array_is_mapped_as_it_lies(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    half = mapped(driver, tmp_path)
+    q, k, v = half.arrays(batch=3)
+    shared = np.broadcast_to(k[:1], k.shape)
+    half.check(half.module.attention(Tensor(q), Tensor(shared), Tensor(v)).host, q, shared, v)
+    assert list(driver.launches()[0].maps[1].stride_bytes) == [2 * D, 2 * 7 * D, 0]
+
+
+def test_what_the_driver_refuses_is_named(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    half = mapped(driver, tmp_path)
+    tensors = [Tensor(x) for x in half.arrays()]
+    driver.library.fake_fail_encode(1)
+    words = (
+        r"q has \(batch, heads, seqlen\) \(2, 4, 9\) by \[2304, 576, 64\] bytes, .* pass q\.contiguous\(\)"
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match=words):
+            half.module.attention(*tensors)
+    driver.library.fake_fail_encode(801)
+    with pytest.raises(RuntimeError, match="making a map for the copy engine failed"):
+        half.module.attention(*tensors)
+    assert driver.library.fake_context_depth() == 0
+    driver.library.fake_fail_encode(0)
+    half.module.attention(*tensors)
+
+
+def test_maps_without_keys_or_rows(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    half = mapped(driver, tmp_path)
+    q, k, v = half.arrays()
+    o = half.module.attention(Tensor(q), Tensor(k[:, :, :0]), Tensor(v[:, :, :0]))
+    assert not o.host.any()
+    maps = driver.launches()[0].maps
+    assert [m.address for m in maps[1:3]] == [q.ctypes.data] * 2
+    assert [list(m.sizes) for m in maps[1:3]] == [[D, 1, 1, 1], [72, 1, 1, 1]]
+    half.module.attention(Tensor(q[:, :, :0]), Tensor(k), Tensor(v))
+    assert len(driver.launches()) == 1
+
+
+def test_threads_with_maps_of_their_own(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    half = mapped(driver, tmp_path)
+    cases = [half.arrays(lengths=(9 + i, 7)) for i in range(6)]
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            for _ in range(30):
+                half.module.attention(*(Tensor(x) for x in cases[index]))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index % len(cases),)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for launch in driver.launches():
+        args = launch.args
+        assert [m.address for m in launch.maps] == [args.q, args.k, args.v, args.o]
+        assert [m.sizes[1] for m in launch.maps] == [args.seqlen_q, 7, 7, args.seqlen_q]
+
+
+@pytest.mark.parametrize(("major", "minor"), [(8, 0), (10, 0)])
+def test_a_card_of_another_architecture(driver: Driver, tmp_path: Path, major: int, minor: int) -> None:
+    half = mapped(driver, tmp_path)
+    driver.library.fake_reset(D, major, minor, 232448)
+    words = rf"instructions of sm_90 alone, device 0 is sm_{major}{minor}: run flashgen tune --dtype bf16"
+    with pytest.raises(RuntimeError, match=words):
+        half.module.attention(*half.arrays())
+    assert not driver.compiled
+
+
+def test_modules_without_maps_know_nothing_of_them(module: Any) -> None:
+    names = {"MAPS", "MAX_BLOCKS", "ONLY_ARCH", "_encode_maps", "_Maps", "_MAPPED"}
+    assert not names & set(vars(module))
+
+
+# ---- of every type, as a program ---------------------------------------------------------------------------
 
 
 def test_every_type_run_as_a_program(
