@@ -716,66 +716,48 @@ def attention(
     torch = _torch_of(q)
     if torch is None and out is None and not _can_allocate(q) and hasattr(q, "__dlpack__"):
         return _attention_dlpack(q, k, v, causal, scale, stream, return_lse, layout)
-    bshd = layout == "bshd"
-    _check_kinds(torch, q, (("k", k), ("v", v), ("out", out)))
-    query, key, value = (
-        _inspect("q", q, bshd, torch),
-        _inspect("k", k, bshd, torch),
-        _inspect("v", v, bshd, torch),
-    )
-    batch, heads, seqlen_q = query.shape
-    kv_heads, seqlen_k = _check_shapes(query, key, value)
+    if not type(q) is type(k) is type(v) or type(out) not in (type(q), type(None)):
+        _check_kinds(torch, q, (("k", k), ("v", v), ("out", out)))
+    q_address, query, q_stream = _read("q", q, torch)
+    k_address, key, k_stream = _read("k", k, torch)
+    v_address, value, v_stream = _read("v", v, torch)
+    o_address, output, o_stream = (0, None, None) if out is None else _read("out", out, torch)
     masked = bool(PROBLEM["causal"] if causal is None else causal)
+    plan = _plan(torch, query, key, value, output, layout == "bshd")
     scale = _DEFAULT_SCALE if scale is None else float(scale)
     if not abs(scale) < 3.4e38:
         raise ValueError(f"scale is {scale}; it must be a finite float32")
 
-    current = _current_stream(torch, query)
+    # The stream on which q's library works now.
+    current = torch.cuda.current_stream(plan.device).cuda_stream if torch is not None else q_stream or 0
     handle = current if stream is None else _stream_handle(stream)
     side_stream = None if handle == current else handle
     if out is None:
-        out = _empty_like(q, query, bshd, side_stream)
-        output = _inspect("out", out, bshd, torch)
-    else:
-        output = _inspect("out", out, bshd, torch)
-        _check_output(output, query, key, value)
-    lse = _empty_rows(q, query.shape, side_stream) if return_lse else None
-    if batch == 0 or heads == 0 or seqlen_q == 0:
+        out = _empty(q, torch, DTYPE, plan.out_shape, plan.out_strides, side_stream)
+        o_address = _address(out, torch)
+    lse = _empty(q, torch, "float32", plan.rows_shape, plan.rows_strides, side_stream) if return_lse else None
+    if plan.blocks == 0:
         return (out, lse) if return_lse else out
 
-    arrays = {"q": query, "k": key, "v": value, "out": output}
-    _check_alignment(arrays)
-    device = _common_device(arrays)
+    if not plan.has_keys:
+        k_address = v_address = 0
+    addresses = (q_address, k_address, v_address, o_address)
+    if output is not None and o_address in addresses[:3]:
+        raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
+    if not plan.aligned or (q_address | k_address | v_address | o_address) % (2 * VECTOR):
+        _check_alignment(addresses, plan.extents)
+    device = _common_device(addresses) if plan.device is None else plan.device
     if stream is None and torch is None:
-        _wait_for_producers(arrays, handle)
+        _wait_for_producers({q_stream, k_stream, v_stream, o_stream}, handle)
     kernel = _KERNELS.get((device, masked)) or _load(device, masked)
-    blocks = -(-seqlen_q // ROWS_PER_BLOCK) * heads * batch
-    if blocks > _INT_MAX or max(seqlen_q, seqlen_k) > _INT_MAX:
-        raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
-    packed = _ARGS.pack(
-        query.pointer,
-        key.pointer,
-        value.pointer,
-        output.pointer,
-        _address(lse),
-        *query.strides,
-        *key.strides,
-        *value.strides,
-        *output.strides,
-        batch,
-        heads,
-        kv_heads,
-        seqlen_q,
-        seqlen_k,
-        scale,
-    )
-    # The address of a char* to the packed bytes: an array of one pointer to one argument.
-    parameters = ctypes.byref(ctypes.c_char_p(packed))
+    packed = _ARGS.pack(*addresses, _address(lse, torch) if return_lse else 0, *plan.extents, scale)
     driver = _driver()
-    pushed = _push_context(driver, query.pointer, device)
+    pushed = _push_context(driver, q_address, device)
     try:
+        # The address of a char* to the packed bytes: an array of one pointer to one argument.
+        parameters = ctypes.byref(ctypes.c_char_p(packed))
         status = driver.cuLaunchKernel(
-            kernel, blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, handle, parameters, None
+            kernel, plan.blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, handle, parameters, None
         )
     finally:
         if pushed:
@@ -788,16 +770,32 @@ def attention(
 # ---- arrays ------------------------------------------------------------------------------------------------
 
 
-class _Array(NamedTuple):
-    """Where an array lies, as (batch, heads, seqlen). Strides are in elements, 0 along dimensions of one entry."""
+class _Plan(NamedTuple):
+    """What follows from all about the arrays but their addresses: made once for arrays of the same shapes."""
 
-    pointer: int
+    blocks: int
+    """Of the launch; none where there is nothing to compute."""
+    extents: tuple[int, ...]
+    """The middle of AttentionArgs: strides, in elements and 0 along dimensions of one entry, and sizes."""
+    aligned: bool
+    """Whether the kernel can step by those strides."""
+    has_keys: bool
+    device: int | None
+    """The device's ordinal where the arrays know it."""
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    """In elements, of the array made where none is passed."""
+    rows_shape: tuple[int, int, int]
+    rows_strides: tuple[int, int, int]
+    """The same of the log-sum-exp."""
+
+
+class _Array(NamedTuple):
+    """An array as (batch, heads, seqlen). Strides are in elements, 0 along dimensions of one entry."""
+
     shape: tuple[int, int, int]
     strides: tuple[int, int, int]
     device: int | None
-    """The device's ordinal where the array knows it."""
-    stream: int | None
-    """The stream on which the data is ready, where the array says so."""
 
 
 def _torch_of(array: Any) -> Any:
@@ -806,40 +804,92 @@ def _torch_of(array: Any) -> Any:
     return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
 
-def _inspect(name: str, array: Any, bshd: bool, torch: Any) -> _Array:
-    """Reads an array's address, shape and strides; raises what tells the caller how to mend it.
-
-    `torch` is the module where the array is a tensor, else None.
-    """
-    device = stream = None
+def _read(name: str, array: Any, torch: Any) -> tuple[int, tuple[Any, ...], int | None]:
+    """An array's address, its type, shape, strides and device, and the stream on which its data is ready; the
+    last two where the array tells. `torch` is the module where it is a tensor, else None."""
     if torch is not None:
-        if array.dtype is not torch.bfloat16:
-            raise TypeError(f"{name} is {array.dtype}, not torch.bfloat16: pass {name}.bfloat16()")
-        if not array.is_cuda:
-            raise ValueError(f"{name} is on the device {str(array.device)!r}; move it with {name}.cuda()")
         if array.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
                 f"{name} requires a gradient, but this kernel is forward only: call it under torch.no_grad() "
                 f"or pass {name}.detach()"
             )
-        pointer, shape, strides, device = array.data_ptr(), array.shape, array.stride(), array.get_device()
+        return array.data_ptr(), (array.dtype, array.shape, array.stride(), array.device), None
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        raise TypeError(
+            f"{name} is a {_kind(array)}; pass torch tensors, CuPy arrays, PyCUDA GPUArrays, numpy arrays or "
+            "others with __cuda_array_interface__ or, without out=, __dlpack__"
+        )
+    address, read_only = interface["data"]
+    if read_only and name == "out":
+        raise ValueError("out is read-only")
+    # The interface has no name for bfloat16 ('<V2' is any two bytes), so the array's dtype must tell.
+    type_name = getattr(getattr(array, "dtype", None), "name", interface["typestr"])
+    strides = interface.get("strides")
+    strides = None if strides is None else tuple(strides)
+    return address, (type_name, tuple(interface["shape"]), strides, None), interface.get("stream")
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    torch: Any,
+    q: tuple[Any, ...],
+    k: tuple[Any, ...],
+    v: tuple[Any, ...],
+    out: tuple[Any, ...] | None,
+    bshd: bool,
+) -> _Plan:
+    """Checks what `_read` found, and draws from it all that it decides."""
+    query, key, value = (
+        _inspect("q", q, bshd, torch),
+        _inspect("k", k, bshd, torch),
+        _inspect("v", v, bshd, torch),
+    )
+    batch, heads, seqlen_q = query.shape
+    kv_heads, seqlen_k = _check_shapes(query, key, value)
+    out_shape, out_strides = _dense_like(query, bshd)
+    if out is None:
+        s0, s1, s2, _ = out_strides
+        steps = (s0, s2, s1) if bshd else (s0, s1, s2)
+        output = _Array(query.shape, _stepped(query.shape, steps), query.device)
     else:
-        interface = getattr(array, "__cuda_array_interface__", None)
-        if interface is None:
+        output = _inspect("out", out, bshd, torch)
+        _check_output(output, query)
+    device = query.device
+    for name, array in (("k", key), ("v", value), ("out", output)):
+        if array.device != device:
+            raise ValueError(f"q is on device {device}, {name} on device {array.device}; move them to one")
+    blocks = -(-seqlen_q // ROWS_PER_BLOCK) * heads * batch
+    if blocks > _INT_MAX or max(seqlen_q, seqlen_k) > _INT_MAX:
+        raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
+    strides = (*query.strides, *key.strides, *value.strides, *output.strides)
+    return _Plan(
+        blocks=blocks,
+        extents=(*strides, batch, heads, kv_heads, seqlen_q, seqlen_k),
+        aligned=_can_step(strides),
+        has_keys=seqlen_k > 0,
+        device=device,
+        out_shape=out_shape,
+        out_strides=out_strides,
+        rows_shape=query.shape,
+        rows_strides=(heads * seqlen_q, seqlen_q, 1),
+    )
+
+
+def _inspect(name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _Array:
+    """What `_read` found of an array, in the kernel's terms; raises what tells the caller how to mend it."""
+    dtype, shape, strides, device = described
+    if torch is not None:
+        if dtype is not torch.bfloat16:
+            raise TypeError(f"{name} is {dtype}, not torch.bfloat16: pass {name}.bfloat16()")
+        if device.type != "cuda":
+            raise ValueError(f"{name} is on the device {str(device)!r}; move it with {name}.cuda()")
+        device = device.index
+    else:
+        if dtype != "bfloat16":
             raise TypeError(
-                f"{name} is a {_kind(array)}; pass torch tensors, CuPy arrays, PyCUDA GPUArrays, numpy arrays or "
-                "others with __cuda_array_interface__ or, without out=, __dlpack__"
+                f"{name} has the type {dtype!r}, not bfloat16 of ml_dtypes: pass torch tensors, {name}.bfloat16()"
             )
-        # The interface has no name for bfloat16 ('<V2' is any two bytes), so the array's dtype must tell.
-        found = getattr(getattr(array, "dtype", None), "name", interface["typestr"])
-        if found != "bfloat16":
-            raise TypeError(
-                f"{name} has the type {found!r}, not bfloat16 of ml_dtypes: pass torch tensors, {name}.bfloat16()"
-            )
-        pointer, read_only = interface["data"]
-        if read_only and name == "out":
-            raise ValueError("out is read-only")
-        shape, strides, stream = interface["shape"], interface.get("strides"), interface.get("stream")
         if strides is None:
             strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         else:
@@ -863,20 +913,19 @@ def _inspect(name: str, array: Any, bshd: bool, torch: Any) -> _Array:
     if bshd:
         n1, n2, s1, s2 = n2, n1, s2, s1
     if n0 == 0 or n1 == 0 or n2 == 0:
-        return _Array(0, (n0, n1, n2), (0, 0, 0), device, stream)
+        return _Array((n0, n1, n2), (0, 0, 0), device)
     if s3 != 1 and head_dim > 1:
         raise ValueError(
             f"the last dimension of {name} has the stride {s3}, but must be contiguous (stride 1): pass "
             f"{name}.contiguous() (torch) or ascontiguousarray({name}) (CuPy, numpy)"
         )
-    # A stride that is never stepped may be anything.
-    return _Array(
-        pointer,
-        (n0, n1, n2),
-        (s0 if n0 > 1 else 0, s1 if n1 > 1 else 0, s2 if n2 > 1 else 0),
-        device,
-        stream,
-    )
+    return _Array((n0, n1, n2), _stepped((n0, n1, n2), (s0, s1, s2)), device)
+
+
+def _stepped(shape: tuple[int, int, int], strides: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The strides without those that are never stepped, which may be anything."""
+    (n0, n1, n2), (s0, s1, s2) = shape, strides
+    return (s0 if n0 > 1 else 0, s1 if n1 > 1 else 0, s2 if n2 > 1 else 0)
 
 
 def _kind(array: Any) -> str:
@@ -919,48 +968,49 @@ def _check_shapes(query: _Array, key: _Array, value: _Array) -> tuple[int, int]:
     return kv_heads, seqlen_k
 
 
-def _check_output(output: _Array, query: _Array, key: _Array, value: _Array) -> None:
+def _check_output(output: _Array, query: _Array) -> None:
     if output.shape != query.shape:
         raise ValueError(
             f"out has (batch, heads, seqlen) {output.shape}, q has {query.shape}; they must be equal"
         )
-    if not output.pointer:  # nothing to write
+    if 0 in output.shape:  # nothing to write
         return
     if any(n > 1 and stride == 0 for n, stride in zip(output.shape, output.strides, strict=True)):
         raise ValueError(f"out overlaps itself, its strides are {output.strides}; pass a dense array")
-    if output.pointer in (query.pointer, key.pointer, value.pointer):
-        raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
 
 
-def _check_alignment(arrays: dict[str, _Array]) -> None:
+def _can_step(strides: tuple[int, ...]) -> bool:
+    """Whether the kernel's accesses suit such strides."""
+    return all(stride % VECTOR == 0 for stride in strides)
+
+
+def _check_alignment(addresses: tuple[int, ...], extents: tuple[int, ...]) -> None:
     """Each access moves 16 bytes and must start at a multiple of them."""
-    for name, array in arrays.items():
-        s0, s1, s2 = array.strides
-        if array.pointer % (2 * VECTOR) == 0 and (s0 | s1 | s2) % VECTOR == 0:
+    for i, (name, address) in enumerate(zip(("q", "k", "v", "out"), addresses, strict=True)):
+        strides = extents[3 * i : 3 * i + 3]
+        if address % (2 * VECTOR) == 0 and _can_step(strides):
             continue
         raise ValueError(
-            f"{name} starts at address {array.pointer:#x} with strides {array.strides} (batch, head, row) in elements; "
+            f"{name} starts at address {address:#x} with strides {strides} (batch, head, row) in elements; "
             f"this kernel reads {VECTOR} elements at once and needs an address that is a multiple of {2 * VECTOR} "
             f"and strides that are multiples of {VECTOR}: pass {name}.contiguous() (torch) or a copy"
         )
 
 
-def _common_device(arrays: dict[str, _Array]) -> int:
+def _common_device(addresses: tuple[int, ...]) -> int:
+    """The device of arrays that do not know it themselves; an address of 0 is on any."""
     devices = {}
-    for name, array in arrays.items():
-        if array.device is not None:
-            devices[name] = array.device
-        elif array.pointer:
-            devices[name] = _device_of(name, array.pointer)
-    device = devices["q"]
-    for name, other in devices.items():
-        if other != device:
-            raise ValueError(f"q is on device {device}, {name} on device {other}; move them to one")
-    return device
+    for name, address in zip(("q", "k", "v", "out"), addresses, strict=True):
+        if address:
+            devices[name] = _device_of(name, address)
+    for name, device in devices.items():
+        if device != devices["q"]:
+            raise ValueError(f"q is on device {devices['q']}, {name} on device {device}; move them to one")
+    return devices["q"]
 
 
-def _empty_like(q: Any, query: _Array, bshd: bool, side_stream: int | None) -> Any:
-    """A dense array of q's kind, shape and order of dimensions."""
+def _dense_like(query: _Array, bshd: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a dense array with q's shape and order of dimensions."""
     lengths, steps = list(query.shape), list(query.strides)
     if bshd:
         lengths[1:], steps[1:] = lengths[:0:-1], steps[:0:-1]
@@ -970,24 +1020,17 @@ def _empty_like(q: Any, query: _Array, bshd: bool, side_stream: int | None) -> A
     for i in reversed(order):
         strides[i] = step
         step *= max(lengths[i], 1)
-    return _empty(q, DTYPE, (*lengths, HEAD_DIM), tuple(strides), side_stream)
-
-
-def _empty_rows(q: Any, shape: tuple[int, int, int], side_stream: int | None) -> Any:
-    """A contiguous float32 (batch, heads, seqlen) array of q's kind."""
-    _, heads, seqlen = shape
-    return _empty(q, "float32", shape, (heads * seqlen, seqlen, 1), side_stream)
+    return (*lengths, HEAD_DIM), tuple(strides)
 
 
 def _empty(
-    q: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], side_stream: int | None
+    q: Any, torch: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], side_stream: int | None
 ) -> Any:
     """An array of that type and q's kind on q's device; strides in elements.
 
     torch and CuPy hand out memory in the order of their current stream; `side_stream` is the launch's where
     that is another.
     """
-    torch = _torch_of(q)
     if torch is not None:
         if side_stream is None:
             return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=q.device)
@@ -1024,10 +1067,8 @@ def _empty(
     )
 
 
-def _address(lse: Any) -> int:
-    if lse is None:
-        return 0
-    return lse.data_ptr() if _torch_of(lse) is not None else lse.__cuda_array_interface__["data"][0]
+def _address(array: Any, torch: Any) -> int:
+    return array.data_ptr() if torch is not None else array.__cuda_array_interface__["data"][0]
 
 
 def _attention_dlpack(
@@ -1066,11 +1107,6 @@ def _attention_dlpack(
 _DEFAULT_STREAMS = (0, 1)
 
 
-def _current_stream(torch: Any, query: _Array) -> int:
-    """The handle of the stream on which q's library works now."""
-    return torch.cuda.current_stream(query.device).cuda_stream if torch is not None else query.stream or 0
-
-
 def _stream_handle(stream: Any) -> int:
     if isinstance(stream, int):
         return stream
@@ -1083,9 +1119,9 @@ def _stream_handle(stream: Any) -> int:
     raise TypeError(f"stream is a {_kind(stream)}; pass an integer handle or a torch, CuPy or PyCUDA stream")
 
 
-def _wait_for_producers(arrays: dict[str, _Array], handle: int) -> None:
+def _wait_for_producers(streams: set[int | None], handle: int) -> None:
     """The CUDA array interface asks its readers to wait where data is ready on another stream than theirs."""
-    for stream in {array.stream for array in arrays.values()} - {None, handle}:
+    for stream in streams - {None, handle}:
         if not (stream in _DEFAULT_STREAMS and handle in _DEFAULT_STREAMS):
             _check(_driver().cuStreamSynchronize(stream), f"waiting for stream {stream:#x}")
 
