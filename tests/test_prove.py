@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.families.mma import Mma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
@@ -102,6 +103,17 @@ def test_dtype_precision_and_head_dims_are_read(tmp_path: Path, problem: dict[st
     path.write_text(path.read_text().replace(kernel.entry, "attention_f8_d64"))
     with pytest.raises(FlashgenError, match="its launcher is called 'attention_f8_d64'"):
         read_emitted(path)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".cu"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_maps_and_blocks_that_stay_are_read(tmp_path: Path, suffix: str, persistent: bool) -> None:
+    problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72)
+    kernel = render(Wgmma(br=64, bc=80, persistent=persistent), problem, preset("h200"))
+    path = write(tmp_path, kernel, suffix)
+    found = read_emitted(path).kernel
+    assert found.launch == kernel.launch and found.sm == "sm_90a"
+    assert found == replace(kernel, source=path.read_text() if suffix == ".cu" else kernel.source)
 
 
 def test_a_module_of_older_days_is_read(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ..gen.families import family_named
 from ..gen.kernel import Kernel
 from ..gen.limits import PRESETS, DeviceLimits
 from ..gen.problem import PRECISIONS, Problem
-from ..gen.variant import Illegal, Launch
+from ..gen.variant import Illegal, Launch, TensorMap
 from .cuda import CudaDevice, CudaRunner
 from .device import Build, Device, FlashgenError, LaunchError, Toolchain
 from .devices import cards, resolve
@@ -242,6 +242,8 @@ def _read_module(text: str) -> tuple[Kernel, str]:
         constants["SMEM_BYTES"],
         constants.get("ROWS_PER_BLOCK"),
         constants.get("HEADS_PER_BLOCK", 1),
+        tuple(TensorMap(*each) for each in constants.get("MAPS", ())),
+        constants.get("MAX_BLOCKS"),
     )
     kernel = Kernel(
         Problem.from_dict(constants["PROBLEM"]),
