@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.families.mma import Mma
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
