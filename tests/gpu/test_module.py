@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
+from flashgen.gen.families import family_named
 from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
@@ -372,16 +373,20 @@ CLASSES: list[dict[str, Any]] = [
     {"dtype": "f16", "head_dim": 40, "head_dim_v": 72},
     {"precision": "3xtf32"},
     {"precision": "tf32", "head_dim": 80, "head_dim_v": 96},
+    {"family": "wgmma", "dtype": "bf16", "head_dim": 128},
+    {"family": "wgmma", "dtype": "f16", "head_dim": 40, "head_dim_v": 72, "causal": True},
 ]
 
 
-def mma_kernel(device: CudaDevice, held: dict[str, Any] | None = None, **problem: Any) -> Kernel:
-    """The legal variant of the tensor-core family nearest to its default. Skips where none is."""
-    wanted = Problem(**{"head_dim": D, **problem})
-    catalogue = build_catalogue(Mma, wanted, device.limits, held or {})
-    row = catalogue.nearest(Mma())
+def tensor_core_kernel(
+    device: CudaDevice, held: dict[str, Any] | None = None, family: str = "mma", **problem: Any
+) -> Kernel:
+    """The legal variant of a tensor-core family nearest to its default. Skips where none is."""
+    wanted, variants = Problem(**{"head_dim": D, **problem}), family_named(family)
+    catalogue = build_catalogue(variants, wanted, device.limits, held or {})
+    row = catalogue.nearest(variants())
     if row is None:
-        pytest.skip(f"{device.limits.name} has no tensor cores for {wanted.stem}")
+        pytest.skip(f"{device.limits.name} has no tensor cores for {wanted.stem} by family {family}")
     return render(catalogue.variant(row), wanted, device.limits)
 
 
@@ -410,12 +415,12 @@ def check_class(problem: Problem, o: Any, arrays: list[np.ndarray], causal: bool
 
 
 @pytest.fixture(
-    scope="module", params=CLASSES, ids=lambda problem: Problem(**{"head_dim": D, **problem}).name
+    scope="module", params=CLASSES, ids=lambda case: "_".join(str(value) for value in case.values())
 )
 def of_class(
     request: pytest.FixtureRequest, device: CudaDevice, tmp_path_factory: Any
 ) -> tuple[Any, Problem]:
-    kernel = mma_kernel(device, **request.param)
+    kernel = tensor_core_kernel(device, **request.param)
     return load(tmp_path_factory.mktemp("module") / "best.py", kernel), kernel.problem
 
 
@@ -485,7 +490,7 @@ def test_a_class_refuses_other_types(of_class: tuple[Any, Problem], torch: Any) 
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_blocks_that_serve_several_heads(device: CudaDevice, tmp_path: Path, torch: Any, heads: int) -> None:
-    kernel = mma_kernel(device, {"heads": heads}, dtype="f16", seqlen_q=49, seqlen_k=49)
+    kernel = tensor_core_kernel(device, {"heads": heads}, dtype="f16", seqlen_q=49, seqlen_k=49)
     module = load(tmp_path / "best.py", kernel)
     assert heads == module.HEADS_PER_BLOCK
     shapes = ((3, 5, 49, D),) * 3  # fifteen heads: the last block has one missing
@@ -498,11 +503,12 @@ def test_blocks_that_serve_several_heads(device: CudaDevice, tmp_path: Path, tor
 def test_classes_are_proved_again(
     of_class: tuple[Any, Problem], device: CudaDevice, tmp_path: Path, suffix: str
 ) -> None:
-    _, problem = of_class
+    module, problem = of_class
     emit = emit_module if suffix == ".py" else emit_cuda
     path = tmp_path / f"best{suffix}"
     shape = {name: value for name, value in problem.to_dict().items() if name in CLASS_FIELDS}
-    path.write_text(emit(mma_kernel(device, **shape), device="this card"))
+    kernel = tensor_core_kernel(device, family=module.VARIANT["family"], **shape)
+    path.write_text(emit(kernel, device="this card"))
     proof = prove(path, device="0")
     assert 0 < proof.worst <= proof.bound == problem.tolerance
 
@@ -515,6 +521,89 @@ def test_classes_run_as_programs(of_class: tuple[Any, Problem]) -> None:
     done = subprocess.run([sys.executable, module.__file__], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "correct" in done.stdout and "TFLOP/s" in done.stdout
+
+
+# ---- tensor maps -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mapped(device: CudaDevice, tmp_path_factory: Any) -> tuple[Any, Problem]:
+    kernel = tensor_core_kernel(device, family="wgmma", dtype="bf16")
+    return load(tmp_path_factory.mktemp("module") / "best.py", kernel), kernel.problem
+
+
+def test_maps_of_arrays_that_are_packed_broadcast_or_empty(mapped: tuple[Any, Problem], torch: Any) -> None:
+    module, problem = mapped
+    arrays = [x[:1] for x in arrays_of(problem)]
+    q, k, v = (to_torch(torch, x).expand(3, -1, -1, -1) for x in arrays)
+    check_class(problem, module.attention(q, k, v), [np.repeat(x, 3, axis=0) for x in arrays], False)
+    packed = torch.randn(2, 150, 3, 4, D, device="cuda").to(torch.bfloat16)
+    views = [packed[:, :, i].transpose(1, 2) for i in range(3)]
+    check_class(problem, module.attention(*views), [x.float().cpu().numpy() for x in views], False)
+    o, lse = module.attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
+    assert (o == 0).all() and torch.isneginf(lse).all()
+    with pytest.raises(ValueError, match=r"k starts at .* pass k\.contiguous\(\)"):
+        module.attention(q, torch.randn(3, 2, 9, D + 4, device="cuda").to(q.dtype)[..., :D], v)
+
+
+def test_maps_in_a_graph(mapped: tuple[Any, Problem], torch: Any) -> None:
+    """Captured once for new arrays, whose maps are made meanwhile."""
+    module, problem = mapped
+    arrays = arrays_of(problem)
+    warm = [to_torch(torch, x) for x in arrays]
+    module.attention(*warm)
+    q, k, v = (to_torch(torch, x) for x in arrays)
+    out = torch.empty_like(q)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module.attention(q, k, v, out=out)
+    for seed in (0, 1):
+        arrays = arrays_of(problem, seed)
+        for x, new in zip((q, k, v), arrays, strict=True):
+            x.copy_(to_torch(torch, new))
+        out.zero_()
+        graph.replay()
+        check_class(problem, out, arrays, False)
+
+
+def test_maps_on_two_streams_and_four_threads(mapped: tuple[Any, Problem], torch: Any) -> None:
+    module, problem = mapped
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            arrays = arrays_of(problem, seed)
+            with torch.cuda.stream(streams[seed % 2]):
+                q, k, v = (to_torch(torch, x) for x in arrays)
+                for _ in range(50):
+                    o = module.attention(q, k, v, causal=bool(seed % 2))
+                check_class(problem, o, arrays, bool(seed % 2))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_a_call_with_maps_costs_the_host_little(mapped: tuple[Any, Problem], torch: Any) -> None:
+    module, _ = mapped
+    q, k, v = (torch.randn(1, 1, 16, D, device="cuda").to(torch.bfloat16) for _ in range(3))
+    out = torch.empty_like(q)
+    best = math.inf
+    for _ in range(20):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(100):
+            module.attention(q, k, v, out=out)
+        best = min(best, (time.perf_counter() - begin) / 100)
+    print(f"{best * 1e6:.1f} us per call")
+    assert best < 60e-6
 
 
 # ---- the other family, the file as a program, proofs -------------------------------------------------------
@@ -561,32 +650,38 @@ def test_proved_under_compute_sanitizer(device: CudaDevice, tmp_path: Path) -> N
         pytest.skip("compute-sanitizer does not support this machine")
 
 
-def test_the_c_launcher(device: CudaDevice, tmp_path: Path, torch: Any) -> None:
-    """best.cu as a shared library of its own, called as a C program would."""
+@pytest.mark.parametrize("family", ["simt", "wgmma"])
+def test_the_c_launcher(device: CudaDevice, tmp_path: Path, torch: Any, family: str) -> None:
+    """best.cu as a shared library of its own, built as its header says, called as a C program would."""
     import ctypes
 
     from flashgen.gen.abi import pack_args
     from flashgen.tuner.toolchain import find_nvcc
 
-    kernel = simt_kernel(device)
+    mapped = family == "wgmma"
+    kernel = tensor_core_kernel(device, family=family, dtype="bf16") if mapped else simt_kernel(device)
     (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="this card"))
-    nvcc, arch = str(find_nvcc(device.limits.arch).path), f"-arch=sm_{device.limits.arch}"
-    flags = ["-std=c++17", "-O3", "-ftz=true", arch, "-shared", "-Xcompiler=-fPIC"]
-    subprocess.run([nvcc, *flags, "best.cu", "-o", "best.so"], cwd=tmp_path, check=True)
+    build = re.search(r"^// Build: +nvcc (.*) -c ", kernel.source, re.MULTILINE)
+    assert build is not None
+    command = [str(find_nvcc(device.limits.arch).path), *build[1].split(), "-shared", "-Xcompiler=-fPIC"]
+    subprocess.run([*command, "best.cu", "-o", "best.so"], cwd=tmp_path, check=True)
     launch = ctypes.CDLL(str(tmp_path / "best.so"))[kernel.entry]
     launch.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-    arrays = hosts(*QKV)
-    q, k, v = (torch.from_numpy(x).cuda() for x in arrays)
+    arrays = arrays_of(kernel.problem)
+    q, k, v = (to_torch(torch, x) for x in arrays)
     o, stream = torch.full_like(q, math.nan), torch.cuda.Stream()
     torch.cuda.synchronize()
 
-    def args(q: Any) -> bytes:
+    def args(q: Any, k_row: int = 1) -> bytes:
         pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), 0]
         strides = [s for x in (q, k, v, o) for s in x.stride()[:3]]
+        strides[5] *= k_row
         return pack_args(pointers, strides, (2, 4, 2, 197, 333), 1 / math.sqrt(D))
 
     assert launch(args(q), stream.cuda_stream) == 0
     stream.synchronize()
-    check(o.cpu().numpy(), *arrays)
-    misaligned = torch.randn(q.numel() + 1, device="cuda")[1:].view(q.shape)
+    check_class(kernel.problem, o, arrays, kernel.problem.causal)
+    misaligned = torch.randn(q.numel() + 1, device="cuda").to(q.dtype)[1:].view(q.shape)
     assert launch(args(misaligned), stream.cuda_stream) == 716  # cudaErrorMisalignedAddress
+    if mapped:
+        assert launch(args(q, k_row=-1), stream.cuda_stream) == 1  # cudaErrorInvalidValue
