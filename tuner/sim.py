@@ -175,14 +175,19 @@ def _emulation_source() -> str:
 
 @cache
 def _machine_flags() -> tuple[str, ...]:
-    """FMA where the host has it (aarch64 always does): fmaf is then an instruction instead of a call."""
+    """FMA where the host has it (aarch64 always does): fmaf is then an instruction instead of a call. AVX2
+    makes products of warpgroups twice as fast."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     try:
         features = Path("/proc/cpuinfo").read_text()
     except OSError:
         return ()
-    return ("-mfma",) if re.search(r"^flags\s*:.*\bfma\b", features, re.MULTILINE) else ()
+    return tuple(
+        f"-m{name}"
+        for name in ("fma", "avx2")
+        if re.search(rf"^flags\s*:.*\b{name}\b", features, re.MULTILINE)
+    )
 
 
 class SimRunner:

@@ -20,8 +20,11 @@ inline void barrier_expect(unsigned long long* barrier, unsigned bytes, int line
 inline void barrier_wait(unsigned long long* barrier, unsigned parity, int line = __builtin_LINE()) {
   emulation::wait_for_phase(barrier, parity, "barrier_wait", line);
 }
-// Of memory: the emulated card has but one view of it.
-inline void fence_barrier_init() {}
+// Whether the phase has ended by now.
+inline bool barrier_test(unsigned long long* barrier, unsigned parity, int line = __builtin_LINE()) {
+  return emulation::test_phase(barrier, parity, "barrier_test", line);
+}
+inline void fence_barrier_init() { emulation::show_barriers(); }
 inline void fence_proxy_async() { emulation::fence_proxy(); }
 
 // ---- cp.async.bulk.tensor ----------------------------------------------------------------------------------------
@@ -57,14 +60,16 @@ inline void named_barrier_arrive(int id, int threads, int line = __builtin_LINE(
 // ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------
 
 template <int kRegisters>
-void take_registers() {
+void take_registers(int line = __builtin_LINE()) {
   static_assert(kRegisters % 8 == 0 && 24 <= kRegisters && kRegisters <= 256, "what the instruction takes");
+  emulation::share_registers(kRegisters, "take_registers", line);
 }
 template <int kRegisters>
-void give_registers() {
+void give_registers(int line = __builtin_LINE()) {
   static_assert(kRegisters % 8 == 0 && 24 <= kRegisters && kRegisters <= 256, "what the instruction takes");
+  emulation::share_registers(kRegisters, "give_registers", line);
 }
-inline bool elect_one() { return emulation::lane_of_warp() == emulation::elected_lane(); }
+inline bool elect_one(int line = __builtin_LINE()) { return emulation::elect("elect_one", line); }
 
 // ---- stmatrix.sync.aligned.m8n8.xN.shared.b16 --------------------------------------------------------------------
 // Stores N matrices of 8 rows by 8 16-bit elements. Lane 8 * i + r names row r of matrix i.
@@ -107,6 +112,10 @@ void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long
                                                    bool accumulate, int line = __builtin_LINE()) {                  \
     emulation::start_product(mma, d, nullptr, a, b, true, accumulate, "wgmma_m64n" #N "k16_" #type "_ss_trans",     \
                              line);                                                                                 \
+  }                                                                                                                 \
+  inline void wgmma_m64n##N##k16_##type##_rs(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b,       \
+                                             bool accumulate, int line = __builtin_LINE()) {                        \
+    emulation::start_product(mma, d, a, 0, b, false, accumulate, "wgmma_m64n" #N "k16_" #type "_rs", line);         \
   }                                                                                                                 \
   inline void wgmma_m64n##N##k16_##type##_rs_trans(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, \
                                                    bool accumulate, int line = __builtin_LINE()) {                  \

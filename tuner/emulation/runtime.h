@@ -84,8 +84,10 @@ void wait_for_products(unsigned groups_left_in_flight, const char* what, int lin
 
 // Barriers in shared memory. Arrivals may announce bytes, which copies then bring.
 void init_barrier(unsigned long long* barrier, unsigned arrivals, const char* what, int line);
+void show_barriers();  // that this thread initialised, to the copy engine
 void arrive(unsigned long long* barrier, unsigned bytes, const char* what, int line);
 void wait_for_phase(unsigned long long* barrier, unsigned parity, const char* what, int line);
+bool test_phase(unsigned long long* barrier, unsigned parity, const char* what, int line);
 // Barrier `id` of the block, for so many threads.
 void meet(int id, int threads, bool wait, const char* what, int line);
 
@@ -96,10 +98,14 @@ void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier,
 void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line);
 void commit_stores();
 void wait_for_stores(unsigned groups_left_in_flight);
-// Shows this thread's writes by stmatrix to the copy engine.
+// Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();
 void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line);
-int elected_lane();
+
+// True in one lane of a whole warp.
+bool elect(const char* what, int line);
+// A warpgroup's threads are to have so many registers each.
+void share_registers(int registers, const char* what, int line);
 
 void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, const char* what, int line);
 void commit_copies();

@@ -78,30 +78,45 @@ struct BoxMap {
 };
 static_assert(sizeof(BoxMap) <= sizeof(CUtensorMap), "a map holds its description");
 
+inline unsigned bytes_of(CUtensorMapDataType type) {
+  switch (type) {
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return 2;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: return 4;
+  }
+  return 0;
+}
+
 }  // namespace emulation
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                CUtensorMapFloatOOBfill fill) {
   using emulation::BoxMap;
-  const unsigned item = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-  if (rank != emulation::kRank || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) return CUDA_ERROR_INVALID_VALUE;
-  if (reinterpret_cast<uintptr_t>(map) % 64 || !address || reinterpret_cast<uintptr_t>(address) % 16) {
+  constexpr uint64_t kMaxSize = uint64_t(1) << 32, kStrideEnd = uint64_t(1) << 40;
+  const unsigned item = emulation::bytes_of(type);
+  const auto aligned = [](const void* pointer, uintptr_t bytes) {
+    return pointer && reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+  };
+  if (item == 0 || rank != emulation::kRank || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+      unsigned(swizzle) > CU_TENSOR_MAP_SWIZZLE_128B || unsigned(promotion) > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
+      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || !aligned(map, 64) || !aligned(address, 16)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  BoxMap made = {BoxMap::kMagic, static_cast<unsigned char*>(address), {}, {}, {}, 0};
-  made.swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 16 : 16u << swizzle;
+  BoxMap made = {BoxMap::kMagic, static_cast<unsigned char*>(address), {}, {item}, {}, 16u << swizzle};
   for (int i = 0; i < emulation::kRank; ++i) {
-    if (sizes[i] < 1 || sizes[i] > 1ULL << 32 || box[i] < 1 || box[i] > 256 || element_strides[i] != 1) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (i > 0 && (strides[i - 1] % 16 || strides[i - 1] >= 1ULL << 40)) return CUDA_ERROR_INVALID_VALUE;
+    if (sizes[i] < 1 || sizes[i] > kMaxSize || box[i] < 1 || box[i] > 256) return CUDA_ERROR_INVALID_VALUE;
+    // Of the innermost dimension it is ignored. Others than 1 exist, but are not emulated.
+    if (i > 0 && element_strides[i] != 1) return CUDA_ERROR_INVALID_VALUE;
+    if (i > 0 && (strides[i - 1] % 16 != 0 || strides[i - 1] >= kStrideEnd)) return CUDA_ERROR_INVALID_VALUE;
     made.sizes[i] = sizes[i];
-    made.strides[i] = i == 0 ? item : strides[i - 1];
     made.box[i] = box[i];
+    if (i > 0) made.strides[i] = strides[i - 1];
   }
-  if (made.row_bytes() % 16 || (made.swizzle > 16 && made.row_bytes() > made.swizzle)) return CUDA_ERROR_INVALID_VALUE;
+  const bool swizzles = swizzle != CU_TENSOR_MAP_SWIZZLE_NONE;
+  if (made.row_bytes() % 16 != 0 || (swizzles && made.row_bytes() > made.swizzle)) return CUDA_ERROR_INVALID_VALUE;
   memcpy(map, &made, sizeof(made));
   return CUDA_SUCCESS;
 }

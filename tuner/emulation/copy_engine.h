@@ -1,0 +1,170 @@
+// The copy engine (TMA): boxes of arrays on their way between global and shared memory.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <string>
+#include <vector>
+
+#include "async_view.h"
+#include "barriers.h"
+#include "sanitizer.h"
+#include "scheduler.h"
+#include "tensor_map.h"
+
+namespace emulation {
+
+// A copy is under way from its issue to a random later moment. Meanwhile the target of a load is uninitialized; the source
+// of a store is read at the end, at the latest when it is waited for.
+class CopyEngine {
+ public:
+  CopyEngine(Scheduler& scheduler, PhaseBarriers& barriers, AsyncView& view)
+      : scheduler_(scheduler), barriers_(barriers), view_(view), groups_(scheduler.size()) {}
+
+  void start() {
+    loads_.clear();
+    stores_.clear();
+    std::fill(groups_.begin(), groups_.end(), 0);
+  }
+
+  bool busy() const { return !loads_.empty() || !stores_.empty(); }
+
+  void check_map(const CUtensorMap* map, const char* what, int line) {
+    if (reinterpret_cast<uintptr_t>(map) % 64 == 0 && BoxMap::of(map).magic == BoxMap::kMagic) return;
+    scheduler_.fail(format("%s: %s in line %d of what is no tensor map", here().c_str(), what, line));
+  }
+
+  void load(void* shared, const CUtensorMap* map, void* barrier_address, const int* corner, const char* what, int line) {
+    PhaseBarriers::Barrier& barrier = barriers_.shown_at(barrier_address, what, line);
+    BoxCopy copy = describe(map, shared, corner, what, line);
+    copy.barrier = &barrier;
+    if (EMULATION_ASAN) probe_load(copy);
+    fill_uninitialized(shared, copy.map.bytes());
+    view_.written_by_unit(copy.place, copy.map.bytes());
+    loads_.push_back(std::move(copy));
+  }
+
+  void store(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+    BoxCopy copy = describe(map, shared, corner, what, line);
+    copy.group = groups_[copy.thread];
+    for (size_t place = copy.place; place < copy.place + copy.map.bytes(); place += 16) {
+      if (view_.read(place)) continue;
+      scheduler_.fail(format("%s: %s in line %d of %s", here().c_str(), what, line, view_.reason(place).c_str()));
+    }
+    if (EMULATION_ASAN) probe_store(copy);
+    const unsigned char* source = shared_bytes + copy.place;
+    copy.source.assign(source, source + copy.map.bytes());
+    stores_.push_back(std::move(copy));
+  }
+
+  void commit() { ++groups_[scheduler_.current().index]; }
+
+  // Lets stores of the running thread's earlier groups read what they store.
+  void wait(unsigned groups_left) {
+    const unsigned thread = scheduler_.current().index, committed = groups_[thread];
+    const unsigned end = committed - std::min(committed, groups_left);
+    for (size_t i = 0; i < stores_.size();) {
+      stores_[i].thread == thread && stores_[i].group < end ? land_store(i) : void(++i);
+    }
+    if (scheduler_.failed()) scheduler_.fail("");
+  }
+
+  // Lets some copies end, in any order; at least one if nothing else can happen.
+  void advance(bool others_ready) {
+    const size_t count = loads_.size() + stores_.size();
+    for (size_t landing = scheduler_.random().next() % (count + others_ready) + !others_ready; landing > 0; --landing) {
+      const size_t left = loads_.size() + stores_.size();
+      if (left == 0) return;
+      const size_t i = scheduler_.random().next() % left;
+      i < loads_.size() ? land_load(i) : land_store(i - loads_.size());
+    }
+  }
+
+  // A thread may not end before its stores have read their source, which is gone when the block has ended.
+  void check_thread_end() {
+    const Thread& thread = scheduler_.current();
+    for (const BoxCopy& copy : stores_) {
+      if (copy.thread != thread.index) continue;
+      scheduler_.fail(format("%s ended with the %s of line %d not waited for%s", here().c_str(), copy.what, copy.line,
+                             copy.group == groups_[thread.index] ? ": no tma_commit follows it" : ""));
+    }
+  }
+
+  // Nor may a block end before all that it loads has come: another block may have that shared memory next.
+  void check_block_end() {
+    if (loads_.empty()) return;
+    scheduler_.report(format("block %u ended with the %s of line %d by thread %u under way", blockIdx.x, loads_[0].what,
+                             loads_[0].line, loads_[0].thread));
+  }
+
+ private:
+  struct BoxCopy {
+    BoxMap map;
+    int corner[kRank];
+    size_t place;  // in shared memory
+    unsigned thread;
+    const char* what;
+    int line;
+    PhaseBarriers::Barrier* barrier = nullptr;  // of a load
+    unsigned group = 0;                         // of a store
+    std::vector<unsigned char> source{};        // of a store, as it was
+  };
+
+  std::string here() { return scheduler_.where(scheduler_.current()); }
+
+  BoxCopy describe(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+    check_map(map, what, line);
+    const BoxMap& box = BoxMap::of(map);
+    if (box.swizzle > 16 && box.row_bytes() != box.swizzle) {
+      scheduler_.fail(format("%s: %s in line %d of rows of %u bytes swizzled by %u: only whole ones are emulated",
+                             here().c_str(), what, line, box.row_bytes(), box.swizzle));
+    }
+    BoxCopy copy{box, {}, scheduler_.place_of(shared, box.bytes(), 128, what, line), scheduler_.current().index, what, line};
+    memcpy(copy.corner, corner, sizeof(copy.corner));
+    return copy;
+  }
+
+  void land_load(size_t i) {
+    const BoxCopy copy = std::move(loads_[i]);
+    loads_.erase(loads_.begin() + i);
+    copy.map.load(copy.corner, shared_bytes, copy.place);
+    view_.written_by_unit(copy.place, copy.map.bytes());
+    barriers_.bring(*copy.barrier, copy.map.bytes());
+  }
+
+  void land_store(size_t i) {
+    const BoxCopy copy = std::move(stores_[i]);
+    stores_.erase(stores_.begin() + i);
+    if (memcmp(copy.source.data(), shared_bytes + copy.place, copy.source.size()) != 0) {
+      scheduler_.report(format("block %u, thread %u: the source of the %s in line %d, from byte %zu of shared memory, "
+                               "changed before it was waited for",
+                               blockIdx.x, copy.thread, copy.what, copy.line, copy.place));
+      return;
+    }
+    copy.map.store(copy.corner, shared_bytes, copy.place);
+  }
+
+  // For the sanitizer, which tells the line of the kernel only while the thread itself accesses the array.
+  static void probe_load(const BoxCopy& copy) {
+    copy.map.each_piece(copy.corner, [](size_t, const unsigned char* source, size_t bytes) {
+      unsigned char piece[16];
+      if (source) memcpy(piece, source, bytes);
+      asm volatile("" : : "r"(piece) : "memory");
+    });
+  }
+  static void probe_store(const BoxCopy& copy) {
+    copy.map.each_piece(copy.corner, [](size_t, unsigned char* target, size_t bytes) {
+      // Writes nothing new, and loses nothing that others write meanwhile.
+      for (size_t i = 0; target && i < bytes; ++i) __atomic_fetch_or(target + i, 0, __ATOMIC_RELAXED);
+    });
+  }
+
+  Scheduler& scheduler_;
+  PhaseBarriers& barriers_;
+  AsyncView& view_;
+  std::vector<BoxCopy> loads_, stores_;
+  std::vector<unsigned> groups_;  // committed, by thread
+};
+
+}  // namespace emulation
