@@ -59,8 +59,9 @@ def _per_warp_tile(variant: Wgmma, problem: Problem, tiles: float) -> Counts:
     shuffles = 4 * rescaled
     # Each of four warps feeds the tensor core of its scheduler.
     tensor = flops / (WGMMA_FLOPS_PER_CLOCK / 4)
-    # K, V and Q from shared memory: a warpgroup reads K and V once for all its warps.
-    read_bytes = variant.bc * 2 * (16 * d_steps + dv) / 4 + 16 * 16 * d_steps * 2
+    # A warpgroup reads K and V from shared memory once for all its warps, and each warp its own rows of Q.
+    q_bytes = 0 if variant.q_in_registers else 16 * 16 * d_steps * 2
+    read_bytes = variant.bc * 2 * (16 * d_steps + dv) / 4 + q_bytes
     return Counts(
         products=d_steps / 4 + variant.bc / 16 / 4,
         tensor=tensor,

@@ -51,13 +51,14 @@ class Wgmma(Variant):
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
     schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
+    q_in_registers: bool = param(False, True, doc="keep Q in registers, which relieves shared memory")
     order_of_groups: str = param(
         FREE, PRODUCTS, EXPONENTIALS, doc="what warpgroups do in turns: nothing, products, exponentials"
     )
     rescale: str = param(
         "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
     )
-    poly_exp: int = param(0, 4, 8, 16, doc="one exponential in so many is a polynomial, 0 none")
+    poly_exp: int = param(0, 4, 8, doc="one exponential in so many is a polynomial, 0 none")
     section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
 
@@ -106,7 +107,8 @@ class Wgmma(Variant):
 
     def needed_registers(self, problem: Problem) -> int:
         """With fewer a warpgroup that computes spills: outputs, scores, weights and the rest."""
-        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + 32
+        queries = -(-problem.head_dim // 16) * 4 if self.q_in_registers else 0
+        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + queries + 32
 
     def work(self, problem: Problem, limits: DeviceLimits) -> Work:
         return wgmma_work(self, problem, limits)
