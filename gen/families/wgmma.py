@@ -27,8 +27,8 @@ GROUP_ROWS, CHUNK = 64, 64
 #: Where chunks must start, and so what shared memory is measured in.
 ALIGNMENT = 1024
 BARRIER_BYTES = 8
-#: What a thread of the copying warpgroup keeps: copies of more than two chunks take more addresses.
-COPYING_REGISTERS, COPYING_REGISTERS_WIDE = 24, 40
+#: What a thread of the copying warpgroup keeps: the least that there is.
+COPYING_REGISTERS = 24
 MAX_COMPUTING_REGISTERS = 240
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
@@ -97,18 +97,16 @@ class Wgmma(Variant):
         given = self.registers(problem, limits)
         if given >= 248:
             return given  # nothing to gain
-        spare = given * (1 + self.consumers) - self.copying_registers(problem)
+        spare = given * (1 + self.consumers) - COPYING_REGISTERS
         return min(MAX_COMPUTING_REGISTERS, spare // self.consumers // 8 * 8)
-
-    def copying_registers(self, problem: Problem) -> int:
-        """Per thread of the warpgroup that copies."""
-        widest = max(problem.head_dim, problem.head_dim_v)
-        return COPYING_REGISTERS if _chunks(widest) <= 2 else COPYING_REGISTERS_WIDE
 
     def needed_registers(self, problem: Problem) -> int:
         """With fewer a warpgroup that computes spills: outputs, scores, weights and the rest."""
-        queries = -(-problem.head_dim // 16) * 4 if self.q_in_registers else 0
-        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + queries + 32
+        steps = -(-problem.head_dim // 16)
+        queries = 4 * steps if self.q_in_registers else 0
+        # Of a single K tile the compiler keeps the descriptors of all steps at hand.
+        descriptors = 24 if self.k_stages == 1 and steps > 8 else 0
+        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + queries + descriptors + 32
 
     def work(self, problem: Problem, limits: DeviceLimits) -> Work:
         return wgmma_work(self, problem, limits)
@@ -135,7 +133,7 @@ class Wgmma(Variant):
             "d_chunks": _chunks(problem.head_dim),
             "dv_chunks": _chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
-            "registers_of_copying": self.copying_registers(problem) if shares else 0,
+            "registers_of_copying": COPYING_REGISTERS if shares else 0,
             "registers_of_computing": self.computing_registers(problem, limits) if shares else 0,
             "poly": EXP2_CUBIC,
         }
