@@ -26,6 +26,7 @@ class CopyEngine {
     loads_.clear();
     stores_.clear();
     std::fill(groups_.begin(), groups_.end(), 0);
+    reluctant_ = scheduler_.random().next() % 2;
   }
 
   bool busy() const { return !loads_.empty() || !stores_.empty(); }
@@ -70,10 +71,14 @@ class CopyEngine {
     if (scheduler_.failed()) scheduler_.fail("");
   }
 
-  // Lets some copies end, in any order; at least one if nothing else can happen.
+  // Lets some copies end, in any order; at least one if nothing else can happen. For spells each takes as long as anyone can
+  // do without it.
   void advance(bool others_ready) {
+    if (scheduler_.random().next() % 32 == 0) reluctant_ = !reluctant_;
     const size_t count = loads_.size() + stores_.size();
-    for (size_t landing = scheduler_.random().next() % (count + others_ready) + !others_ready; landing > 0; --landing) {
+    size_t landing = others_ready ? 0 : 1;
+    if (!reluctant_) landing += scheduler_.random().next() % (count + others_ready);
+    for (; landing > 0; --landing) {
       const size_t left = loads_.size() + stores_.size();
       if (left == 0) return;
       const size_t i = scheduler_.random().next() % left;
@@ -165,6 +170,7 @@ class CopyEngine {
   AsyncView& view_;
   std::vector<BoxCopy> loads_, stores_;
   std::vector<unsigned> groups_;  // committed, by thread
+  bool reluctant_ = false;
 };
 
 }  // namespace emulation

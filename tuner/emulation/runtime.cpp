@@ -76,9 +76,8 @@ class Block : public Scheduler {
     engine.start();
     warpgroups.start();
     elected_lane = random().next() % kWarp;
-    const unsigned slow = random().next() % ((size() + kWarpgroup - 1) / kWarpgroup);
     do {
-      run_warps(phases.used(), slow);
+      run_warps(phases.used());
     } while (!failed() && more_to_do());
     if (!failed()) {
       engine.check_block_end();
@@ -107,13 +106,13 @@ class Block : public Scheduler {
 
  private:
   bool more_to_do() {
-    const bool ready = any_ready();
+    const Runnable threads = runnable();
     if (engine.busy()) {
-      if (!ready && all_exited()) return false;
-      engine.advance(ready);
+      if (threads == Runnable::kNone && all_exited()) return false;
+      engine.advance(threads == Runnable::kSome);
       return !failed();
     }
-    return ready || release_barrier();
+    return threads != Runnable::kNone || release_barrier();
   }
 
   bool all_exited() {
@@ -435,12 +434,17 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
 
 }  // namespace emulation
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
+  constexpr unsigned kSince = 12000;
   const bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-  *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
-  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return known ? cudaSuccess : cudaErrorInvalidValue;
+  *function = known && version >= kSince ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+  if (found) {
+    *found = *function ? cudaDriverEntryPointSuccess
+             : known   ? cudaDriverEntryPointVersionNotSufficent
+                       : cudaDriverEntryPointSymbolNotFound;
+  }
+  return cudaSuccess;
 }
 
 void emulation_configure(const emulation::Config* config) { emulation::config = *config; }

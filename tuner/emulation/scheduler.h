@@ -20,7 +20,8 @@
 
 namespace emulation {
 
-constexpr unsigned kWarp = 32, kWarpgroup = 128;
+// Threads of a warp and of a warpgroup, and the warps of that.
+constexpr unsigned kWarp = 32, kWarpgroup = 128, kWarps = kWarpgroup / kWarp;
 
 __attribute__((format(printf, 1, 2))) inline std::string format(const char* pattern, ...) {
   char text[512];
@@ -160,6 +161,7 @@ class Scheduler {
   void start(uint64_t seed) {
     random_ = Random(seed);
     idle_rounds_ = 0;
+    round_ = 0;
     for (auto& thread : threads_) {
       thread->state = State::kReady;
       thread->copies.clear();
@@ -167,28 +169,26 @@ class Scheduler {
     }
   }
 
-  // A round of all warps in a new order. Where units let warps drift apart, some fall behind, those of one warpgroup most.
-  void run_warps(bool drifting, unsigned slow_warpgroup) {
+  // A round of all warps in a new order. Where units let warps drift apart, not all of them get their turn in each.
+  void run_warps(bool drifting) {
     random_.shuffle(warp_order_.data(), warp_order_.size());
+    if (drifting && round_++ % kSpell == 0) draw_turns();
     for (const unsigned warp : warp_order_) {
-      const uint64_t turns_of_eight = warp / (kWarpgroup / kWarp) == slow_warpgroup ? 1 : 7;
-      if (!drifting || random_.next() % 8 < turns_of_eight) run_warp(warp);
+      if (!drifting || random_.next() % 64 < turns_[warp]) run_warp(warp);
     }
   }
 
-  // Whether a thread can run. Threads that poll can too, unless they alone have been running for very long.
-  bool any_ready() {
+  enum class Runnable { kSome, kPolling, kNone };
+
+  // Which threads can run: some, or those alone that poll, and have not done so for very long.
+  Runnable runnable() {
     bool ready = false, polls = false;
     for (const auto& thread : threads_) {
       ready |= thread->state == State::kReady;
       polls |= thread->state == State::kPolls;
     }
     idle_rounds_ = ready ? 0 : idle_rounds_ + 1;
-    if (!polls || idle_rounds_ > kMaxIdleRounds) return ready;
-    for (auto& thread : threads_) {
-      if (thread->state == State::kPolls) thread->state = State::kReady;
-    }
-    return true;
+    return ready ? Runnable::kSome : polls && idle_rounds_ <= kMaxIdleRounds ? Runnable::kPolling : Runnable::kNone;
   }
 
   // Whether all threads stood at the barrier and now go on; false when all have ended, or with a failure.
@@ -227,12 +227,30 @@ class Scheduler {
   }
 
  private:
-  // Rounds in which threads only polled: by then no copy is under way that could end their waiting.
+  // Rounds in which threads only polled. Copies that could end their waiting have ended long before.
   static constexpr int kMaxIdleRounds = 1000;
+
+  // For a spell of rounds one warpgroup falls behind the others, or any warps behind any.
+  static constexpr unsigned kSpell = 32;
+
+  void draw_turns() {
+    constexpr unsigned kTurns[] = {1, 8, 32, 60};
+    turns_.assign(warp_order_.size(), kTurns[3]);
+    const bool one_group = random_.next() % 2;
+    const unsigned group = random_.next() % (warp_order_.size() / kWarps + 1);
+    const unsigned slow = kTurns[random_.next() % 2];
+    for (unsigned warp = 0; warp < turns_.size(); ++warp) {
+      if (!one_group) turns_[warp] = kTurns[random_.next() % 4];
+      if (one_group && warp / kWarps == group) turns_[warp] = slow;
+    }
+  }
 
   // Lets the warp's threads run, in a new order each time, until all of them wait for other warps or have ended.
   void run_warp(unsigned warp) {
     const unsigned first = warp * kWarp, end = std::min<unsigned>(first + kWarp, threads_.size());
+    for (unsigned i = first; i < end; ++i) {
+      if (threads_[i]->state == State::kPolls) threads_[i]->state = State::kReady;
+    }
     for (;;) {
       Thread* ready[kWarp];
       size_t count = 0;
@@ -329,6 +347,8 @@ class Scheduler {
   Thread* current_ = nullptr;
   std::string failure_;
   int idle_rounds_ = 0;
+  unsigned round_ = 0;
+  std::vector<unsigned> turns_;  // by warp, of 64
 };
 
 inline Thread::Thread(Scheduler* scheduler, unsigned index)

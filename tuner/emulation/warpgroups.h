@@ -120,8 +120,6 @@ class Warpgroups {
   }
 
  private:
-  static constexpr unsigned kWarps = kWarpgroup / kWarp;
-
   // A thread's part of a product.
   struct Pending {
     float* d;
