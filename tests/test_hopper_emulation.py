@@ -676,6 +676,41 @@ def test_named_barriers_hold_those_who_sync():
 
 # -- warps ----------------------------------------------------------------------------------------------
 
+OWN_ROWS_BODY = """
+  // Each warp multiplies by its own sixteen rows of A, and changes them in between.
+  unsigned* words = reinterpret_cast<unsigned*>(shared_bytes);
+  for (int j = i; j < 2048 + 256; j += 128) words[j] = 0;
+  __syncthreads();
+  if (i < 8) reinterpret_cast<unsigned short*>(shared_bytes + 8192)[64 * i + i % 8 * 8] = 0x3c00;
+  fence_proxy_async();
+  __syncthreads();
+  const unsigned long long a = 1ULL << 62 | 64ULL << 32 | 1ULL << 16, b = a + 512;
+  float d[4];
+  for (int r = 0; r < count / 512; ++r) {
+    const int row = 16 * warp + lane;
+    // The first of sixteen columns.
+    if (lane < 16) words[32 * row + row % 8 * 4] = in[64 * r + row];
+    fence_proxy_async();
+    __syncwarp();
+    wgmma_fence();
+    wgmma_m64n8k16_f16_ss(d, a, b, false);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int j = 0; j < 4; ++j) out[(r * 128 + i) * 4 + j] = __float_as_uint(d[j]);
+  }
+"""
+
+
+def test_a_warp_may_change_its_own_rows_between_products():
+    column = np.random.default_rng(8).standard_normal((6, ROWS)).astype(np.float16)
+    words = column.view(np.uint16).astype(np.uint32)
+    build = warpgroups.emulated(OWN_ROWS_BODY, smem=16 * 1024)
+    for seed in range(4):
+        found = warpgroups.run(build, words, np.zeros((6, GROUP, 4), np.uint32), seed=seed)
+        rows, _ = warpgroups.places_d(8)
+        np.testing.assert_array_equal(found.view(np.float32).reshape(6, GROUP, 4), column[:, rows])
+
+
 STMATRIX_BODY = """
   unsigned m[4];
   for (int r = 0; r < 4; ++r) m[r] = in[4 * lane + r];
@@ -828,7 +863,7 @@ SCORES_HOST = f"""
 """
 
 
-def scores_are_right(body: str, keys: int, seed: int) -> bool:
+def scores_are_right(body: str, keys: int, seed: int, *, sanitize: bool = False) -> bool:
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((2, 64, DIM)).astype(np.float16)
     # The larger the later, so that a tile too early or too late shows.
@@ -837,10 +872,16 @@ def scores_are_right(body: str, keys: int, seed: int) -> bool:
     header[0] = keys
     words = np.concatenate([header, q.reshape(-1).view(np.uint32), k.reshape(-1).view(np.uint32)])
     build = warpgroups.emulated(
-        body, host=SCORES_HOST, maps="q, k, s", blocks=2, threads=2 * GROUP, smem=72 * 1024
+        body,
+        host=SCORES_HOST,
+        maps="q, k, s",
+        blocks=2,
+        threads=2 * GROUP,
+        smem=72 * 1024,
+        sanitize=sanitize,
     )
     pitch = -(-keys // 8) * 8
-    found = warpgroups.run(build, words, np.zeros(2 * 64 * pitch // 2, np.uint32), seed=seed)
+    found = warpgroups.run(build, words, np.zeros(64 * pitch, np.uint32), seed=seed, sanitize=sanitize)
     s = found.view(np.float16).reshape(2, 64, pitch)
     expected = q.astype(np.float64) @ k.T.astype(np.float64)
     return bool(np.allclose(s[..., :keys], expected, rtol=1e-3, atol=1e-3) and not s[..., keys:].any())
@@ -849,6 +890,10 @@ def scores_are_right(body: str, keys: int, seed: int) -> bool:
 @pytest.mark.parametrize("keys", [KEYS, 250, 400])
 def test_a_pipeline_of_copies_and_products_is_right(keys):
     assert all(scores_are_right(SCORES_BODY, keys, seed) for seed in range(4))
+
+
+def test_the_sanitizer_leaves_a_good_pipeline_alone():
+    assert scores_are_right(SCORES_BODY, 250, 0, sanitize=True)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ COMPILE_FLAGS = (
     # Fibers switch by longjmp to another stack, which fortified libraries take for a mistake.
     "-U_FORTIFY_SOURCE",
     "-w",  # the kernel is nvcc's to warn about
+    "-Wno-psabi",  # notes that only matter between compilers
 )
 FAST_FLAGS = ("-O2",)
 SANITIZE_FLAGS = (
