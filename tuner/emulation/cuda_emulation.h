@@ -27,9 +27,10 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 // A block owns its host thread while it runs, so its shared memory is thread-local. Only dynamic shared memory exists
-// (`extern __shared__ ... shared_bytes[]`): that alone can be bounded and filled before each block.
+// (`extern __shared__ ... shared_bytes[]`): that alone can be bounded and filled before each block. Its linkage is C's, as
+// that of kernels is, and so of what they declare within.
 #define __shared__ __thread
-extern __thread unsigned char shared_bytes[emulation::kMaxSharedBytes + emulation::kSharedGuardBytes]
+extern "C" __thread unsigned char shared_bytes[emulation::kMaxSharedBytes + emulation::kSharedGuardBytes]
     __attribute__((aligned(1024)));
 
 constexpr int warpSize = 32;
