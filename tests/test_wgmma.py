@@ -294,6 +294,12 @@ def test_the_header_regenerates_the_variant():
         (
             "h200",
             HALF,
+            Wgmma(br=64, bc=208, min_blocks=2),
+            "registers: 134 for one product of 208 columns, a launch of 2 blocks of 256 threads per SM gives 128",
+        ),
+        (
+            "h200",
+            HALF,
             Wgmma(br=64, bc=96, k_stages=4, v_stages=4, min_blocks=3),
             "occupancy: min_blocks=3, but 107520 bytes of shared memory leave room for 2",
         ),

@@ -30,6 +30,8 @@ BARRIER_BYTES = 8
 #: What a thread of the copying warpgroup keeps: the least that there is.
 COPYING_REGISTERS = 24
 MAX_COMPUTING_REGISTERS = 240
+#: What ptxas wants for one product beside its sums, of the registers that a launch gives.
+REGISTERS_BESIDE_SUMS = 30
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
 FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
@@ -178,6 +180,18 @@ class Wgmma(Variant):
     def _queries_follow_each_other(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.q_stages > 1 and not self.persistent:
             return f"q_stages={self.q_stages}: a block that does not stay has no next tile"
+        return None
+
+    @rule("registers", after="min_blocks")
+    def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
+        needed = max(self.bc, problem.head_dim_v) // 2 + REGISTERS_BESIDE_SUMS
+        given = self.registers(problem, limits)
+        if needed > given:
+            return (
+                f"{needed} for one product of {max(self.bc, problem.head_dim_v)} columns, a launch of "
+                f"{self.min_blocks} blocks of {self.threads()} threads per SM gives {given}"
+            )
         return None
 
     @rule("registers", after="min_blocks")
