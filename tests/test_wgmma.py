@@ -295,7 +295,7 @@ def test_the_header_regenerates_the_variant():
             "h200",
             HALF,
             Wgmma(br=64, bc=208, min_blocks=2),
-            "registers: 134 for one product of 208 columns, a launch of 2 blocks of 256 threads per SM gives 128",
+            "registers: 134 for one product of 208 columns, a launch of 2 blocks of 256 threads per SM",
         ),
         (
             "h200",
