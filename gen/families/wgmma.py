@@ -46,7 +46,7 @@ class Wgmma(Variant):
     template: ClassVar[str] = "wgmma.cu.jinja"
     arch_suffix: ClassVar[str] = "a"
 
-    br: int = param(128, 64, 192, doc="query rows per tile, 64 for each warpgroup that computes")
+    br: int = param(128, 64, 192, 256, doc="query rows per tile, 64 for each warpgroup that computes")
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
     q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
