@@ -108,7 +108,8 @@ class Wgmma(Variant):
         queries = 4 * steps if self.q_in_registers else 0
         # Of a single K tile the compiler keeps the descriptors of all steps at hand.
         descriptors = 24 if self.k_stages == 1 and steps > 8 else 0
-        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + queries + descriptors + 32
+        rest = queries + descriptors + (4 if self.poly_exp else 0) + 28
+        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + rest
 
     def work(self, problem: Problem, limits: DeviceLimits) -> Work:
         return wgmma_work(self, problem, limits)
