@@ -60,7 +60,7 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
             access_width=variant.access_width(problem),
             access_bytes=variant.access_width(problem) * ITEM_BYTES[problem.dtype],
             shape_options=shape_options(problem),
-            settings={name: str(value).lower() for name, value in variant.to_dict().items()},
+            settings={p.name: str(getattr(variant, p.name)).lower() for p in variant.named_parameters()},
             **variant.to_dict(),
             **variant.constants(problem, limits),
         )

@@ -29,9 +29,14 @@ class Illegal(ValueError):
         self.reason = reason
 
 
-def param(default: T, *others: T, doc: str) -> T:
-    """A tunable field: its default, the other values it may take, and what it means."""
-    return field(default=default, metadata={"choices": (default, *others), "doc": doc})  # type: ignore[return-value]
+def param(default: T, *others: T, doc: str, implied: bool = False) -> T:
+    """A tunable field: its default, the other values it may take, and what it means.
+
+    ``implied``: a kernel's source names it only where it is not the default. A parameter that a family gains
+    later so leaves the kernels there are, and what was measured of them, as they are.
+    """
+    metadata = {"choices": (default, *others), "doc": doc, "implied": implied}
+    return field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Parameter:
     name: str
     choices: tuple[Value, ...]
     doc: str
+    implied: bool = False
 
     @property
     def default(self) -> Value:
@@ -116,7 +122,8 @@ class TensorMap:
 class Launch:
     """How a kernel is launched: threads per block, dynamic shared memory, query rows a block covers (None: a
     block walks all rows of its head), heads of a batch that it takes along, the maps it takes as its second
-    parameter, and how many blocks there are at most, each of which then covers several tiles."""
+    parameter, how many blocks there are at most, each of which then covers several tiles, and how many
+    neighbours make a cluster, for whose sake the tiles of a head are filled up with empty ones."""
 
     threads: int
     smem_bytes: int
@@ -124,6 +131,7 @@ class Launch:
     heads_per_block: int = 1
     tensor_maps: tuple[TensorMap, ...] = ()
     max_blocks: int | None = None
+    cluster: int = 1
 
     @property
     def smem_alignment(self) -> int:
@@ -132,7 +140,9 @@ class Launch:
 
     def grid(self, problem: Problem) -> int:
         """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
-        tiles = 1 if self.rows_per_block is None else -(-problem.seqlen_q // self.rows_per_block)
+        tiles = 1
+        if self.rows_per_block is not None:
+            tiles = -(-problem.seqlen_q // (self.rows_per_block * self.cluster)) * self.cluster
         blocks = -(-problem.batch * problem.num_q_heads // self.heads_per_block) * tiles
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
 
@@ -203,7 +213,7 @@ class Variant:
     @cache
     def parameters(cls) -> tuple[Parameter, ...]:
         return tuple(
-            Parameter(f.name, f.metadata["choices"], f.metadata["doc"])
+            Parameter(f.name, f.metadata["choices"], f.metadata["doc"], f.metadata["implied"])
             for f in fields(cls)
             if f.default is not MISSING and "choices" in f.metadata
         )
@@ -245,6 +255,10 @@ class Variant:
 
     def to_dict(self) -> dict[str, Value]:
         return asdict(self)
+
+    def named_parameters(self) -> tuple[Parameter, ...]:
+        """Those that its source names: all but the implied ones that have their default."""
+        return tuple(p for p in self.parameters() if not (p.implied and getattr(self, p.name) == p.default))
 
     @property
     def name(self) -> str:

@@ -40,9 +40,10 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> Work:
 
 
 def _copies(variant: Wgmma, problem: Problem) -> Counts:
-    """A tile of K and one of V, by the copy engine."""
+    """A tile of K and one of V, by the copy engine: of L2 a block asks its share, and gets the rest from its
+    neighbours."""
     tile_bytes = variant.bc * (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
-    return Counts(wavefronts=tile_bytes / 128, l2_bytes=tile_bytes, barriers=2)
+    return Counts(wavefronts=tile_bytes / 128, l2_bytes=tile_bytes / variant.cluster, barriers=2)
 
 
 def _per_warp_tile(variant: Wgmma, problem: Problem, tiles: float) -> Counts:

@@ -1302,15 +1302,16 @@ def test_maps_are_made_once_for_the_same_arrays(driver: Driver, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("persistent", "most"), [(True, 132), (False, None)])
+@pytest.mark.parametrize("cluster", [1, 2])
 def test_blocks_that_stay_are_as_many_as_run_at_once(
-    driver: Driver, tmp_path: Path, torch: Any, persistent: bool, most: int | None
+    driver: Driver, tmp_path: Path, torch: Any, persistent: bool, most: int | None, cluster: int
 ) -> None:
-    half = mapped(driver, tmp_path, variant=Wgmma(br=64, bc=16, persistent=persistent))
+    half = mapped(driver, tmp_path, variant=Wgmma(br=64, bc=16, persistent=persistent, cluster=cluster))
     assert getattr(half.module, "MAX_BLOCKS", None) == most
-    for rows, heads in ((70, 2), (650, 16)):
+    for rows, heads in ((7, 3), (70, 2), (650, 16)):
         q, k, v = half.arrays(batch=1, heads=heads, kv_heads=heads, lengths=(rows, 3))
         half.module.attention(Tensor(q), Tensor(k), Tensor(v))
-        blocks = -(-rows // 64) * heads
+        blocks = -(-rows // (64 * cluster)) * cluster * heads
         assert driver.launches()[-1].blocks == (blocks if most is None else min(blocks, most))
 
 

@@ -107,9 +107,13 @@ def test_dtype_precision_and_head_dims_are_read(tmp_path: Path, problem: dict[st
 
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_maps_and_blocks_that_stay_are_read(tmp_path: Path, suffix: str, persistent: bool) -> None:
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_maps_clusters_and_blocks_that_stay_are_read(
+    tmp_path: Path, suffix: str, persistent: bool, cluster: int
+) -> None:
     problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72)
-    kernel = render(Wgmma(br=64, bc=80, persistent=persistent), problem, preset("h200"))
+    variant = Wgmma(br=64, bc=80, persistent=persistent, cluster=cluster)
+    kernel = render(variant, problem, preset("h200"))
     path = write(tmp_path, kernel, suffix)
     found = read_emitted(path).kernel
     assert found.launch == kernel.launch and found.sm == "sm_90a"

@@ -244,6 +244,7 @@ def _read_module(text: str) -> tuple[Kernel, str]:
         constants.get("HEADS_PER_BLOCK", 1),
         tuple(TensorMap(*each) for each in constants.get("MAPS", ())),
         constants.get("MAX_BLOCKS"),
+        constants.get("CLUSTER", 1),
     )
     kernel = Kernel(
         Problem.from_dict(constants["PROBLEM"]),
@@ -266,7 +267,7 @@ def _read_cuda(text: str) -> tuple[Kernel, str]:
             raise ValueError(f"it has no {what}")
         return found[1]
 
-    # The command in the header that regenerates the file names every parameter.
+    # The command in the header that regenerates the file names every parameter that is not implied.
     family = family_named(find(r"^// .*--family (\w+)", "family in its header"))
     header = text.partition("\n#")[0]
     variant = family(**family.parse(dict(re.findall(r"--set (\w+)=(\w+)", header))))

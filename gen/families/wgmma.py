@@ -5,7 +5,8 @@ Tiles of keys come from the last to the first through rings of buffers in shared
 mask come first. Two schedules keep the tensor cores busy beside softmax: ``overlapped`` starts the next
 scores before these outputs and makes weights while both are multiplied (Shah et al. 2024,
 "FlashAttention-3", section 3.2); ``chained`` lets the next scores follow these outputs and leaves the rest to
-the other warpgroup.
+the other warpgroup. In a ``cluster`` two blocks with neighbouring query tiles of one head walk the same
+keys: each copies half of every tile of K and V to both, which halves what they ask of L2.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MAX_COMPUTING_REGISTERS = 240
 REGISTERS_BESIDE_SUMS = 30
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
+#: A cluster loses too much where a block waits for more than this share of its neighbour's time.
+WAITING_SHARE = 1 / 8
 FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
 OVERLAPPED, CHAINED = "overlapped", "chained"
 
@@ -63,6 +66,7 @@ class Wgmma(Variant):
     poly_exp: int = param(0, 4, 8, doc="one exponential in so many is a polynomial, 0 none")
     section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
+    cluster: int = param(1, 2, doc="blocks that share each copy of K and V", implied=True)
 
     # -- what the parameters imply -----------------------------------------------------------------------
 
@@ -121,12 +125,18 @@ class Wgmma(Variant):
             self.br,
             tensor_maps=(
                 TensorMap("q", GROUP_ROWS),
-                TensorMap("k", self.bc),
-                TensorMap("v", self.bc),
+                TensorMap("k", self.bc // self.cluster),
+                TensorMap("v", self.bc // self.cluster),
                 TensorMap("o", GROUP_ROWS),
             ),
-            max_blocks=limits.num_sms * self.min_blocks if self.persistent else None,
+            max_blocks=self._resident_blocks(limits) if self.persistent else None,
+            cluster=self.cluster,
         )
+
+    def _resident_blocks(self, limits: DeviceLimits) -> int:
+        """That a card runs at once, in whole clusters; one cluster at least."""
+        clusters = limits.num_sms * self.min_blocks // self.cluster
+        return max(1, clusters) * self.cluster
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         given = self.registers(problem, limits)
@@ -213,6 +223,15 @@ class Wgmma(Variant):
             return f"min_blocks={self.min_blocks}, but {smem} bytes of shared memory leave room for {room}"
         return None
 
+    @rule("clusters", after="cluster")
+    def _blocks_have_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster > 1 and problem.seqlen_q <= self.br:
+            return (
+                f"cluster={self.cluster}: {problem.seqlen_q} query rows are one tile of {self.br}, a "
+                f"cluster takes {self.cluster} of one head"
+            )
+        return None
+
     # -- advice: what runs, but never best ----------------------------------------------------------
 
     @rule("short sequence", after="br", advisory=True)
@@ -275,6 +294,21 @@ class Wgmma(Variant):
             return f"section={self.section}: {needed} bytes of K and V, L2 holds {limits.l2_bytes}"
         if self.section and self._kv_bytes(problem, min(2 * together, heads)) <= limits.l2_bytes:
             return f"section={self.section}: L2 holds K and V of more heads"
+        return None
+
+    @rule("clusters", after="cluster", advisory=True)
+    def _neighbours_have_as_much_to_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster == 1:
+            return None
+        tiles = -(-problem.seqlen_q // self.br)
+        missing = -tiles % self.cluster
+        if missing > WAITING_SHARE * tiles:
+            rows = f"{problem.seqlen_q} query rows are {tiles} tiles of {self.br}"
+            return f"cluster={self.cluster}: {rows}, beside the last a block has none"
+        # The neighbour with later rows sees so many more keys.
+        seen = problem.seqlen_k - problem.seqlen_q // 2
+        if problem.causal and self.br / 2 > WAITING_SHARE * seen:
+            return f"cluster={self.cluster}: neighbours see {self.br} keys apart, rows {seen} on average"
         return None
 
     @staticmethod

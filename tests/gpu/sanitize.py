@@ -111,7 +111,8 @@ def launch_all(manifest: Path) -> None:
             arguments = [entry_args(entry["args_format"], pointers, strides, sizes, scale)]
             if entry["tensor_maps"]:
                 arguments.append(entry_maps(entry, pointers, strides, sizes, scale))
-            tiles = -(-rows // entry["rows_per_block"]) if entry["rows_per_block"] else 1
+            cluster, per_block = entry["cluster"], entry["rows_per_block"]
+            tiles = -(-rows // (per_block * cluster)) * cluster if per_block else 1
             blocks = -(-batch * heads // entry["heads_per_block"]) * tiles
             grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, entry["threads"], 1, 1)
             parameters = (ctypes.c_char_p * len(arguments))(*arguments)
@@ -319,6 +320,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
                 "rows_per_block": kernel.launch.rows_per_block,
                 "heads_per_block": together,
                 "max_blocks": kernel.launch.max_blocks,
+                "cluster": kernel.launch.cluster,
                 "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
                 "head_dim": problem.head_dim,

@@ -42,10 +42,10 @@ class AsyncView {
     unfenced_[scheduler_.current().index].push_back(place / kPiece);
   }
 
-  // By the units themselves.
+  // By the units themselves, at this block's bidding or another's of its cluster.
   void written_by_unit(size_t place, size_t bytes) {
     if (!active_) begin();
-    memcpy(&bytes_[place], shared_bytes + place, bytes);
+    memcpy(&bytes_[place], scheduler_.memory() + place, bytes);
     std::fill_n(&seen_[place / kPiece], bytes / kPiece, fences_);
     std::fill_n(&writers_[place / kPiece], bytes / kPiece, 0);
   }

@@ -35,7 +35,7 @@ class PhaseBarriers {
     const size_t place = scheduler_.place_of(address, sizeof(kMark), sizeof(kMark), what, line);
     const bool again = barriers_.count(place) && memcmp(address, &kMark, sizeof(kMark)) == 0;
     if (arrivals < 1 || arrivals > kMaxCount || again) {
-      scheduler_.fail(format("%s: %s in line %d for %u arrivals%s", here().c_str(), what, line, arrivals,
+      scheduler_.fail(format("%s: %s in line %d for %u arrivals%s", scheduler_.here().c_str(), what, line, arrivals,
                              again ? ", where a barrier is already" : ": 1 to 1048575 are served"));
     }
     memcpy(address, &kMark, sizeof(kMark));
@@ -46,27 +46,28 @@ class PhaseBarriers {
     for (auto& [place, barrier] : barriers_) barrier.shown |= barrier.maker == scheduler_.current().index;
   }
 
-  Barrier& at(const void* address, const char* what, int line) {
-    const size_t place = scheduler_.place_of(address, sizeof(kMark), sizeof(kMark), what, line);
+  // The barrier that is where `address` says, which is of the caller: of this block, or another of its cluster.
+  Barrier& at(Scheduler& caller, const void* address, const char* what, int line) {
+    const size_t place = caller.place_of(address, sizeof(kMark), sizeof(kMark), what, line);
     const auto found = barriers_.find(place);
     const bool known = found != barriers_.end();
-    if (!known || memcmp(address, &kMark, sizeof(kMark)) != 0) {
-      scheduler_.fail(format("%s: %s in line %d of the %s barrier at byte %zu of shared memory", here().c_str(), what,
-                             line, known ? "overwritten" : "uninitialised", place));
+    if (!known || memcmp(scheduler_.memory() + place, &kMark, sizeof(kMark)) != 0) {
+      caller.fail(format("%s: %s in line %d of the %s barrier at byte %zu of shared memory%s", caller.here().c_str(), what,
+                         line, known ? "overwritten" : "uninitialised", place, owner(caller).c_str()));
     }
     return found->second;
   }
 
   // One arrival, which announces bytes.
-  void arrive(void* address, unsigned bytes, const char* what, int line) {
-    Barrier& barrier = at(address, what, line);
+  void arrive(Scheduler& caller, void* address, unsigned bytes, const char* what, int line) {
+    Barrier& barrier = at(caller, address, what, line);
     if (barrier.missing == 0) {
-      scheduler_.fail(format("%s: %s in line %d is one arrival more than the %u of a phase of the barrier at byte %zu",
-                             here().c_str(), what, line, barrier.arrivals, barrier.place));
+      caller.fail(format("%s: %s in line %d is one arrival more than the %u of a phase of the barrier at byte %zu%s",
+                         caller.here().c_str(), what, line, barrier.arrivals, barrier.place, owner(caller).c_str()));
     }
     if (barrier.bytes + bytes > kMaxCount) {
-      scheduler_.fail(format("%s: %s in line %d announces %u bytes where %lld are to come: 1048575 is the limit",
-                             here().c_str(), what, line, bytes, (long long)barrier.bytes));
+      caller.fail(format("%s: %s in line %d announces %u bytes where %lld are to come: 1048575 is the limit",
+                         caller.here().c_str(), what, line, bytes, (long long)barrier.bytes));
     }
     barrier.bytes += bytes;
     --barrier.missing;
@@ -74,12 +75,12 @@ class PhaseBarriers {
   }
 
   // For the copy engine.
-  Barrier& shown_at(const void* address, const char* what, int line) {
-    Barrier& barrier = at(address, what, line);
+  Barrier& shown_at(Scheduler& caller, const void* address, const char* what, int line) {
+    Barrier& barrier = at(caller, address, what, line);
     if (barrier.shown) return barrier;
-    scheduler_.fail(format("%s: %s in line %d by the barrier at byte %zu, which thread %u initialised without "
-                           "fence_barrier_init",
-                           here().c_str(), what, line, barrier.place, barrier.maker));
+    caller.fail(format("%s: %s in line %d by the barrier at byte %zu%s, which thread %u initialised without "
+                       "fence_barrier_init",
+                       caller.here().c_str(), what, line, barrier.place, owner(caller).c_str(), barrier.maker));
   }
 
   // Bytes that it has brought.
@@ -90,13 +91,13 @@ class PhaseBarriers {
 
   // Whoever is late by a whole phase waits for the next but one, as on a card: it asks for a parity.
   void wait(const void* address, unsigned parity, const char* what, int line) {
-    const Barrier& barrier = at(address, what, line);
+    const Barrier& barrier = at(scheduler_, address, what, line);
     awaited_[scheduler_.current().index] = {&barrier, parity & 1};
     while ((barrier.phase & 1) == (parity & 1)) scheduler_.wait(State::kAtPhase, what, line);
   }
 
   bool test(const void* address, unsigned parity, const char* what, int line) {
-    const Barrier& barrier = at(address, what, line);
+    const Barrier& barrier = at(scheduler_, address, what, line);
     awaited_[scheduler_.current().index] = {&barrier, parity & 1};
     // Time passes, so that a loop of tests does not keep others from running.
     if ((barrier.phase & 1) == (parity & 1)) scheduler_.wait(State::kPolls, what, line);
@@ -119,7 +120,10 @@ class PhaseBarriers {
     unsigned parity;
   };
 
-  std::string here() { return scheduler_.where(scheduler_.current()); }
+  // Whose the barrier is, where that is not the caller's block.
+  std::string owner(const Scheduler& caller) const {
+    return &caller == &scheduler_ ? "" : format(" of block %u", scheduler_.block());
+  }
 
   // Ends a phase whose arrivals and bytes are all there.
   void complete(Barrier& barrier) {
@@ -128,7 +132,8 @@ class PhaseBarriers {
     barrier.missing = barrier.arrivals;
     for (unsigned i = 0; i < scheduler_.size(); ++i) {
       Thread& thread = scheduler_.thread(i);
-      if (thread.state == State::kAtPhase && awaited_[i].barrier == &barrier) thread.state = State::kReady;
+      const bool waits = thread.state == State::kAtPhase || thread.state == State::kPolls;
+      if (waits && awaited_[i].barrier == &barrier) thread.state = State::kReady;
     }
   }
 

@@ -31,27 +31,30 @@ class CopyEngine {
 
   bool busy() const { return !loads_.empty() || !stores_.empty(); }
 
-  void check_map(const CUtensorMap* map, const char* what, int line) {
+  static void check_map(Scheduler& caller, const CUtensorMap* map, const char* what, int line) {
     if (reinterpret_cast<uintptr_t>(map) % 64 == 0 && BoxMap::of(map).magic == BoxMap::kMagic) return;
-    scheduler_.fail(format("%s: %s in line %d of what is no tensor map", here().c_str(), what, line));
+    caller.fail(format("%s: %s in line %d of what is no tensor map", caller.here().c_str(), what, line));
   }
 
-  void load(void* shared, const CUtensorMap* map, void* barrier_address, const int* corner, const char* what, int line) {
-    PhaseBarriers::Barrier& barrier = barriers_.shown_at(barrier_address, what, line);
-    BoxCopy copy = describe(map, shared, corner, what, line);
+  // A load to this block that one of its threads issues, or one of another block of its cluster. Shared memory and the
+  // barrier are where they would be for the caller.
+  void load(Scheduler& caller, void* shared, const CUtensorMap* map, void* barrier_address, const int* corner,
+            const char* what, int line) {
+    PhaseBarriers::Barrier& barrier = barriers_.shown_at(caller, barrier_address, what, line);
+    BoxCopy copy = describe(caller, map, shared, corner, what, line);
     copy.barrier = &barrier;
     if (EMULATION_ASAN) probe_load(copy);
-    fill_uninitialized(shared, copy.map.bytes());
+    fill_uninitialized(scheduler_.memory() + copy.place, copy.map.bytes());
     view_.written_by_unit(copy.place, copy.map.bytes());
     loads_.push_back(std::move(copy));
   }
 
   void store(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
-    BoxCopy copy = describe(map, shared, corner, what, line);
+    BoxCopy copy = describe(scheduler_, map, shared, corner, what, line);
     copy.group = groups_[copy.thread];
     for (size_t place = copy.place; place < copy.place + copy.map.bytes(); place += 16) {
       if (view_.read(place)) continue;
-      scheduler_.fail(format("%s: %s in line %d of %s", here().c_str(), what, line, view_.reason(place).c_str()));
+      scheduler_.fail(format("%s: %s in line %d of %s", scheduler_.here().c_str(), what, line, view_.reason(place).c_str()));
     }
     if (EMULATION_ASAN) probe_store(copy);
     const unsigned char* source = shared_bytes + copy.place;
@@ -91,7 +94,7 @@ class CopyEngine {
     const Thread& thread = scheduler_.current();
     for (const BoxCopy& copy : stores_) {
       if (copy.thread != thread.index) continue;
-      scheduler_.fail(format("%s ended with the %s of line %d not waited for%s", here().c_str(), copy.what, copy.line,
+      scheduler_.fail(format("%s ended with the %s of line %d not waited for%s", scheduler_.here().c_str(), copy.what, copy.line,
                              copy.group == groups_[thread.index] ? ": no tma_commit follows it" : ""));
     }
   }
@@ -99,8 +102,10 @@ class CopyEngine {
   // Nor may a block end before all that it loads has come: another block may have that shared memory next.
   void check_block_end() {
     if (loads_.empty()) return;
-    scheduler_.report(format("block %u ended with the %s of line %d by thread %u under way", blockIdx.x, loads_[0].what,
-                             loads_[0].line, loads_[0].thread));
+    const BoxCopy& copy = loads_[0];
+    const std::string of = copy.block == scheduler_.block() ? "" : format(" of block %u", copy.block);
+    scheduler_.report(format("block %u ended with the %s of line %d by thread %u%s under way", scheduler_.block(),
+                             copy.what, copy.line, copy.thread, of.c_str()));
   }
 
  private:
@@ -108,7 +113,7 @@ class CopyEngine {
     BoxMap map;
     int corner[kRank];
     size_t place;  // in shared memory
-    unsigned thread;
+    unsigned block, thread;  // that issued it
     const char* what;
     int line;
     PhaseBarriers::Barrier* barrier = nullptr;  // of a load
@@ -116,16 +121,16 @@ class CopyEngine {
     std::vector<unsigned char> source{};        // of a store, as it was
   };
 
-  std::string here() { return scheduler_.where(scheduler_.current()); }
-
-  BoxCopy describe(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
-    check_map(map, what, line);
+  static BoxCopy describe(Scheduler& caller, const CUtensorMap* map, const void* shared, const int* corner,
+                          const char* what, int line) {
+    check_map(caller, map, what, line);
     const BoxMap& box = BoxMap::of(map);
     if (box.swizzle > 16 && box.row_bytes() != box.swizzle) {
-      scheduler_.fail(format("%s: %s in line %d of rows of %u bytes swizzled by %u: only whole ones are emulated",
-                             here().c_str(), what, line, box.row_bytes(), box.swizzle));
+      caller.fail(format("%s: %s in line %d of rows of %u bytes swizzled by %u: only whole ones are emulated",
+                         caller.here().c_str(), what, line, box.row_bytes(), box.swizzle));
     }
-    BoxCopy copy{box, {}, scheduler_.place_of(shared, box.bytes(), 128, what, line), scheduler_.current().index, what, line};
+    const size_t place = caller.place_of(shared, box.bytes(), 128, what, line);
+    BoxCopy copy{box, {}, place, caller.block(), caller.current().index, what, line};
     memcpy(copy.corner, corner, sizeof(copy.corner));
     return copy;
   }

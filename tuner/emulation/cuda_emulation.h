@@ -24,6 +24,13 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+// In a kernel's declaration, behind its `void`, which so becomes another one's: an attribute of the kernel alone would be
+// lost. It holds for all kernels of the file.
+#define __cluster_dims__(x, y, z)                                                        \
+  emulation_clusters();                                                                  \
+  static_assert((y) == 1 && (z) == 1, "clusters are emulated of blocks that differ in x"); \
+  static const bool emulation_of_clusters = emulation::form_clusters(x);                 \
+  extern "C" void
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 // A block owns its host thread while it runs, so its shared memory is thread-local. Only dynamic shared memory exists

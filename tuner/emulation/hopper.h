@@ -1,5 +1,6 @@
 // The PTX of Hopper that flashgen's kernels wrap into small functions for nvcc, under the same names for an emulated
-// card: barriers in shared memory (mbarrier), the copy engine (TMA), named barriers, products of warpgroups (wgmma).
+// card: barriers in shared memory (mbarrier), the copy engine (TMA), named barriers, clusters of blocks, products of
+// warpgroups (wgmma).
 #pragma once
 
 #include "cuda.h"
@@ -24,6 +25,10 @@ inline void barrier_wait(unsigned long long* barrier, unsigned parity, int line 
 inline bool barrier_test(unsigned long long* barrier, unsigned parity, int line = __builtin_LINE()) {
   return emulation::test_phase(barrier, parity, "barrier_test", line);
 }
+// At the barrier in the same place of a block of the cluster.
+inline void barrier_arrive_at(unsigned long long* barrier, unsigned block, int line = __builtin_LINE()) {
+  emulation::arrive_at(barrier, block, "barrier_arrive_at", line);
+}
 inline void fence_barrier_init() { emulation::show_barriers(); }
 inline void fence_proxy_async() { emulation::fence_proxy(); }
 
@@ -36,6 +41,12 @@ inline void tma_load(void* shared, const CUtensorMap* map, unsigned long long* b
                      int batch, int line = __builtin_LINE()) {
   const int corner[] = {x, row, head, batch};
   emulation::load_box(shared, map, barrier, corner, "tma_load", line);
+}
+// To the same place in each of the cluster's blocks, a bit each.
+inline void tma_multicast(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned short blocks,
+                          int x, int row, int head, int batch, int line = __builtin_LINE()) {
+  const int corner[] = {x, row, head, batch};
+  emulation::multicast_box(shared, map, barrier, blocks, corner, "tma_multicast", line);
 }
 inline void tma_store(const CUtensorMap* map, const void* shared, int x, int row, int head, int batch,
                       int line = __builtin_LINE()) {
@@ -56,6 +67,10 @@ inline void named_barrier_sync(int id, int threads, int line = __builtin_LINE())
 inline void named_barrier_arrive(int id, int threads, int line = __builtin_LINE()) {
   emulation::meet(id, threads, false, "named_barrier_arrive", line);
 }
+
+// ---- barrier.cluster ---------------------------------------------------------------------------------------------
+
+inline void cluster_sync(int line = __builtin_LINE()) { emulation::sync_cluster("cluster_sync", line); }
 
 // ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-// The run-time behind cuda_emulation.h: blocks on host threads, their CUDA threads as fibers, barriers, warp-wide
+// The run-time behind cuda_emulation.h: clusters of blocks on host threads, CUDA threads as fibers, barriers, warp-wide
 // exchanges, asynchronous copies and shared memory; of Hopper's units scheduler.h and those that use it.
 //
 // What a card leaves undefined is made to hurt here: threads run in an order drawn from a seed, each as far as it can
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -36,6 +37,7 @@ namespace {
 constexpr uint64_t kMaxFibers = 24 * 1024;
 
 Config config;
+unsigned cluster_blocks = 1;
 thread_local std::string message;
 
 // What a launch is, for all its blocks.
@@ -47,7 +49,9 @@ struct Grid {
   size_t shared_bytes;
 };
 
-// Runs one block at a time on the host thread that made it.
+class Cluster;
+
+// Runs one block after the other on the host thread that made it.
 class Block : public Scheduler {
  public:
   explicit Block(const Grid& grid) : Scheduler(grid.threads.x * grid.threads.y * grid.threads.z, grid.shared_bytes), grid_(grid) {
@@ -60,11 +64,12 @@ class Block : public Scheduler {
 
   ~Block() override { unpoison(shared_bytes, sizeof(shared_bytes)); }
 
-  // An empty string, or why the block failed; after that the object is of no more use.
-  std::string run(uint64_t number) {
+  void begin(uint64_t number) {
     const dim3 blocks = grid_.blocks;
-    blockIdx = {unsigned(number % blocks.x), unsigned(number / blocks.x % blocks.y),
-                unsigned(number / blocks.x / blocks.y)};
+    position_ = {unsigned(number % blocks.x), unsigned(number / blocks.x % blocks.y),
+                 unsigned(number / blocks.x / blocks.y)};
+    ended_ = false;
+    enter();
     blockDim = grid_.threads;
     gridDim = grid_.blocks;
     fill_uninitialized(shared_bytes, grid_.shared_bytes);
@@ -76,15 +81,50 @@ class Block : public Scheduler {
     engine.start();
     warpgroups.start();
     elected_lane = random().next() % kWarp;
-    do {
-      run_warps(phases.used());
-    } while (!failed() && more_to_do());
-    if (!failed()) {
-      engine.check_block_end();
-      warpgroups.check_block_end();
-      if (!EMULATION_ASAN) check_guard();
+  }
+
+  // What follows is in this block; shared memory was kept in `aside`, unless it is there already.
+  void enter(const unsigned char* aside = nullptr) {
+    blockIdx = position_;
+    if (aside) memcpy(shared_bytes, aside, kept_bytes());
+    set_aside(nullptr);
+  }
+
+  // Keeps shared memory until the block is entered again.
+  void leave(unsigned char* aside) {
+    memcpy(aside, shared_bytes, kept_bytes());
+    set_aside(aside);
+  }
+
+  // Of shared memory, with what an error may have changed behind it.
+  size_t kept_bytes() const { return grid_.shared_bytes + (EMULATION_ASAN ? 0 : kSharedGuardBytes); }
+
+  // Lets each warp run. False if then nothing goes on by itself; perhaps the block has ended, or failed.
+  bool run_round() {
+    run_warps(phases.used());
+    if (failed()) return false;
+    const Runnable threads = runnable();
+    ended_ = threads == Runnable::kNone && all_exited();
+    if (ended_) {
+      check_end();
+      return false;
     }
-    return failure();
+    if (engine.busy()) {
+      engine.advance(threads == Runnable::kSome);
+      return true;
+    }
+    return threads != Runnable::kNone || release_barrier();
+  }
+
+  bool ended() const { return ended_; }
+
+  // Whether all its threads have come to the cluster's barrier, but for those that have ended.
+  bool at_cluster_barrier() {
+    for (unsigned i = 0; i < size(); ++i) {
+      const State state = thread(i).state;
+      if (state != State::kAtCluster && state != State::kExited) return false;
+    }
+    return true;
   }
 
   // The life of the running thread in this block.
@@ -105,14 +145,10 @@ class Block : public Scheduler {
   unsigned elected_lane = 0;  // by elect.sync, always the same
 
  private:
-  bool more_to_do() {
-    const Runnable threads = runnable();
-    if (engine.busy()) {
-      if (threads == Runnable::kNone && all_exited()) return false;
-      engine.advance(threads == Runnable::kSome);
-      return !failed();
-    }
-    return threads != Runnable::kNone || release_barrier();
+  void check_end() {
+    engine.check_block_end();
+    warpgroups.check_block_end();
+    if (!EMULATION_ASAN) check_guard();
   }
 
   bool all_exited() {
@@ -128,6 +164,7 @@ class Block : public Scheduler {
       case State::kAtPhase: return phases.describe(thread);
       case State::kAtMeeting: return named.describe(thread);
       case State::kAtProducts: return warpgroups.describe(thread);
+      case State::kAtCluster: return " for all threads of the cluster";
       default: return "";
     }
   }
@@ -144,10 +181,138 @@ class Block : public Scheduler {
   }
 
   const Grid& grid_;
+  uint3 position_{};
+  bool ended_ = false;
 };
 
-// The block that this host thread runs.
+// The block that this host thread runs, and its cluster.
 __thread Block* running = nullptr;
+__thread Cluster* cluster = nullptr;
+
+// Neighbouring blocks that take turns on one host thread and reach into each other's shared memory. That of the block
+// whose turn it is lies where the kernel looks for it, the others' are set aside.
+class Cluster {
+ public:
+  Cluster(const Grid& grid, unsigned count) {
+    for (unsigned rank = 0; rank < count; ++rank) {
+      blocks_.push_back(std::make_unique<Block>(grid));
+      order_.push_back(rank);
+    }
+    if (count > 1) aside_.assign(count, std::vector<unsigned char>(blocks_[0]->kept_bytes()));
+  }
+
+  unsigned size() const { return blocks_.size(); }
+
+  // An empty string, or why a block of cluster `number` failed; after that the object is of no more use.
+  std::string run(uint64_t number) {
+    const uint64_t first = number * size();
+    random_ = Random(config.seed * 0x100000001b3 + ~first);
+    cluster = this;
+    for (unsigned rank = 0; rank < size(); ++rank) {
+      if (rank > 0) leave();
+      turn_ = rank;
+      running = blocks_[rank].get();
+      running->begin(first + rank);
+    }
+    while (failure().empty() && !all_ended()) pass();
+    return failure();
+  }
+
+  // A block that has not ended, for the running thread.
+  Block& reach(unsigned rank, const char* what, int line) {
+    if (rank >= size()) {
+      running->fail(format("%s: %s in line %d at block %u of a cluster of %u", running->here().c_str(), what, line, rank,
+                           size()));
+    }
+    if (blocks_[rank]->ended()) {
+      running->fail(format("%s: %s in line %d at block %u, which has ended", running->here().c_str(), what, line,
+                           blocks_[rank]->block()));
+    }
+    return *blocks_[rank];
+  }
+
+ private:
+  // For a spell of passes one block falls behind the others, or none does.
+  static constexpr unsigned kSpell = 32;
+
+  // Lets the blocks run, in a new order. The slow one is seldom among them, unless the others wait for it.
+  void pass() {
+    const bool everyone = !going_;
+    going_ = false;
+    if (size() > 1) {
+      random_.shuffle(order_.data(), size());
+      if (passes_++ % kSpell == 0) slow_ = random_.next() % (size() + 1);
+    }
+    for (const unsigned rank : order_) {
+      if (blocks_[rank]->ended() || (rank == slow_ && !everyone && random_.next() % 32 > 0)) continue;
+      enter(rank);
+      going_ |= running->run_round();
+      if (running->failed()) return;
+    }
+    going_ |= release_barrier();
+    for (const auto& block : blocks_) going_ = going_ || block->any_ready();
+    if (everyone && !going_ && !all_ended()) report_deadlock();
+  }
+
+  void enter(unsigned rank) {
+    if (rank == turn_) return;
+    leave();
+    turn_ = rank;
+    running = blocks_[rank].get();
+    running->enter(aside_[rank].data());
+  }
+  void leave() { running->leave(aside_[turn_].data()); }
+
+  bool all_ended() const {
+    return std::all_of(blocks_.begin(), blocks_.end(), [](const auto& block) { return block->ended(); });
+  }
+
+  // Whether all threads of the cluster that have not ended stood at its barrier and now go on; false too with a failure.
+  bool release_barrier() {
+    for (const auto& block : blocks_) {
+      if (!block->at_cluster_barrier()) return false;
+    }
+    const Thread* one = nullptr;
+    for (const auto& block : blocks_) {
+      for (unsigned i = 0; i < block->size(); ++i) {
+        Thread& thread = block->thread(i);
+        if (thread.state == State::kExited) continue;
+        if (!one) one = &thread;
+        if (thread.line != one->line) {
+          running->report(format("divergent %s: %s waits at line %d, %s at line %d", one->waits_at,
+                                 one->scheduler->where(*one).c_str(), one->line, block->where(thread).c_str(),
+                                 thread.line));
+          return false;
+        }
+        thread.state = State::kReady;
+      }
+    }
+    return one != nullptr;
+  }
+
+  void report_deadlock() {
+    std::string text;
+    for (unsigned rank = 0; rank < size(); ++rank) {
+      if (blocks_[rank]->ended()) continue;
+      text += (text.empty() ? "" : "; ") + blocks_[rank]->describe_deadlock();
+    }
+    running->report(text);
+  }
+
+  std::string failure() const {
+    for (const auto& block : blocks_) {
+      if (block->failed()) return block->failure();
+    }
+    return "";
+  }
+
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<unsigned> order_;
+  std::vector<std::vector<unsigned char>> aside_;  // shared memory, by block
+  Random random_{0};
+  unsigned turn_ = 0, slow_ = 0, passes_ = 0;
+  bool going_ = true;  // whether some block got somewhere in the last pass
+};
 
 // Refuses what a card would call undefined before it confuses the bookkeeping.
 Thread& enter_exchange(uint32_t mask, const char* what, int line) {
@@ -282,7 +447,10 @@ void init_barrier(unsigned long long* barrier, unsigned arrivals, const char* wh
 }
 void show_barriers() { running->phases.show(); }
 void arrive(unsigned long long* barrier, unsigned bytes, const char* what, int line) {
-  running->phases.arrive(barrier, bytes, what, line);
+  running->phases.arrive(*running, barrier, bytes, what, line);
+}
+void arrive_at(unsigned long long* barrier, unsigned block, const char* what, int line) {
+  cluster->reach(block, what, line).phases.arrive(*running, barrier, 0, what, line);
 }
 void wait_for_phase(unsigned long long* barrier, unsigned parity, const char* what, int line) {
   running->phases.wait(barrier, parity, what, line);
@@ -306,10 +474,19 @@ void meet(int id, int threads, bool waits, const char* what, int line) {
   running->named.meet(id, threads, waits, what, line);
 }
 
-void check_map(const CUtensorMap* map, const char* what, int line) { running->engine.check_map(map, what, line); }
+void sync_cluster(const char* what, int line) { running->wait(State::kAtCluster, what, line); }
+
+void check_map(const CUtensorMap* map, const char* what, int line) { CopyEngine::check_map(*running, map, what, line); }
 void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
               int line) {
-  running->engine.load(shared, map, barrier, corner, what, line);
+  running->engine.load(*running, shared, map, barrier, corner, what, line);
+}
+void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks, const int* corner,
+                   const char* what, int line) {
+  for (unsigned rank = 0; blocks >> rank; ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    cluster->reach(rank, what, line).engine.load(*running, shared, map, barrier, corner, what, line);
+  }
 }
 void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
   running->engine.store(map, shared, corner, what, line);
@@ -365,6 +542,11 @@ void wait_for_copies(size_t groups_left_in_flight) {
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + landed);
 }
 
+bool form_clusters(unsigned blocks) {
+  cluster_blocks = blocks;
+  return true;
+}
+
 int allow_shared_bytes(const void* kernel, int bytes) {
   message.clear();
   if (bytes < 0 || bytes > config.shared_bytes_per_block) {
@@ -389,6 +571,10 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     return refuse(cudaErrorInvalidConfiguration, format("a grid of %u x %u x %u blocks, y and z reach to 65535",
                                                         grid_blocks.x, grid_blocks.y, grid_blocks.z));
   }
+  if (grid_blocks.x % cluster_blocks != 0) {
+    return refuse(cudaErrorInvalidConfiguration,
+                  format("a grid of %u blocks in x, in clusters of %u", grid_blocks.x, cluster_blocks));
+  }
   {
     const std::lock_guard<std::mutex> lock(allowed_mutex);
     const auto found = allowed_shared_bytes.find(kernel);
@@ -402,6 +588,7 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     }
   }
   const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared};
+  const uint64_t clusters = blocks / cluster_blocks;
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;
   std::string failure;
@@ -409,14 +596,13 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     fenv_t environment;
     feholdexcept(&environment);
     {
-      Block block(grid);
-      running = &block;
-      for (uint64_t number; (number = next++) < blocks;) {
-        const std::string why = block.run(number);
+      Cluster own(grid, cluster_blocks);
+      for (uint64_t number; (number = next++) < clusters;) {
+        const std::string why = own.run(number);
         if (why.empty()) continue;
         const std::lock_guard<std::mutex> lock(failure_mutex);
         if (failure.empty()) failure = why;
-        next = blocks;
+        next = clusters;
         break;
       }
       running = nullptr;
@@ -424,7 +610,7 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     fesetenv(&environment);
   };
   const uint64_t wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
-  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, blocks, kMaxFibers / threads}), 1);
+  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, clusters, kMaxFibers / threads / cluster_blocks}), 1);
   std::vector<std::thread> helpers;
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
   for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);

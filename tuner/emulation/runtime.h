@@ -1,7 +1,7 @@
 // What the device code of an emulated kernel asks of the run-time behind it (runtime.cpp).
 //
-// A block runs on one thread of the host. Its CUDA threads are fibers: each runs until it must wait for others, at a
-// barrier or a warp-wide exchange, and only there do they interleave.
+// A block runs on one thread of the host, and so do all blocks of its cluster. Its CUDA threads are fibers: each runs until
+// it must wait for others, at a barrier or a warp-wide exchange, and only there do they interleave.
 #pragma once
 
 #include <stddef.h>
@@ -86,6 +86,7 @@ void wait_for_products(unsigned groups_left_in_flight, const char* what, int lin
 void init_barrier(unsigned long long* barrier, unsigned arrivals, const char* what, int line);
 void show_barriers();  // that this thread initialised, to the copy engine
 void arrive(unsigned long long* barrier, unsigned bytes, const char* what, int line);
+void arrive_at(unsigned long long* barrier, unsigned block, const char* what, int line);
 void wait_for_phase(unsigned long long* barrier, unsigned parity, const char* what, int line);
 bool test_phase(unsigned long long* barrier, unsigned parity, const char* what, int line);
 // Barrier `id` of the block, for so many threads.
@@ -95,12 +96,17 @@ void meet(int id, int threads, bool wait, const char* what, int line);
 void check_map(const CUtensorMap* map, const char* what, int line);
 void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
               int line);
+void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks,
+                   const int* corner, const char* what, int line);
 void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line);
 void commit_stores();
 void wait_for_stores(unsigned groups_left_in_flight);
 // Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();
 void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line);
+
+// For all threads of a cluster, but for those that have ended.
+void sync_cluster(const char* what, int line);
 
 // True in one lane of a whole warp.
 bool elect(const char* what, int line);
@@ -116,6 +122,8 @@ int lane_of_warp();
 // `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
 using KernelCall = void (*)(const void* kernel, void** parameters);
 int launch(KernelCall call, const void* kernel, dim3 grid, dim3 block, void** parameters, size_t shared_bytes);
+// From now on so many neighbouring blocks are a cluster.
+bool form_clusters(unsigned blocks);
 int allow_shared_bytes(const void* kernel, int bytes);
 
 }  // namespace emulation

@@ -62,7 +62,7 @@ inline void fill_uninitialized(void* target, size_t bytes) {
 }
 
 // A thread that polls is one that could run, but would only ask again.
-enum class State { kReady, kPolls, kAtBarrier, kAtWarp, kAtPhase, kAtMeeting, kAtProducts, kExited };
+enum class State { kReady, kPolls, kAtBarrier, kAtWarp, kAtPhase, kAtMeeting, kAtProducts, kAtCluster, kExited };
 
 class Scheduler;
 
@@ -111,6 +111,9 @@ class Scheduler {
   Thread& thread(unsigned index) { return *threads_[index]; }
   size_t size() const { return threads_.size(); }
   size_t shared_size() const { return shared_size_; }
+  unsigned block() const { return block_; }
+  // The block's shared memory, also while it is set aside for another block that runs.
+  unsigned char* memory() { return aside_ ? aside_ : shared_bytes; }
   Random& random() { return random_; }
 
   // Suspends the running thread until others made it ready.
@@ -149,8 +152,47 @@ class Scheduler {
   }
 
   std::string where(const Thread& thread) const {
-    return format("block %u, thread %u", blockIdx.x, thread.index);
+    return format("block %u, thread %u", block_, thread.index);
   }
+
+  // Whether some thread could run.
+  bool any_ready() const {
+    for (const auto& thread : threads_) {
+      if (thread->state == State::kReady) return true;
+    }
+    return false;
+  }
+
+  std::string describe_deadlock() const {
+    struct Group {
+      unsigned count, first;
+      bool named;
+    };
+    std::map<std::string, Group> groups;
+    for (const auto& thread : threads_) {
+      std::string what = format("wait at %s in line %d", thread->waits_at, thread->line), why;
+      switch (thread->state) {
+        case State::kExited: what = "have returned"; break;
+        case State::kReady: what = "could run"; break;
+        case State::kAtBarrier: break;
+        case State::kAtWarp:
+          what = format("wait at %s(0x%08x) in line %d", thread->waits_at, thread->mask, thread->line);
+          break;
+        default: why = awaited(*thread); break;
+      }
+      ++groups.try_emplace(what + why, Group{0, thread->index, !why.empty()}).first->second.count;
+    }
+    std::string text = format("deadlock in block %u of %zu threads: ", block_, threads_.size());
+    const char* separator = "";
+    for (const auto& [what, group] : groups) {
+      text += separator + std::to_string(group.count) + " " + what;
+      if (group.named) text += format(" (%sthread %u)", group.count > 1 ? "from " : "", group.first);
+      separator = ", ";
+    }
+    return text;
+  }
+
+  std::string here() const { return where(*current_); }
 
   virtual void run_kernel() = 0;
 
@@ -158,8 +200,12 @@ class Scheduler {
   // What a thread waits for, beside the place where it does.
   virtual std::string awaited(const Thread& thread) const = 0;
 
+  // Where shared memory is while another block runs; null when this one does.
+  void set_aside(unsigned char* place) { aside_ = place; }
+
   void start(uint64_t seed) {
     random_ = Random(seed);
+    block_ = blockIdx.x;
     idle_rounds_ = 0;
     round_ = 0;
     for (auto& thread : threads_) {
@@ -191,17 +237,10 @@ class Scheduler {
     return ready ? Runnable::kSome : polls && idle_rounds_ <= kMaxIdleRounds ? Runnable::kPolling : Runnable::kNone;
   }
 
-  // Whether all threads stood at the barrier and now go on; false when all have ended, or with a failure.
+  // Whether all threads stood at the barrier and now go on; false too with a failure.
   bool release_barrier() {
-    size_t waiting = 0, exited = 0;
     for (const auto& thread : threads_) {
-      waiting += thread->state == State::kAtBarrier;
-      exited += thread->state == State::kExited;
-    }
-    if (exited == threads_.size()) return false;
-    if (waiting < threads_.size()) {
-      report(describe_deadlock());
-      return false;
+      if (thread->state != State::kAtBarrier) return false;
     }
     const Thread& one = *threads_[0];
     for (const auto& thread : threads_) {
@@ -310,41 +349,14 @@ class Scheduler {
     for (unsigned i = 0; i < kWarp; ++i) lanes[i]->state = State::kReady;
   }
 
-  std::string describe_deadlock() const {
-    struct Group {
-      unsigned count, first;
-      bool named;
-    };
-    std::map<std::string, Group> groups;
-    for (const auto& thread : threads_) {
-      std::string what = format("wait at %s in line %d", thread->waits_at, thread->line), why;
-      switch (thread->state) {
-        case State::kExited: what = "have returned"; break;
-        case State::kReady: what = "could run"; break;
-        case State::kAtBarrier: break;
-        case State::kAtWarp:
-          what = format("wait at %s(0x%08x) in line %d", thread->waits_at, thread->mask, thread->line);
-          break;
-        default: why = awaited(*thread); break;
-      }
-      ++groups.try_emplace(what + why, Group{0, thread->index, !why.empty()}).first->second.count;
-    }
-    std::string text = format("deadlock in block %u of %zu threads: ", blockIdx.x, threads_.size());
-    const char* separator = "";
-    for (const auto& [what, group] : groups) {
-      text += separator + std::to_string(group.count) + " " + what;
-      if (group.named) text += format(" (%sthread %u)", group.count > 1 ? "from " : "", group.first);
-      separator = ", ";
-    }
-    return text;
-  }
-
   FiberHost host_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<unsigned> warp_order_;
   size_t shared_size_;
   Random random_{0};
   Thread* current_ = nullptr;
+  unsigned block_ = 0;
+  unsigned char* aside_ = nullptr;
   std::string failure_;
   int idle_rounds_ = 0;
   unsigned round_ = 0;
