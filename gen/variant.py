@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from .limits import DeviceLimits
 from .problem import Problem
+from .wgmma_work import GroupWork
 from .work import Work
 
 Value = int | str | bool
@@ -181,7 +182,7 @@ class Variant:
         """Estimated 32-bit registers per thread."""
         raise NotImplementedError
 
-    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+    def work(self, problem: Problem, limits: DeviceLimits) -> Work | GroupWork:
         """What the kernel makes a card do, from which its time is predicted."""
         raise NotImplementedError
 

@@ -1,92 +1,117 @@
-"""What a `Wgmma` kernel makes a card do, counted along ``templates/wgmma.cu.jinja``."""
+"""What a `Wgmma` kernel makes a card do, counted along ``templates/wgmma.cu.jinja``.
+
+Counted by warpgroups: they take turns at the tensor cores of their SM, and each waits for its own products
+alone. ``tuner/groupmodel.py`` turns the counts into a time.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .limits import WARP, DeviceLimits
+from .limits import DeviceLimits
 from .problem import ITEM_BYTES, Problem
-from .work import Counts, Work, walk_tiles
 
 if TYPE_CHECKING:
     from .families.wgmma import Wgmma
 
+#: Threads of a warpgroup, and rows of its products.
+GROUP, GROUP_ROWS = 128, 64
 #: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
 WGMMA_FLOPS_PER_CLOCK = 4096
-#: An exponential by polynomial: additions and multiply-adds, and comparisons and integer instructions.
-POLYNOMIAL_FMAS, POLYNOMIAL_ALU = 6, 3
-#: Instructions of a warp around one tile: barriers, the loop, descriptors, the test of what is to be masked.
-ALU_PER_TILE = 40
-#: Scores are masked by a comparison and a selection each.
-ALU_PER_MASKED = 2
 
 
-def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> Work:
+@dataclass(frozen=True)
+class GroupWork:
+    """One warpgroup's work on one tile of keys, and how many there are of both."""
+
+    groups: int
+    """Warpgroups of a block that compute."""
+    score_cycles: float
+    """Of the SM's tensor cores, for a warpgroup's scores of a tile, and"""
+    output_cycles: float
+    """for its outputs."""
+    scores: float
+    """Per thread and tile,"""
+    polynomials: float
+    """those whose exponential is a polynomial, and"""
+    masked: float
+    """those that a mask is laid over, on average."""
+    wavefronts: float
+    """Passes of 128 bytes through shared memory that a warpgroup's products take for a tile."""
+    stages: int
+    """Tiles of K and of V that there is room for, the lesser of both."""
+    chained: bool
+    """Whether a tile's outputs come before the next one's scores."""
+    exponentials_in_turns: bool
+    stays: bool
+    """Whether blocks take several query tiles, and"""
+    early_q: bool
+    """whether the next one's Q comes beside this one's work."""
+    tiles: float
+    """Tiles of keys that a warpgroup computes for its rows of a query tile, on average."""
+    walks: tuple[int, ...]
+    """Tiles of keys that each query tile of a head needs, in the order in which they start."""
+    heads: int
+    """Of all batches together, and"""
+    heads_together: int
+    """those whose query tiles start together by length, 1 if heads come one after the other."""
+    tile_bytes: float
+    """What a block asks of L2 for a tile of keys and one of values."""
+    registers: int | None = None
+    """Per thread, that the compiler takes: those of the variant."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all query tiles need as many tiles of keys."""
+        return self.walks[0] == self.walks[-1]
+
+
+def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupWork:
     """The counts of ``variant`` on ``problem``. The warpgroup that copies counts for nothing: it waits."""
-    warps = 4 * variant.consumers
-    walks = walk_tiles(problem, variant.br, variant.bc, warps, skips=True)
-    tiles = max(1.0, sum(w.blocks * w.tiles for w in walks) / sum(w.blocks for w in walks))
-    compute = _per_warp_tile(variant, problem, tiles)
-    return Work(
-        once=_once(variant, problem, warps),
-        per_tile=_copies(variant, problem),
-        per_warp_tile=compute,
+    bc, groups = variant.bc, variant.consumers
+    d, dv = -(-problem.head_dim // 16) * 16, problem.head_dim_v
+    flops = 2 * GROUP_ROWS * bc
+    scores = GROUP_ROWS * bc / GROUP
+    key_tiles = -(-problem.seqlen_k // bc)
+    walks, computed = _walks(variant, problem)
+    tiles = computed / (groups * len(walks))
+    masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
+    heads = problem.batch * problem.num_q_heads
+    item = ITEM_BYTES[problem.dtype]
+    read_bytes = item * (bc * (d + dv) + (0 if variant.q_in_registers else GROUP_ROWS * d))
+    return GroupWork(
+        groups=groups,
+        score_cycles=flops * d / WGMMA_FLOPS_PER_CLOCK,
+        output_cycles=flops * dv / WGMMA_FLOPS_PER_CLOCK,
+        scores=scores,
+        polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
+        masked=scores * min(1.0, masked_tiles / max(1.0, tiles)),
+        wavefronts=read_bytes / 128,
+        stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
+        chained=variant.schedule == "chained",
+        exponentials_in_turns=variant.order_of_groups == "exponentials",
+        stays=variant.persistent,
+        early_q=variant.q_stages > 1,
+        tiles=tiles,
         walks=walks,
-        heads=problem.batch * problem.num_q_heads,
-        warps=warps,
-        heads_interleaved=variant.section != 1,
-        loop_instructions=compute.instructions,
+        heads=heads,
+        heads_together=min(heads, variant.section) if variant.section else heads,
+        tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
     )
 
 
-def _copies(variant: Wgmma, problem: Problem) -> Counts:
-    """A tile of K and one of V, by the copy engine: of L2 a block asks its share, and gets the rest from its
-    neighbours."""
-    tile_bytes = variant.bc * (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
-    return Counts(wavefronts=tile_bytes / 128, l2_bytes=tile_bytes / variant.cluster, barriers=2)
+def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
+    """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all."""
+    rows = variant.br * variant.cluster
+    query_tiles = -(-problem.seqlen_q // rows) * variant.cluster
 
+    def seen(last_row: int) -> int:
+        keys = problem.seqlen_k
+        if problem.causal:
+            keys = max(0, min(keys, last_row + 1 + keys - problem.seqlen_q))
+        return -(-keys // variant.bc)
 
-def _per_warp_tile(variant: Wgmma, problem: Problem, tiles: float) -> Counts:
-    """One warp's share of one of so many tiles: 16 rows."""
-    scores = 16 * variant.bc / WARP
-    d_steps, dv = -(-problem.head_dim // 16), problem.head_dim_v
-    flops = 2 * 16 * variant.bc * (16 * d_steps + dv)
-    always = variant.rescale == "always"
-    rescaled = 1.0 if always else 1 / tiles
-    maxima = scores * (rescaled + (0.0 if always else 0.5))
-    masked_tiles = 1 + 64 / variant.bc if problem.causal else float(problem.seqlen_k % variant.bc > 0)
-    masked = scores * ALU_PER_MASKED * min(1.0, masked_tiles / tiles)
-    polynomials = scores / variant.poly_exp if variant.poly_exp else 0.0
-    shuffles = 4 * rescaled
-    # Each of four warps feeds the tensor core of its scheduler.
-    tensor = flops / (WGMMA_FLOPS_PER_CLOCK / 4)
-    # A warpgroup reads K and V from shared memory once for all its warps, and each warp its own rows of Q.
-    q_bytes = 0 if variant.q_in_registers else 16 * 16 * d_steps * 2
-    read_bytes = variant.bc * 2 * (16 * d_steps + dv) / 4 + q_bytes
-    return Counts(
-        products=d_steps / 4 + variant.bc / 16 / 4,
-        tensor=tensor,
-        ffma=2 * scores + polynomials * POLYNOMIAL_FMAS + 16 * dv / WARP * rescaled,
-        alu=maxima + masked + polynomials * POLYNOMIAL_ALU + scores / 2 + ALU_PER_TILE,
-        exp=scores - polynomials + 2 * rescaled,
-        shuffles=shuffles,
-        wavefronts=shuffles + read_bytes / 128,
-        delivered=shuffles,
-        shared_waits=2 + 4 * rescaled,
-    )
-
-
-def _once(variant: Wgmma, problem: Problem, warps: int) -> Counts:
-    """Q in, O out."""
-    size = ITEM_BYTES[problem.dtype]
-    moved = variant.br * (problem.head_dim + problem.head_dim_v) * size
-    outputs = variant.br * problem.head_dim_v / WARP
-    return Counts(
-        alu=2 * outputs + 60 * warps,
-        exp=4 * warps,
-        accesses=outputs / 8,
-        wavefronts=2 * moved / 128,
-        l2_bytes=moved,
-        global_waits=1 if variant.q_stages > 1 else 3,
-        barriers=2,
-    )
+    walks = [seen((tile * variant.br // rows + 1) * rows - 1) for tile in range(query_tiles)]
+    starts = range(0, problem.seqlen_q, GROUP_ROWS)
+    return tuple(reversed(walks)), sum(seen(start + GROUP_ROWS - 1) for start in starts)

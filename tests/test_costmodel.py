@@ -15,7 +15,7 @@ from pathlib import Path
 import calibrate
 import numpy as np
 import pytest
-from calibrate import Recording, correlation
+from calibrate import correlation
 from flashgen.gen.banks import wavefronts
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.families.ladder import steps
@@ -28,11 +28,11 @@ from flashgen.gen.work import Counts, Walk, Work, walk_tiles
 from flashgen.tuner.costmodel import (
     COEFFICIENTS,
     TENSOR_COEFFICIENTS,
-    Prediction,
     dram_bytes,
     predict,
     predict_work,
 )
+from flashgen.tuner.prediction import Prediction
 from flashgen.tuner.prior import cost_model_version
 
 H200 = preset("h200")
@@ -367,7 +367,7 @@ def test_the_version_names_all_that_a_prediction_is_made_of():
     version = cost_model_version()
     counted = [f"gen.{name}" for name in ("banks", "limits", "problem", "tiles", "variant", "work")]
     families = [name for family in FAMILIES for name in (f"gen.{family}_work", f"gen.families.{family}")]
-    for name in ["tuner.costmodel", *counted, *families]:
+    for name in ["tuner.costmodel", "tuner.groupmodel", "tuner.prediction", *counted, *families]:
         assert inspect.getsource(import_module(f"flashgen.{name}")) in version
 
 
@@ -440,7 +440,8 @@ def test_predicted_times_are_those_of_an_h200_within_a_tenth(name):
 
 # -- tensor cores against times of a card ---------------------------------------------------------------
 
-CARD, RECORDINGS = calibrate.recordings()
+CARD, RECORDINGS = calibrate.recordings("mma")
+GROUP_RECORDINGS = calibrate.recordings("wgmma")[1]
 #: The Spearman correlation reached, rounded down, on what was tried while the family grew. Where all of that
 #: was fast, the slowest hardly a third behind the best, chance in the compiler's schedules decides.
 TENSOR_CORRELATIONS = {
@@ -468,39 +469,103 @@ TENSOR_CORRELATIONS = {
 }
 
 
-def recording_named(name: str) -> Recording:
-    return next(recording for recording in RECORDINGS if recording.name == name)
+#: The same for warpgroups. Of "grid" some parameters were tried in all their combinations.
+GROUP_CORRELATIONS: dict[str, float] = {
+    "bf16 d112 n2048": 0.73,
+    "bf16 d128 n1000": 0.81,
+    "bf16 d128 n1024 causal": 0.83,
+    "bf16 d128 n1024": 0.78,
+    "bf16 d128 n16384": 0.82,
+    "bf16 d128 n2048 causal": 0.74,
+    "bf16 d128 n2048": 0.67,
+    "bf16 d128 n4096 causal": 0.76,
+    "bf16 d128 n4096": 0.92,
+    "bf16 d128 n512 causal": 0.57,
+    "bf16 d128 n512": 0.79,
+    "bf16 d128 n8192 causal kv8": 0.90,
+    "bf16 d128 n8192 causal": 0.83,
+    "bf16 d128 n8192": 0.87,
+    "bf16 d192 n2048 causal": 0.91,
+    "bf16 d256 n1024 causal": 0.84,
+    "bf16 d256 n1024": 0.79,
+    "bf16 d256 n16384": 0.85,
+    "bf16 d256 n2048 causal": 0.88,
+    "bf16 d256 n2048": 0.75,
+    "bf16 d256 n4096 causal": 0.81,
+    "bf16 d256 n4096": 0.82,
+    "bf16 d256 n512 causal": 0.81,
+    "bf16 d256 n512": 0.83,
+    "bf16 d256 n8192 causal": 0.83,
+    "bf16 d256 n8192": 0.85,
+    "bf16 d64 n1024 causal": 0.80,
+    "bf16 d64 n1024": 0.91,
+    "bf16 d64 n16384 causal": 0.86,
+    "bf16 d64 n16384": 0.84,
+    "bf16 d64 n197": 0.87,
+    "bf16 d64 n2048 causal": 0.80,
+    "bf16 d64 n2048": 0.88,
+    "bf16 d64 n4096 causal": 0.90,
+    "bf16 d64 n4096": 0.88,
+    "bf16 d64 n512 causal": 0.80,
+    "bf16 d64 n512": 0.91,
+    "bf16 d64 n8192 causal": 0.91,
+    "bf16 d64 n8192": 0.86,
+    "bf16 d72 n2048": 0.92,
+    "bf16 d96 n2048": 0.82,
+    "f16 d128 n8192": 0.82,
+    "f16 d160 n256": 0.79,
+    "f16 d40 n4096": 0.85,
+    "f16 d80 n1024": 0.74,
+    "grid bf16 d128 n1024 causal": 0.82,
+    "grid bf16 d128 n16384 causal": 0.69,
+    "grid bf16 d128 n4096 causal": 0.73,
+    "grid bf16 d128 n4096": 0.78,
+    "grid bf16 d256 n4096 causal": 0.75,
+    "grid bf16 d256 n4096": 0.76,
+    "grid bf16 d64 n1024 causal": 0.71,
+    "grid bf16 d64 n4096 causal": 0.85,
+    "grid bf16 d64 n4096": 0.86,
+    "grid bf16 d64 n512 causal": 0.68,
+    "grid bf16 d64 n512": 0.92,
+}
+#: Where the first twenty miss the best by more, and how much.
+MISSED = {"grid bf16 d128 n1024 causal": 1.08}
+RECORDED = {recording.name: recording for recording in (*RECORDINGS, *GROUP_RECORDINGS)}
+REACHED = TENSOR_CORRELATIONS | GROUP_CORRELATIONS
 
 
-@lru_cache(maxsize=1)
-def tensor_predictions() -> dict[str, np.ndarray]:
-    return {
-        recording.name: np.array([predict(v, recording.problem, CARD).median_us for v in recording.variants])
-        for recording in RECORDINGS
-    }
+@lru_cache
+def tensor_predictions(name: str) -> np.ndarray:
+    recording = RECORDED[name]
+    return np.array([predict(v, recording.problem, CARD).median_us for v in recording.variants])
 
 
 def test_every_problem_on_tensor_cores_is_judged():
-    assert tensor_predictions().keys() == TENSOR_CORRELATIONS.keys()
+    assert {r.name for r in RECORDINGS} == TENSOR_CORRELATIONS.keys()
+    assert {r.name for r in GROUP_RECORDINGS} == GROUP_CORRELATIONS.keys()
 
 
-@pytest.mark.parametrize("name", TENSOR_CORRELATIONS)
+def test_predictions_of_warpgroups_rank_by_more_than_seven_tenths():
+    reached = [correlation(r.measured, tensor_predictions(r.name)) for r in GROUP_RECORDINGS]
+    assert np.mean(reached) > 0.8 and np.median(reached) > 0.8
+
+
+@pytest.mark.parametrize("name", REACHED)
 def test_predictions_rank_tensor_core_variants_as_an_h200_does(name):
-    predicted = tensor_predictions()[name]
-    assert correlation(recording_named(name).measured, predicted) >= TENSOR_CORRELATIONS[name]
+    assert correlation(RECORDED[name].measured, tensor_predictions(name)) >= REACHED[name]
 
 
-@pytest.mark.parametrize("name", TENSOR_CORRELATIONS)
+@pytest.mark.parametrize("name", REACHED)
 def test_the_best_on_tensor_cores_are_among_those_predicted_best(name):
     """Among the first twenty, or third where fewer were timed."""
-    measured = recording_named(name).measured
-    first = np.argsort(tensor_predictions()[name], kind="stable")[: min(20, len(measured) // 3)]
-    assert measured[first].min() <= 1.03 * measured.min()
+    measured = RECORDED[name].measured
+    first = np.argsort(tensor_predictions(name), kind="stable")[: min(20, len(measured) // 3)]
+    assert measured[first].min() <= MISSED.get(name, 1.03) * measured.min()
 
 
-@pytest.mark.parametrize("name", TENSOR_CORRELATIONS)
+@pytest.mark.parametrize("name", REACHED)
 def test_predicted_times_on_tensor_cores_are_those_of_an_h200_within_an_eighth(name):
-    ratios = tensor_predictions()[name] / recording_named(name).measured
+    ratios = tensor_predictions(name) / RECORDED[name].measured
     assert 7 / 8 < np.median(ratios) < 9 / 8
 
 
@@ -538,8 +603,8 @@ def test_float32_is_faster_on_the_tensor_cores_of_an_h200(d):
 
 def test_a_refit_finds_nothing_much_better():
     """One step from the coefficients in use, in any direction."""
-    here = calibrate.loss(TENSOR_COEFFICIENTS)
-    for name in calibrate.FITTED:
+    here = calibrate.loss("mma", TENSOR_COEFFICIENTS)
+    for name in calibrate.FITTED["mma"]:
         for factor in (0.8, 1.25):
             changed = replace(TENSOR_COEFFICIENTS, **{name: factor * getattr(TENSOR_COEFFICIENTS, name)})
-            assert calibrate.loss(changed) > 0.97 * here, name
+            assert calibrate.loss("mma", changed) > 0.97 * here, name

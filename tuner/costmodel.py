@@ -9,22 +9,23 @@ end; device memory bounds the whole.
 
 The coefficients marked "fitted" minimize the error on some 2500 kernels timed on an H200 (head dims 32, 64
 and 128, with and without a causal mask), one set for all: each problem is ranked about as well by a fit to
-the others alone. Kernels on tensor cores have a set of their own, fitted to some 1300. Other cards are
-assumed to be like that one but for their limits and for what the constants below say of them.
+the others alone. Kernels on tensor cores have a set of their own, fitted to some 1300; those of warpgroups
+have a model of their own, ``groupmodel.py``. Other cards are assumed to be like that one but for their limits
+and for what the constants below say of them.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil
 
 from ..gen.limits import WARP, DeviceLimits
 from ..gen.problem import ITEM_BYTES, Problem
 from ..gen.variant import Variant
+from ..gen.wgmma_work import GroupWork
 from ..gen.work import SCHEDULERS, Counts, Work
+from .groupmodel import GROUP_COEFFICIENTS, GroupCoefficients, predict_groups
+from .prediction import Prediction, join, stretch
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,11 @@ SCHEDULERS_SM_60 = 2
 SEPARATE_ALU_ARCH = 70
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A predicted time and what it is made of: ``limiter`` names the largest part, ``parts_us`` how long each
-    resource alone would need for the whole launch."""
-
-    median_us: float
-    limiter: str
-    parts_us: Mapping[str, float]
-    blocks_per_sm: int
-    waves: float
-
-
 def predict(
-    variant: Variant, problem: Problem, limits: DeviceLimits, coefficients: Coefficients | None = None
+    variant: Variant,
+    problem: Problem,
+    limits: DeviceLimits,
+    coefficients: Coefficients | GroupCoefficients | None = None,
 ) -> Prediction:
     """The time of ``variant`` on ``problem``, by the coefficients of its kind unless others are given.
     Deterministic, some hundred microseconds of work.
@@ -144,13 +136,17 @@ def predict(
 
 
 def predict_work(
-    work: Work,
+    work: Work | GroupWork,
     problem: Problem,
     limits: DeviceLimits,
     resident: int,
-    coefficients: Coefficients | None = None,
+    coefficients: Coefficients | GroupCoefficients | None = None,
 ) -> Prediction:
-    """The time of counted work with ``resident`` blocks per SM."""
+    """The time of counted work with ``resident`` blocks per SM; coefficients are of the work's kind."""
+    if isinstance(work, GroupWork):
+        assert not isinstance(coefficients, Coefficients)
+        return predict_groups(work, problem, limits, resident, coefficients or GROUP_COEFFICIENTS)
+    assert not isinstance(coefficients, GroupCoefficients)
     if coefficients is None:
         coefficients = TENSOR_COEFFICIENTS if work.per_warp_tile.products else COEFFICIENTS
     loop = work.loop
@@ -165,7 +161,7 @@ def predict_work(
         1e3 * limits.dram_gbps * coefficients.dram_efficiency
     )
     cycles = _makespan(work, limits, resident, coefficients)
-    busy = _join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
+    busy = join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
     return Prediction(
         median_us=busy + coefficients.launch_us,
         limiter=max(parts, key=lambda name: parts[name]),
@@ -245,7 +241,7 @@ def _cycles_together(work: Work, limits: DeviceLimits, together: int, coefficien
     """Cycles in which ``together`` average blocks, sharing an SM, all finish."""
     loop, once = work.loop, work.once
     pipes = pipe_cycles(loop, work.warps, together * work.warps, limits, coefficients)
-    throughput = _join(list(pipes.values()), coefficients.overlap)
+    throughput = join(list(pipes.values()), coefficients.overlap)
     latency = latency_cycles(loop, work.warps, limits, coefficients)
     start = together * max(
         once.instructions / _schedulers(limits),
@@ -259,7 +255,7 @@ def _cycles_together(work: Work, limits: DeviceLimits, together: int, coefficien
         start += _start_latency(work, coefficients)
     missing = max(0.0, work.loop_instructions - coefficients.cached_instructions)
     fetches = (together - 1) * work.mean_tiles * missing * coefficients.fetch_cycles
-    return start + _join([together * throughput, latency], coefficients.hiding) + fetches
+    return start + join([together * throughput, latency], coefficients.hiding) + fetches
 
 
 def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coefficients) -> float:
@@ -277,25 +273,8 @@ def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coe
     slots = limits.num_sms * together
     # A block's start and end take about as long as a tile.
     lengths = tuple(walk.paced_tiles + work.warps for walk in work.walks for _ in range(walk.blocks))
-    stretch = _stretch(lengths, work.heads, slots, work.heads_interleaved)
-    return work.blocks / slots * cycles(together) * stretch
-
-
-#: Blocks that a simulated grid has at most: what the end of a longer one costs does not depend on its length.
-SIMULATED_BLOCKS = 4096
-
-
-@lru_cache(maxsize=4096)
-def _stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved: bool) -> float:
-    """How much longer than an even share of the work the last of ``slots`` runs, each of which takes the next
-    block as it ends one. ``lengths`` are those of one head's blocks in the order in which they start."""
-    simulated = min(heads, max(1, max(SIMULATED_BLOCKS, 4 * slots) // len(lengths)))
-    order = [n for n in lengths for _ in range(simulated)] if heads_interleaved else list(lengths) * simulated
-    ends = [0] * slots
-    for length in order:
-        heapq.heapreplace(ends, ends[0] + length)
-    even = sum(order) / slots
-    return 1 + (max(ends) / even - 1) * simulated / heads
+    longer = stretch(lengths, work.heads, slots, work.heads_interleaved)
+    return work.blocks / slots * cycles(together) * longer
 
 
 def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int) -> float:
@@ -311,11 +290,3 @@ def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int
     footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.dtype]
     missing = max(0.0, 1 - limits.l2_bytes / footprint)
     return problem.min_bytes + missing * max(0.0, traffic - problem.min_bytes)
-
-
-def _join(values: list[float], exponent: float) -> float:
-    """The norm of that exponent: at least the largest, at most the sum."""
-    largest = max(values)
-    if largest == 0:
-        return 0.0
-    return largest * sum((value / largest) ** exponent for value in values) ** (1 / exponent)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..gen.limits import DeviceLimits
 from ..gen.problem import Problem
 from ..gen.variant import Variant
-from . import costmodel
+from . import costmodel, groupmodel, prediction
 
 GEN = Path(__file__).resolve().parents[1] / "gen"
 COUNTED_FROM = ("banks.py", "limits.py", "problem.py", "tiles.py", "variant.py")
@@ -34,4 +34,5 @@ def cost_model_version() -> str:
     counted = sorted(
         {*GEN.glob("*work.py"), *GEN.glob("families/*.py"), *(GEN / name for name in COUNTED_FROM)}
     )
-    return "\0".join(path.read_text(encoding="utf-8") for path in (Path(costmodel.__file__), *counted))
+    models = [Path(str(module.__file__)) for module in (costmodel, groupmodel, prediction)]
+    return "\0".join(path.read_text(encoding="utf-8") for path in (*models, *counted))

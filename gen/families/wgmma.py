@@ -18,13 +18,11 @@ from ..limits import DeviceLimits
 from ..problem import ITEM_BYTES, Problem
 from ..tiles import wasted
 from ..variant import Launch, TensorMap, Variant, param, rule
-from ..wgmma_work import wgmma_work
-from ..work import Work
+from ..wgmma_work import GROUP, GROUP_ROWS, GroupWork, wgmma_work
 from .mma import EXP2_CUBIC
 
-GROUP = 128
-#: Rows of a warpgroup's product, and columns of a chunk of shared memory: 128 bytes, swizzled whole.
-GROUP_ROWS, CHUNK = 64, 64
+#: Columns of a chunk of shared memory: 128 bytes, swizzled whole.
+CHUNK = 64
 #: Where chunks must start, and so what shared memory is measured in.
 ALIGNMENT = 1024
 BARRIER_BYTES = 8
@@ -115,7 +113,7 @@ class Wgmma(Variant):
         rest = queries + descriptors + (4 if self.poly_exp else 0) + 28
         return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + rest
 
-    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+    def work(self, problem: Problem, limits: DeviceLimits) -> GroupWork:
         return wgmma_work(self, problem, limits)
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:

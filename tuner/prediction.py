@@ -1,0 +1,45 @@
+"""A predicted time, and what models of one have in common."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted time and what it is made of: ``limiter`` names the largest part, ``parts_us`` how long each
+    resource alone would need for the whole launch."""
+
+    median_us: float
+    limiter: str
+    parts_us: Mapping[str, float]
+    blocks_per_sm: int
+    waves: float
+
+
+#: Blocks that a simulated grid has at most: what the end of a longer one costs does not depend on its length.
+SIMULATED_BLOCKS = 4096
+
+
+@lru_cache(maxsize=4096)
+def stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved: bool) -> float:
+    """How much longer than an even share of the work the last of ``slots`` runs, each of which takes the next
+    block as it ends one. ``lengths`` are those of one head's blocks in the order in which they start."""
+    simulated = min(heads, max(1, max(SIMULATED_BLOCKS, 4 * slots) // len(lengths)))
+    order = [n for n in lengths for _ in range(simulated)] if heads_interleaved else list(lengths) * simulated
+    ends = [0] * slots
+    for length in order:
+        heapq.heapreplace(ends, ends[0] + length)
+    even = sum(order) / slots
+    return 1 + (max(ends) / even - 1) * simulated / heads
+
+
+def join(values: list[float], exponent: float) -> float:
+    """The norm of that exponent: at least the largest, at most the sum."""
+    largest = max(values)
+    if largest == 0:
+        return 0.0
+    return largest * sum((value / largest) ** exponent for value in values) ** (1 / exponent)
