@@ -674,6 +674,140 @@ def test_named_barriers_hold_those_who_sync():
         np.testing.assert_array_equal(warpgroups.run(build, words, words, seed=seed), words)
 
 
+# -- clusters -------------------------------------------------------------------------------------------
+
+HALVES_BODY = """
+  // Each block copies its half of a box to both.
+  const int rank = blockIdx.x % 2;
+  unsigned* words = reinterpret_cast<unsigned*>(shared_bytes);
+  unsigned long long* barrier = reinterpret_cast<unsigned long long*>(shared_bytes);
+  if (i == 0) {
+    barrier_init(barrier, 1);
+    fence_barrier_init();
+  }
+  cluster_sync();
+  if (i == 0) {
+    barrier_expect(barrier, 2048);
+    tma_multicast(words + 256 * (1 + rank), &maps.load, barrier, 3, 0, 8 * rank, blockIdx.x / 2, 0);
+  }
+  barrier_wait(barrier, 0);
+  for (int j = i; j < 512; j += 128) out[512 * blockIdx.x + j] = words[256 + j];
+  cluster_sync();
+"""
+
+
+def halves_come(body: str, seed: int) -> bool:
+    """Whether each block of two clusters has all of its cluster's box."""
+    boxes = Boxes((64, 16, 2, 1), (128, 2048, 16), (64, 8, 1, 1), swizzle=128)
+    memory = random_bytes(2 * 16 * 128)
+    words = np.concatenate([boxes.header(), memory.view(np.uint32)])
+    build = warpgroups.emulated(body, host=warpgroups.BOX_HOST, blocks=4, smem=4096, cluster=2)
+    found = warpgroups.run(build, words, np.zeros((4, 512), np.uint32), seed=seed).reshape(4, 2, 256)
+    halves = [
+        boxes.loaded(memory, (0, 8 * half, head, 0)).view(np.uint32) for head in (0, 1) for half in (0, 1)
+    ]
+    return bool((found == np.array(halves).reshape(2, 1, 2, 256).repeat(2, 1).reshape(4, 2, 256)).all())
+
+
+def test_blocks_of_a_cluster_copy_to_each_other():
+    assert all(halves_come(HALVES_BODY, seed) for seed in range(8))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("  }\n  cluster_sync();", "  }\n  __syncthreads();"),
+        ("barrier, 3, 0", "barrier, 1 << rank, 0"),
+        ("barrier, 3, 0", "barrier, 2 >> rank, 0"),
+        ("barrier, 3, 0", "barrier, 1, 0"),
+        ("barrier_expect(barrier, 2048)", "barrier_expect(barrier, 1024)"),
+        ("barrier_wait(barrier, 0);", ""),
+    ],
+)
+def test_mistakes_in_copies_to_each_other_are_caught(right, wrong):
+    assert HALVES_BODY.count(right) == 1
+
+    def caught(seed: int) -> bool:
+        try:
+            return not halves_come(HALVES_BODY.replace(right, wrong), seed)
+        except LaunchError:
+            return True
+
+    assert any(caught(seed) for seed in range(8))
+
+
+RALLY_BODY = """
+  // Two blocks by turns: each adds one to what the other made, and tells it.
+  const int rank = blockIdx.x;
+  unsigned long long* barrier = reinterpret_cast<unsigned long long*>(shared_bytes);
+  if (i == 0) barrier_init(barrier, 1);
+  cluster_sync();
+  if (i > 0) return;
+  for (int r = 0; r < count; ++r) {
+    if (r % 2 != rank) continue;
+    if (r > 0) WAIT(barrier, (r - 1) / 2 % 2);
+    out[r] = r > 0 ? out[r - 1] + 1 : 1;
+    if (r + 1 < count) barrier_arrive_at(barrier, 1 - rank);
+  }
+  cluster_sync();
+"""
+
+
+@pytest.mark.parametrize("wait", ["barrier_wait", "while (!barrier_test"])
+def test_blocks_of_a_cluster_arrive_at_each_others_barriers(wait):
+    call = "barrier_wait" if wait == "barrier_wait" else "POLL"
+    poll = "#define POLL(b, p) while (!barrier_test(b, p)) {}\n"
+    body = RALLY_BODY.replace("WAIT", call)
+    build = warpgroups.emulated(body, device=poll, blocks=2, cluster=2)
+    for seed in range(8):
+        found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(41, np.uint32), seed=seed)
+        np.testing.assert_array_equal(found, np.arange(1, 42))
+
+
+MEETING_BODY = """
+  // Shared memory is a block's own; what all have written before they meet, all see. Half of the warps end.
+  unsigned* words = reinterpret_cast<unsigned*>(shared_bytes);
+  words[i] = 1000 * blockIdx.x + i;
+  const unsigned blocks = gridDim.x;
+  out[blockIdx.x * 128 + i] = in[i];
+  if (warp % 2) return;
+  for (int r = 0; r < 3; ++r) {
+    cluster_sync();
+    const unsigned told = out[(blockIdx.x + 1) % blocks * 128 + i];
+    cluster_sync();
+    out[blockIdx.x * 128 + i] = told + words[i] - 1000 * blockIdx.x;
+  }
+"""
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_a_cluster_waits_for_all_its_threads_but_those_that_have_ended(blocks):
+    words = np.arange(5, 5 + 128, dtype=np.uint32)
+    cluster = blocks if blocks > 1 else None
+    build = warpgroups.emulated(MEETING_BODY, blocks=blocks, cluster=cluster)
+    threads = np.arange(128)
+    expected = words + np.where(threads // 32 % 2, 0, 3 * threads)
+    for seed in range(6):
+        found = warpgroups.run(build, words, np.zeros((blocks, 128), np.uint32), seed=seed)
+        np.testing.assert_array_equal(found.reshape(blocks, 128), np.tile(expected, (blocks, 1)))
+
+
+def test_threads_meet_at_one_line():
+    body = "if (blockIdx.x) cluster_sync();\n  else cluster_sync();"
+    words = np.zeros(1, np.uint32)
+    with pytest.raises(
+        LaunchError,
+        match=r"divergent cluster_sync: block 0, thread 0 waits at line (\d+), block 1, thread 0 at line",
+    ):
+        warpgroups.run(warpgroups.emulated(body, blocks=2, cluster=2), words, words)
+
+
+def test_a_grid_is_of_whole_clusters():
+    words = np.zeros(1, np.uint32)
+    with pytest.raises(LaunchError, match="a grid of 3 blocks in x, in clusters of 2"):
+        warpgroups.run(warpgroups.emulated("", blocks=3, cluster=2), words, words)
+
+
 # -- warps ----------------------------------------------------------------------------------------------
 
 OWN_ROWS_BODY = """
@@ -1174,27 +1308,108 @@ MISUSES = [
 ]
 
 
+#: Two blocks of a warpgroup, each with a barrier at byte 0.
+CLUSTER_BODY = f"""
+  const unsigned rank = blockIdx.x;
+  unsigned* words = reinterpret_cast<unsigned*>(shared_bytes + 1024);
+  unsigned long long* barrier = reinterpret_cast<unsigned long long*>(shared_bytes);
+  for (int j = i; j < count; j += blockDim.x) out[j] = 0;
+  const auto ready = [&] {{
+    if (i == 0) {{
+      barrier_init(barrier, 1);
+      fence_barrier_init();
+    }}
+    cluster_sync();
+  }};
+  switch (in[{HEADER - 1}]) {{
+"""
+MULTICAST = "tma_multicast(words, &maps.load, barrier, {}, 0, 0, 0, 0);"
+CLUSTER_MISUSES = [
+    (
+        "if (i == 0 && rank == 0) barrier_arrive_at(barrier, 1); cluster_sync();",
+        r"block 0, thread 0: barrier_arrive_at in line \d+ of the uninitialised barrier at byte 0 of shared"
+        " memory of block 1",
+    ),
+    (
+        "ready(); if (i == 0 && rank == 0) barrier_expect(barrier, 16); cluster_sync();"
+        " if (i == 5 && rank == 1) barrier_arrive_at(barrier, 0); cluster_sync();",
+        r"block 1, thread 5: barrier_arrive_at in line \d+ is one arrival more than the 1 of a phase of the"
+        " barrier at byte 0 of block 0",
+    ),
+    (
+        "ready(); if (i == 0) barrier_arrive_at(barrier, 2); cluster_sync();",
+        r"block [01], thread 0: barrier_arrive_at in line \d+ at block 2 of a cluster of 2",
+    ),
+    (
+        f"ready(); if (i == 0) {{ barrier_expect(barrier, 2048); {MULTICAST.format(5)} }} cluster_sync();",
+        r"thread 0: tma_multicast in line \d+ at block 2 of a cluster of 2",
+    ),
+    (
+        "ready(); if (i == 0 && rank == 0) barrier_arrive_at(barrier, 1);",
+        r"block 0, thread 0: barrier_arrive_at in line \d+ at block 1, which has ended",
+    ),
+    (
+        f"ready(); if (i == 0 && rank == 1) {{ {MULTICAST.format(1)} }}",
+        r"block 1, thread 0: tma_multicast in line \d+ at block 0, which has ended",
+    ),
+    (
+        f"ready(); if (i == 9 && rank == 0) {{ {MULTICAST.format(2)} }} cluster_sync();",
+        r"block 1 ended with the tma_multicast of line \d+ by thread 9 of block 0 under way",
+    ),
+    (
+        "if (i == 7) barrier_init(barrier, 1); cluster_sync();"
+        f" if (i == 0 && rank == 0) {{ {MULTICAST.format(2)} }} cluster_sync();",
+        r"block 0, thread 0: tma_multicast in line \d+ by the barrier at byte 0 of block 1, which thread 7"
+        " initialised without fence_barrier_init",
+    ),
+    (
+        "ready(); if (rank == 1 && i == 3) barrier_wait(barrier, 0); cluster_sync();",
+        r"deadlock in block 0 of 128 threads: 128 wait at cluster_sync in line \d+ for all threads of the"
+        r" cluster \(from thread 0\); deadlock in block 1 of 128 threads: 1 wait at barrier_wait in line \d+"
+        r" .* \(thread 3\), 127 wait at cluster_sync",
+    ),
+]
+
+
 @cache
 def misuse_build() -> Build:
-    cases = "".join(
-        f"    case {number}:\n      {code}\n      break;\n" for number, (code, _) in enumerate(MISUSES)
-    )
-    body = MISUSE_BODY + cases + "  }"
+    body = MISUSE_BODY + cases_of(MISUSES)
     return warpgroups.emulated(body, host=warpgroups.BOX_HOST, threads=288, smem=33 * 1024)
+
+
+@cache
+def cluster_misuse_build() -> Build:
+    body = CLUSTER_BODY + cases_of(CLUSTER_MISUSES)
+    return warpgroups.emulated(body, host=warpgroups.BOX_HOST, blocks=2, smem=4096, cluster=2)
+
+
+def cases_of(misuses: list[tuple[str, str]]) -> str:
+    cases = (f"    case {number}:\n      {code}\n      break;\n" for number, (code, _) in enumerate(misuses))
+    return "".join(cases) + "  }"
 
 
 @pytest.mark.parametrize("number", range(len(MISUSES)), ids=lambda number: MISUSES[number][0][:60])
 def test_misuse_is_reported(number):
-    code, message = MISUSES[number]
+    check_misuse(misuse_build(), number, *MISUSES[number])
+
+
+@pytest.mark.parametrize(
+    "number", range(len(CLUSTER_MISUSES)), ids=lambda number: CLUSTER_MISUSES[number][0][:60]
+)
+def test_misuse_of_a_cluster_is_reported(number):
+    check_misuse(cluster_misuse_build(), number, *CLUSTER_MISUSES[number])
+
+
+def check_misuse(build: Build, number: int, code: str, message: str) -> None:
     boxes = Boxes((64, 16, 1, 1), (128, 16, 16), (64, 16, 1, 1))
     header = boxes.header()
     header[HEADER - 1] = number
     words = np.concatenate([header, np.zeros(512, np.uint32)])
-    line = misuse_build().kernel.source.split(f"case {number}:")[0].count("\n") + 2
+    line = build.kernel.source.split(f"case {number}:")[0].count("\n") + 2
     with pytest.raises(LaunchError, match=message) as caught:
         # Some show in most orders of events, not in all.
         for seed in range(8):
-            warpgroups.run(misuse_build(), words, np.zeros(512, np.uint32), seed=seed)
+            warpgroups.run(build, words, np.zeros(512, np.uint32), seed=seed)
     for named in re.findall(r"line (\d+)", str(caught.value)):
         assert int(named) == line, code
 

@@ -14,13 +14,13 @@ import pytest
 from covering import LOOSE, WGMMA_HEAD_DIMS, WGMMA_NUMBERS, Setting, draw, traits, wgmma_settings
 from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
-from flashgen.gen.limits import preset
+from flashgen.gen.limits import DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner import reference
-from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.device import Build, CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.sim import SimDevice, SimRunner
 from flashgen.tuner.validate import WrongResult, validate
 from test_mma import assert_tidy
@@ -145,17 +145,28 @@ def test_a_kernel_is_right_in_any_order():
     assert len(outputs) == 1
 
 
+def attend(built: Build, case, scale: float, limits: DeviceLimits, seed: int):
+    """The outputs of a kernel, or None where its launch fails."""
+    try:
+        return SimRunner(limits, seed=seed).attend(built, *case, scale=scale, want_lse=True)
+    except (CorruptedMemory, LaunchError):
+        return None
+
+
 @needs_compiler
 @pytest.mark.parametrize("schedule", ["overlapped", "chained"])
-def test_every_synchronisation_of_a_kernel_is_needed(schedule):
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_every_synchronisation_of_a_kernel_is_needed(schedule, cluster):
     """Each barrier, wait and fence taken out of the source makes some result wrong or the launch fail, with
     some number of stages."""
     problem = replace(HALF, head_dim=16, head_dim_v=16)
-    # One block alone, so that it has several tiles; of the second, the last warpgroup sees nothing. Keys are
-    # several tiles, or one, which lets copies run ahead from one tile of queries to the next.
+    # One block or cluster alone, so that it has several tiles; of the second, the last warpgroup sees
+    # nothing. Keys are several tiles, or one, which lets copies run ahead from one tile of queries to the
+    # next.
     limits = replace(H200, num_sms=1)
+    variant = Wgmma(br=128, bc=16, schedule=schedule, cluster=cluster)
     kernels = [
-        render(Wgmma(br=128, bc=16, schedule=schedule, k_stages=k, v_stages=v, q_stages=q), problem, limits)
+        render(replace(variant, k_stages=k, v_stages=v, q_stages=q), problem, limits)
         for k, v, q in ((2, 2, 1), (1, 1, 2), (3, 2, 2))
     ]
     toolchain = SimDevice("h200", limits).toolchain()
@@ -167,20 +178,18 @@ def test_every_synchronisation_of_a_kernel_is_needed(schedule):
 
     def right(kernel: Kernel) -> bool:
         built = toolchain.build(kernel)
-        for ((q, k, v), scale), o_expected in zip(cases, expected, strict=True):
+        for (case, scale), o_expected in zip(cases, expected, strict=True):
             for seed in range(4):
-                try:
-                    o, _ = SimRunner(limits, seed=seed).attend(built, q, k, v, scale=scale)
-                except (CorruptedMemory, LaunchError):
-                    return False
-                if not np.abs(o.astype(np.float64) - o_expected).max() < 1e-2:
+                found = attend(built, case, scale, limits, seed)
+                if not found or not np.abs(found[0].astype(np.float64) - o_expected).max() < 1e-2:
                     return False
         return True
 
     assert all(map(right, kernels))
     pattern = re.compile(
-        r"(if \([^()]*\) )?(barrier_(wait|arrive|expect)|wgmma_(wait<\d>|fence|commit)|fence_proxy_async"
-        r"|tma_(wait_read<0>|commit)|named_barrier_sync|__syncthreads)\([^;{]*\);"
+        r"(if \([^()]*\) )?(barrier_(wait|arrive|arrive_at|expect)|wgmma_(wait<\d>|fence|commit)"
+        r"|fence_(proxy_async|barrier_init)|tma_(wait_read<0>|commit|multicast)|named_barrier_sync"
+        r"|__syncthreads|cluster_sync)\([^;{]*\);"
     )
 
     def calls(source: str) -> list[re.Match[str]]:
@@ -197,6 +206,86 @@ def test_every_synchronisation_of_a_kernel_is_needed(schedule):
         else:
             line = source[: call.start()].count("\n") + 1
             pytest.fail(f"line {line}: {call[0]}")
+
+
+#: Of clusters: blocks that stay and those with one tile, by every order of tiles.
+CLUSTERS = [
+    Wgmma(br=64, bc=16, cluster=2),
+    Wgmma(br=128, bc=32, q_stages=2, k_stages=1, v_stages=3, schedule="chained", cluster=2),
+    Wgmma(br=64, bc=16, persistent=False, cluster=2),
+    Wgmma(br=64, bc=48, persistent=False, section=0, q_in_registers=True, cluster=2),
+    Wgmma(br=128, bc=16, persistent=False, section=2, order_of_groups="products", cluster=2),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", CLUSTERS, ids=lambda variant: variant.name)
+def test_blocks_of_a_cluster_are_right(variant, causal):
+    """With a tile of queries, an even and an odd number of them, rows without keys, keys of less than a tile
+    and of several; heads that share keys; one cluster that takes all turns, and more of them."""
+    problem = replace(BRAIN, head_dim=24, head_dim_v=16, causal=causal)
+    for num_sms in (1, 5):
+        limits = replace(H200, num_sms=num_sms)
+        kernel = render(variant, problem, limits)
+        built = SimDevice("h200", limits).toolchain().build(kernel)
+        for rows, keys in ((50, 70), (2 * variant.br, 115), (2 * variant.br + 1, 300), (230, 45)):
+            case = inputs(problem, rows, keys, 0.2)
+            expected = reference.attention(*case, scale=0.2, causal=causal)
+            for seed in range(2):
+                found = attend(built, case, 0.2, limits, seed)
+                assert found is not None and found[1] is not None, (rows, keys)
+                np.testing.assert_allclose(found[0].astype(np.float64), expected.o, atol=2e-2)
+                np.testing.assert_allclose(found[1], expected.lse, atol=1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("  cluster_sync();\n\n  Turn", "  __syncthreads();\n\n  Turn"),
+        (
+            "barrier_init(&smem.k_empty[i], kCluster * kConsumers)",
+            "barrier_init(&smem.k_empty[i], kConsumers)",
+        ),
+        (
+            "barrier_init(&smem.v_empty[i], kCluster * kConsumers)",
+            "barrier_init(&smem.v_empty[i], kConsumers)",
+        ),
+        (
+            "barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group)",
+            "barrier_arrive(&smem.k_empty[k_turn.stage])",
+        ),
+        (
+            "barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group)",
+            "barrier_arrive(&smem.v_empty[v_turn.stage])",
+        ),
+        ("if (in_group < kCluster)", "if (in_group < 1)"),
+        ("kEveryBlock = (1 << kCluster) - 1", "kEveryBlock = 1"),
+        ("int first_key = blockIdx.x % kCluster * kShare", "int first_key = 0"),
+        ("smem.k[k_turn.stage][c] + first_key * kChunk", "smem.k[k_turn.stage][c]"),
+        ("n * kBc + first_key, kv_head", "n * kBc, kv_head"),
+        ("(q_tile + 1) * kClusterRows", "first_row + kBr"),
+        ("+ blockIdx.x % kCluster * kBr", ""),
+        ("turn = blockIdx.x / kCluster", "turn = blockIdx.x"),
+        ("turn += gridDim.x / kCluster", "turn += gridDim.x"),
+    ],
+)
+def test_mistakes_between_the_blocks_of_a_cluster_are_caught(right, wrong):
+    problem = replace(BRAIN, head_dim=16, head_dim_v=16, causal=True)
+    limits = replace(H200, num_sms=4)
+    kernel = render(Wgmma(br=64, bc=16, cluster=2), problem, limits)
+    assert right in kernel.source
+    toolchain = SimDevice("h200", limits).toolchain()
+    built = toolchain.build(replace(kernel, source=kernel.source.replace(right, wrong)))
+    case = inputs(problem, 150, 170, 0.2)
+    expected = reference.attention(*case, scale=0.2, causal=True).o
+
+    def caught(seed: int) -> bool:
+        found = attend(built, case, 0.2, limits, seed)
+        return not found or not np.abs(found[0].astype(np.float64) - expected).max() < 2e-2
+
+    assert any(caught(seed) for seed in range(8))
 
 
 @needs_compiler
@@ -247,13 +336,37 @@ def test_what_a_search_proposes_renders_apart(problem):
     assert len({render(variant, problem, H200).digest for variant in sample}) == len(sample)
 
 
-def test_the_header_regenerates_the_variant():
-    variant = Wgmma(br=192, bc=80, schedule="chained", persistent=False, section=4)
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_header_regenerates_the_variant(cluster):
+    variant = Wgmma(br=192, bc=80, schedule="chained", persistent=False, section=4, cluster=cluster)
     source = render(variant, HALF, H200).source
     parsed = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
     assert Wgmma(**Wgmma.parse(parsed)) == variant
+    # What is implied is not said.
+    assert ("cluster = 2" in source) == ("cluster" in parsed) == (cluster > 1)
     # -arch=sm_90a would build, and refuse, PTX for all of sm_90 too.
     assert "-gencode arch=compute_90a,code=sm_90a -c" in source
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_grids_are_of_whole_clusters(persistent, cluster):
+    limits, heads = replace(H200, num_sms=7), 6
+    variant = Wgmma(br=64, bc=16, persistent=persistent, min_blocks=3, cluster=cluster)
+    launch = render(variant, HALF, limits).launch
+    assert launch.max_blocks == ((21 - 21 % cluster) if persistent else None)
+    for rows, tiles in ((1, 1), (64, 1), (65, 2), (500, 8), (513, 9)):
+        problem = replace(HALF, batch=2, num_q_heads=3, num_kv_heads=3, seqlen_q=rows)
+        blocks = heads * (tiles + tiles % cluster)
+        assert launch.grid(problem) == min(blocks, launch.max_blocks or blocks)
+    alone = render(replace(variant, min_blocks=1), HALF, replace(limits, num_sms=1)).launch
+    assert alone.grid(HALF) % cluster == 0
+
+
+def test_a_cluster_asks_l2_for_half():
+    alone, shared = (Wgmma(cluster=cluster).work(HALF, H200).per_tile for cluster in (1, 2))
+    assert alone.l2_bytes == 128 * (64 + 64) * 2 == 2 * shared.l2_bytes
+    assert replace(shared, l2_bytes=alone.l2_bytes) == alone
 
 
 # -- rules ----------------------------------------------------------------------------------------------
@@ -303,6 +416,12 @@ def test_the_header_regenerates_the_variant():
             Wgmma(br=64, bc=96, k_stages=4, v_stages=4, min_blocks=3),
             "occupancy: min_blocks=3, but 107520 bytes of shared memory leave room for 2",
         ),
+        (
+            "h200",
+            replace(HALF, seqlen_q=128),
+            Wgmma(cluster=2),
+            "clusters: cluster=2: 128 query rows are one tile of 128, a cluster takes 2 of one head",
+        ),
     ],
 )
 def test_every_rule_names_both_numbers(card, problem, variant, message):
@@ -323,6 +442,16 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         (HALF, Wgmma(rescale="always"), "rescaling: rescale=always: "),
         (replace(HALF, head_dim=128, head_dim_v=128), Wgmma(poly_exp=4), "exponentials: poly_exp=4"),
         (HALF, Wgmma(persistent=False, section=2), "tile order: section=2: without a causal mask"),
+        (
+            replace(HALF, seqlen_q=600),
+            Wgmma(cluster=2),
+            "clusters: cluster=2: 600 query rows are 5 tiles of 128, beside the last a block has none",
+        ),
+        (
+            replace(HALF, causal=True, seqlen_q=512, seqlen_k=512),
+            Wgmma(cluster=2),
+            "clusters: cluster=2: neighbours see 128 keys apart, rows 256 on average",
+        ),
         (
             replace(HALF, causal=True, seqlen_k=16384),
             Wgmma(persistent=False, section=0),

@@ -116,7 +116,7 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
                             const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                             CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 %(device)s
-extern "C" __global__ void __launch_bounds__(%(threads)d)
+extern "C" __global__ void %(attributes)s __launch_bounds__(%(threads)d)
     tiny_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const int i = threadIdx.x, lane = i %% 32, warp = i / 32;
@@ -152,12 +152,15 @@ def emulated(
     blocks: int = 1,
     threads: int = GROUP,
     smem: int = 1024,
+    cluster: int | None = None,
     sanitize: bool = False,
 ) -> Build:
     """A kernel of one's own for the emulated card: ``body`` reads words of ``in`` and ``accumulators`` and
-    writes as many words to ``out`` as there are accumulators. ``host`` makes ``maps`` by ``encode``."""
+    writes as many words to ``out`` as there are accumulators. ``host`` makes ``maps`` by ``encode``. So many
+    blocks are a ``cluster``."""
+    attributes = f"__cluster_dims__({cluster}, 1, 1)" if cluster else ""
     parts = {"body": body, "host": host, "device": device, "maps": maps, "blocks": blocks}
-    parts |= {"threads": threads, "smem": smem}
+    parts |= {"threads": threads, "smem": smem, "attributes": attributes}
     launch = Launch(threads, smem, None)
     kernel = Kernel(Problem(head_dim=1), Simt(), CARD.arch, FRAME % parts, "tiny", "tiny_kernel", launch)
     return SimDevice("h200", CARD, sanitize).toolchain().build(kernel)

@@ -75,18 +75,20 @@ class CopyEngine {
   }
 
   // Lets some copies end, in any order; at least one if nothing else can happen. For spells each takes as long as anyone can
-  // do without it.
-  void advance(bool others_ready) {
+  // do without it. Whether any has ended.
+  bool advance(bool others_ready) {
     if (scheduler_.random().next() % 32 == 0) reluctant_ = !reluctant_;
     const size_t count = loads_.size() + stores_.size();
     size_t landing = others_ready ? 0 : 1;
     if (!reluctant_) landing += scheduler_.random().next() % (count + others_ready);
+    const bool any = landing > 0;
     for (; landing > 0; --landing) {
       const size_t left = loads_.size() + stores_.size();
-      if (left == 0) return;
+      if (left == 0) break;
       const size_t i = scheduler_.random().next() % left;
       i < loads_.size() ? land_load(i) : land_store(i - loads_.size());
     }
+    return any;
   }
 
   // A thread may not end before its stores have read their source, which is gone when the block has ended.

@@ -99,8 +99,9 @@ class Block : public Scheduler {
   // Of shared memory, with what an error may have changed behind it.
   size_t kept_bytes() const { return grid_.shared_bytes + (EMULATION_ASAN ? 0 : kSharedGuardBytes); }
 
-  // Lets each warp run. False if then nothing goes on by itself; perhaps the block has ended, or failed.
-  bool run_round() {
+  // Lets each warp run, and copies too: these must, if nothing else goes on in the cluster. False if nothing did, and the
+  // block waits for others; or it has ended, or failed.
+  bool run_round(bool others_wait) {
     run_warps(phases.used());
     if (failed()) return false;
     const Runnable threads = runnable();
@@ -109,10 +110,7 @@ class Block : public Scheduler {
       check_end();
       return false;
     }
-    if (engine.busy()) {
-      engine.advance(threads == Runnable::kSome);
-      return true;
-    }
+    if (engine.busy()) return engine.advance(!others_wait || threads == Runnable::kSome) || threads != Runnable::kNone;
     return threads != Runnable::kNone || release_barrier();
   }
 
@@ -246,7 +244,7 @@ class Cluster {
     for (const unsigned rank : order_) {
       if (blocks_[rank]->ended() || (rank == slow_ && !everyone && random_.next() % 32 > 0)) continue;
       enter(rank);
-      going_ |= running->run_round();
+      going_ |= running->run_round(everyone || size() == 1);
       if (running->failed()) return;
     }
     going_ |= release_barrier();
