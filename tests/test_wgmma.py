@@ -111,8 +111,9 @@ def test_the_full_suite(problem, variant):
             replace(HALF, head_dim=72, head_dim_v=8),
             Wgmma(br=64, bc=32, schedule="chained", k_stages=1, v_stages=1),
         ),
+        (replace(BRAIN, head_dim=16, head_dim_v=24, causal=True), Wgmma(br=64, bc=32, cluster=2)),
     ],
-    ids=["bf16", "f16"],
+    ids=["bf16", "f16", "cluster"],
 )
 def test_kernels_pass_the_sanitizer(problem, variant):
     check(Setting(variant, problem, H200), seed=1, sanitize=True)
@@ -364,9 +365,13 @@ def test_grids_are_of_whole_clusters(persistent, cluster):
 
 
 def test_a_cluster_asks_l2_for_half():
-    alone, shared = (Wgmma(cluster=cluster).work(HALF, H200).per_tile for cluster in (1, 2))
-    assert alone.l2_bytes == 128 * (64 + 64) * 2 == 2 * shared.l2_bytes
-    assert replace(shared, l2_bytes=alone.l2_bytes) == alone
+    alone, shared = (Wgmma(cluster=cluster).work(HALF, H200) for cluster in (1, 2))
+    assert alone.tile_bytes == 128 * (64 + 64) * 2 == 2 * shared.tile_bytes
+    assert replace(shared, tile_bytes=alone.tile_bytes) == alone
+    # Neighbours walk as far as the one that sees more.
+    causal = replace(HALF, causal=True, seqlen_q=300, seqlen_k=300)
+    walks = [Wgmma(bc=64, cluster=cluster).work(causal, H200).walks for cluster in (1, 2)]
+    assert walks == [(5, 4, 2), (5, 5, 4, 4)]
 
 
 # -- rules ----------------------------------------------------------------------------------------------
