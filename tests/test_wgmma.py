@@ -411,6 +411,12 @@ def test_a_cluster_asks_l2_for_half():
         ("h200", HALF, Wgmma(bc=256), "registers: about 252 per computing thread, 240 allowed with 1 blocks"),
         (
             "h200",
+            replace(HALF, head_dim=256, head_dim_v=256),
+            Wgmma(br=64, bc=128, v_stages=1),
+            "registers: about 252 per computing thread, 248 allowed with 1 blocks",
+        ),
+        (
+            "h200",
             HALF,
             Wgmma(br=64, bc=208, min_blocks=2),
             "registers: 134 for one product of 208 columns, a launch of 2 blocks of 256 threads per SM",

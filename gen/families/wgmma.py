@@ -28,7 +28,8 @@ ALIGNMENT = 1024
 BARRIER_BYTES = 8
 #: What a thread of the copying warpgroup keeps: the least that there is.
 COPYING_REGISTERS = 24
-MAX_COMPUTING_REGISTERS = 240
+#: What one may have of those that others gave up, and what makes that needless.
+MAX_COMPUTING_REGISTERS, ENOUGH_REGISTERS = 240, 248
 #: What ptxas wants for one product beside its sums, of the registers that a launch gives.
 REGISTERS_BESIDE_SUMS = 30
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
@@ -99,8 +100,8 @@ class Wgmma(Variant):
     def computing_registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Per thread of a warpgroup that computes, once the copying one has given up its own."""
         given = self.registers(problem, limits)
-        if given >= 248:
-            return given  # nothing to gain
+        if given >= ENOUGH_REGISTERS:
+            return ENOUGH_REGISTERS  # nothing to gain
         spare = given * (1 + self.consumers) - COPYING_REGISTERS
         return min(MAX_COMPUTING_REGISTERS, spare // self.consumers // 8 * 8)
 
@@ -138,7 +139,7 @@ class Wgmma(Variant):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         given = self.registers(problem, limits)
-        shares = given < 248
+        shares = given < ENOUGH_REGISTERS
         return {
             "consumers": self.consumers,
             "d_chunks": _chunks(problem.head_dim),
