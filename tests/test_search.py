@@ -17,9 +17,10 @@ from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant
 from flashgen.tuner.catalogue import build_catalogue
 from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.heartbeat import OWNER, owner
 from flashgen.tuner.outcome import Measurement, Outcome, Status
 from flashgen.tuner.search import Origin, Search, predicted_fastest
-from flashgen.tuner.study import OUTCOME, OWNER, open_storage, open_study, outcomes, owner
+from flashgen.tuner.study import OUTCOME, open_storage, open_study, outcomes
 from optuna.trial import TrialState
 
 LADDER = FAMILIES["ladder"]
@@ -263,7 +264,7 @@ def test_what_a_dead_run_left_is_tried_again(tmp_path):
     left = [search.ask() for _ in range(4)]
     for proposal in left:
         assert proposal is not None
-        host, pid, _ = owner().split("/")
+        host, pid, *_ = owner().split("/")
         proposal.trial.set_user_attr(OWNER, f"{host}/{pid}/1")  # a process of that number, but not this one
     study = open_study(open_storage(where), where, "killed", {})
     assert Counter(t.state for t in study.trials) == {TrialState.COMPLETE: 3, TrialState.FAIL: 4}

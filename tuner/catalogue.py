@@ -68,6 +68,12 @@ class Catalogue:
             self.unseen[row] = False
             self.num_unseen -= 1
 
+    def release(self, row: int) -> None:
+        """Makes a variant that was taken one to try again."""
+        if not self.unseen[row]:
+            self.unseen[row] = True
+            self.num_unseen += 1
+
     def nearest(self, variant: Variant, *, among_unseen: bool = True) -> int | None:
         """The row closest to ``variant``, legal or not; None when there is none left.
 

@@ -23,9 +23,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..gen.variant import Variant
 from .catalogue import Catalogue
+from .claims import Others
+from .heartbeat import OWNER, Pulse
 from .outcome import Outcome, Status
 from .prior import Prior
-from .study import OUTCOME, OWNER, distributions, outcome_to_dict, outcomes, owner
+from .study import OUTCOME, distributions, outcome_to_dict, outcomes, plain_figures
 
 #: Spaces up to this size are swept whole unless the budget is smaller still.
 SWEEP_MAX = 300
@@ -139,6 +141,7 @@ class Search:
         known: winners to try first, of other problems or cards too: the nearest legal variant is.
         prior: predicted time of a variant; guides the first trials.
         guide: the sampler that proposes; TPE unless told otherwise.
+        pulse: keeps the trials in flight alive in the eyes of other hosts.
     """
 
     def __init__(
@@ -151,22 +154,25 @@ class Search:
         known: Iterable[Variant] = (),
         prior: Prior | None = None,
         guide: BaseSampler | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.study = study
         self.earlier: list[Outcome] = []
-        self._owner = owner()
+        self.others = Others(study, catalogue)
+        self._num_noted = 0
+        self._pulse = pulse or Pulse()
         self._sampler = LegalSampler(catalogue, guide or tpe(seed), seed=seed, prior=prior)
         study.sampler = self._sampler
         self._best_us = float("inf")
-        for _, outcome in outcomes(study, catalogue.family):
+        for trial, outcome in outcomes(study, catalogue.family):
             # Under --set an earlier run may have tried what lies outside of this run's space.
-            if catalogue.row(outcome.variant) is not None:
+            row = catalogue.row(outcome.variant)
+            self.others.settled(trial.number, row)
+            if row is not None:
                 self.earlier.append(outcome)
                 self._note(outcome)
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if trial.params.keys() == self._names():
-                self._take(catalogue.family(**trial.params))
+        self.look_at_others()
         self.sweeps = catalogue.num_unseen <= min(SWEEP_MAX, budget if budget is not None else SWEEP_MAX)
         self._plan(known, prior, random.Random(seed))
 
@@ -179,33 +185,62 @@ class Search:
         """Fastest so far in this space, earlier runs of the study included."""
         return None if self._best_us == float("inf") else self._best_us
 
-    def ask(self) -> Proposal | None:
-        """The next variant, None when every legal one was tried."""
-        if self.exhausted:
-            return None
-        trial = self.study.ask()
-        for parameter in self.catalogue.family.parameters():
-            trial.suggest_categorical(parameter.name, parameter.choices)
-        assert self._sampler.chosen is not None
-        row, origin = self._sampler.chosen
-        trial.set_user_attr(OWNER, self._owner)
-        return Proposal(self.catalogue.variant(row), row, origin, trial)
+    def look_at_others(self) -> None:
+        """Learns what other coordinators of the study have finished, begun and left behind."""
+        self.others.look()
+        self._note_others()
 
-    def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Records an outcome. A failure is PRUNED and infeasible, never a number that would mislead."""
+    def _note_others(self) -> None:
+        for outcome in self.others.outcomes[self._num_noted :]:
+            self._note(outcome)
+        self._num_noted = len(self.others.outcomes)
+
+    def ask(self) -> Proposal | None:
+        """The next variant, None when every legal one is tried or being tried."""
+        while True:
+            if self.exhausted:
+                return None
+            trial = self.study.ask()
+            trial.set_user_attr(OWNER, self._pulse.owner)
+            for parameter in self.catalogue.family.parameters():
+                trial.suggest_categorical(parameter.name, parameter.choices)
+            assert self._sampler.chosen is not None
+            row, origin = self._sampler.chosen
+            mine = self.others.gives(trial, row)
+            self._note_others()
+            if mine:
+                self._pulse.add(trial)
+                return Proposal(self.catalogue.variant(row), row, origin, trial)
+
+    def tell(self, proposal: Proposal, outcome: Outcome) -> bool:
+        """Records an outcome. A failure is PRUNED and infeasible, never a number that would mislead.
+
+        Returns whether it was recorded: a coordinator that stood still for too long finds its trial given up
+        by another, which tries the variant itself.
+        """
         trial = proposal.trial
-        trial.set_user_attr("origin", str(proposal.origin))
-        trial.set_user_attr(OUTCOME, outcome_to_dict(outcome))
-        if outcome.measurement is not None and outcome.status in (Status.OK, Status.SLOW):
-            self.study.tell(trial, outcome.measurement.median_us)
-        else:
-            if hasattr(trial, "set_constraint"):  # Optuna 5; before, PRUNED alone ranks it last
-                trial.set_constraint(str(outcome.status), 1.0)
-            self.study.tell(trial, state=TrialState.PRUNED)
+        self._pulse.remove(trial)
+        try:
+            trial.set_user_attr("origin", str(proposal.origin))
+            for name, figure in plain_figures(outcome).items():
+                trial.set_user_attr(name, figure)
+            trial.set_user_attr(OUTCOME, outcome_to_dict(outcome))
+            if outcome.measurement is not None and outcome.status in (Status.OK, Status.SLOW):
+                self.study.tell(trial, outcome.measurement.median_us)
+            else:
+                if hasattr(trial, "set_constraint"):  # Optuna 5; before, PRUNED alone ranks it last
+                    trial.set_constraint(str(outcome.status), 1.0)
+                self.study.tell(trial, state=TrialState.PRUNED)
+        except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
+            if not self.others.given_up(trial):
+                raise
+            return False
         self._note(outcome)
+        return True
 
     def abandon(self, proposal: Proposal) -> None:
         """Gives up a trial that was not carried out; a later run may try its variant."""
+        self._pulse.remove(proposal.trial)
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _note(self, outcome: Outcome) -> None:
@@ -220,9 +255,6 @@ class Search:
         if row is not None:
             self.catalogue.take(row)
         return row
-
-    def _names(self) -> set[str]:
-        return {p.name for p in self.catalogue.family.parameters()}
 
     def _plan(self, known: Iterable[Variant], prior: Prior | None, rng: random.Random) -> None:
         """Queues the seeds and, in a small space, everything."""

@@ -7,12 +7,10 @@ the `Outcome` whole.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import json
 import os
 import re
-import socket
 import sqlite3
 import time
 import warnings
@@ -33,14 +31,14 @@ from ..gen.problem import Problem
 from ..gen.render import TEMPLATES
 from ..gen.variant import Variant
 from .device import FlashgenError
+from .heartbeat import OWNER, is_dead
 from .outcome import Measurement, Outcome, Status
 
 OUTCOME = "outcome"
-OWNER = "owner"
+#: What a trial's value is.
+OBJECTIVE = "median_us"
 #: The file in the out folder that holds the studies by default.
 DEFAULT_FILE = "tuning.sqlite3"
-#: A RUNNING trial of another host is taken for abandoned after this long.
-STALE_SECONDS = 3600.0
 #: Compiler output kept with a failed trial; some databases bound a text's length.
 MAX_REASON = 1500
 #: How long a writer waits for another's lock.
@@ -187,11 +185,13 @@ def open_study(storage: BaseStorage, where: str, name: str, about: Mapping[str, 
         study = optuna.create_study(
             storage=storage, study_name=name, direction="minimize", load_if_exists=True
         )
+        _name_objective(study)
         for key, value in about.items():
             if study.user_attrs.get(key) != value:
                 study.set_user_attr(key, value)
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            if not _owned_by_living(trial):
+            # Those of other hosts are watched while the search goes on.
+            if _abandoned(trial):
                 with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                     study.tell(trial.number, state=TrialState.FAIL)
     return study
@@ -202,34 +202,18 @@ def distributions(family: type[Variant]) -> dict[str, CategoricalDistribution]:
     return {p.name: CategoricalDistribution(p.choices) for p in family.parameters()}
 
 
-def owner() -> str:
-    """Who runs a trial: host, process and when that process started (process numbers are reused)."""
-    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+def _name_objective(study: Study) -> None:
+    """So that plots say what they show."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if study.metric_names != [OBJECTIVE]:
+            study.set_metric_names([OBJECTIVE])
 
 
-def _started(pid: int) -> str:
-    try:
-        # Field 22 counted from the program's name, which is in parentheses and may hold spaces.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _owned_by_living(trial: FrozenTrial) -> bool:
-    host, _, process = str(trial.user_attrs.get(OWNER, "")).partition("/")
-    pid, _, started = process.partition("/")
-    if host == socket.gethostname() and pid.isdigit():
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return _started(int(pid)) == started
-    if not host or trial.datetime_start is None:
-        return False
-    age = datetime.datetime.now() - trial.datetime_start
-    return age.total_seconds() < STALE_SECONDS
+def _abandoned(trial: FrozenTrial) -> bool:
+    """Whether nobody runs that trial for sure: its run is over, or it waits for one that never was."""
+    name = str(trial.user_attrs.get(OWNER, ""))
+    return is_dead(name) or (not name and trial.state is TrialState.WAITING)
 
 
 def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
@@ -240,6 +224,15 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
         "measurement": outcome.measurement.to_dict() if outcome.measurement else None,
         "seconds": outcome.seconds,
     }
+
+
+def plain_figures(outcome: Outcome) -> dict[str, str | float]:
+    """What of an outcome Optuna's dashboard can plot and filter by: one user attribute each."""
+    measured = outcome.measurement
+    if measured is None:
+        return {"status": str(outcome.status)}
+    figures = {name: getattr(measured, name) for name in ("tflops", "registers", "occupancy", "error")}
+    return {"status": str(outcome.status), **figures}
 
 
 def outcome_from_dict(family: type[Variant], data: Mapping[str, Any]) -> Outcome:

@@ -1,7 +1,7 @@
 """The coordinator of a tuning run: asks for variants, has them built and evaluated, tells, writes the winner.
 
-It owns the study. Builds happen in a pool of compiler processes kept ahead of the one worker process that
-holds the card, so that the card does not wait.
+Builds happen in a pool of compiler processes kept ahead of the worker processes that hold a card each, so
+that no card waits. The study may be shared with coordinators on other hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from optuna.study import Study
 
@@ -27,6 +27,7 @@ from . import library
 from .catalogue import Catalogue, build_catalogue
 from .compile import CompilePool
 from .device import Build, BuildError, Device, FlashgenError
+from .heartbeat import Pulse
 from .kept import TUNED
 from .options import UsageError, none_serves, why_not
 from .outcome import Outcome, Status, TunedKernel
@@ -42,6 +43,7 @@ from .study import (
     study_name,
     without_password,
 )
+from .team import Evaluator, Team
 from .version import flashgen_version
 from .worker import Worker
 
@@ -58,27 +60,15 @@ BUILDS_AHEAD = 2
 POLL_SECONDS = 0.2
 
 
-class Evaluator(Protocol):
-    """What tests and times builds; its worker process may die and be replaced."""
-
-    def evaluate(self, build: Build, problem: Problem, *, best_us: float | None = None) -> Outcome:
-        """Validates and times one build."""
-        ...
-
-    def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
-        """Validates builds in full and times them in turns; one outcome each."""
-        ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """What to tune, on what, and for how long (``trials`` counts those of earlier runs of the studies).
+    """What to tune, on what, and for how long (``trials`` counts all of the studies, whoever ran them).
 
-    Families without a legal variant are passed over, unless there is no other."""
+    ``more_devices`` are further cards of ``device``'s kind, which share its studies. Families without a legal
+    variant are passed over, unless there is no other."""
 
     device: Device
+    more_devices: tuple[Device, ...] = ()
     problem: Problem
     families: tuple[type[Variant], ...]
     held: Mapping[str, Value] = field(default_factory=dict)
@@ -132,7 +122,14 @@ class FinalsStarted:
     finalists: tuple[Outcome, ...]
 
 
-Event = SpaceReady | SearchGoesOn | TrialDone | FinalsStarted
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know while the run goes on."""
+
+    text: str
+
+
+Event = SpaceReady | SearchGoesOn | TrialDone | FinalsStarted | Notice
 Report = Callable[[Event], None]
 
 
@@ -154,6 +151,8 @@ class TuneResult:
     seconds: float
     storage: str
     studies: tuple[str, ...]
+    trials_elsewhere: int = 0
+    """Of other coordinators that shared the studies meanwhile."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -165,6 +164,7 @@ class TuneResult:
             "finalists": [outcome_to_dict(o) for o in self.finalists],
             "trials_run": self.trials_run,
             "trials_earlier": self.trials_earlier,
+            "trials_elsewhere": self.trials_elsewhere,
             "interrupted": self.interrupted,
             "seconds": round(self.seconds, 1),
             "storage": self.storage,
@@ -186,7 +186,7 @@ class _FamilyRun:
 
     @property
     def all_outcomes(self) -> list[Outcome]:
-        return self.search.earlier + self.done
+        return self.search.earlier + self.search.others.outcomes + self.done
 
     @property
     def best_us(self) -> float:
@@ -217,21 +217,23 @@ def tune(
     runs: list[_FamilyRun] = []
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(CompilePool(toolchain, options.jobs))
-        evaluator = make_evaluator(device) if make_evaluator else Worker(device, seed=options.seed)
-        stack.callback(evaluator.close)
+        make = make_evaluator or (lambda each: Worker(each, seed=options.seed))
+        team = stack.enter_context(Team([make(each) for each in (device, *options.more_devices)]))
+        pulse = Pulse()
+        stack.callback(pulse.close)
         spaces = _legal_spaces(options)
         for space in spaces:
             if stop.is_set():
                 break
-            run = _prepare(options, space, storage, toolchain.version, report, len(spaces))
+            run = _prepare(options, space, storage, toolchain.version, report, len(spaces), pulse)
             runs.append(run)
             with storage_errors(options.storage):
-                _search(run, options, pool, evaluator, report, stop, _best_of(runs))
+                _search(run, options, pool, team, report, stop, _best_of(runs))
         for run in _second_round(runs, options, started, report):
             if stop.is_set():
                 break
             with storage_errors(options.storage):
-                _search(run, options, pool, evaluator, report, stop, _best_of(runs))
+                _search(run, options, pool, team, report, stop, _best_of(runs))
         interrupted = stop.is_set()
         everything = [o for run in runs for o in run.all_outcomes]
         candidates = _candidates(everything)
@@ -240,7 +242,7 @@ def tune(
         finalists: list[Outcome] = []
         if not interrupted:
             report(FinalsStarted(tuple(candidates)))
-            finalists = _finals(options, pool, evaluator, candidates, stop)
+            finalists = _finals(options, pool, team, candidates, stop)
             interrupted = stop.is_set()
     winner = _winner(finalists, candidates)
     rendered = render(winner.variant, options.problem, device.limits)
@@ -274,6 +276,7 @@ def tune(
         finalists=tuple(finalists),
         trials_run=sum(len(run.done) for run in runs),
         trials_earlier=sum(len(run.search.earlier) for run in runs),
+        trials_elsewhere=sum(len(run.search.others.outcomes) for run in runs),
         interrupted=interrupted,
         seconds=time.monotonic() - started,
         storage=without_password(options.storage),
@@ -336,7 +339,13 @@ def _first_share(budget: float, families: int) -> float:
 
 
 def _prepare(
-    options: TuneOptions, space: _Space, storage: Any, toolkit: str, report: Report, families: int
+    options: TuneOptions,
+    space: _Space,
+    storage: Any,
+    toolkit: str,
+    report: Report,
+    families: int,
+    pulse: Pulse,
 ) -> _FamilyRun:
     """Opens the family's study."""
     started = time.monotonic()
@@ -373,6 +382,7 @@ def _prepare(
         seed=options.seed,
         known=known,
         prior=prior_of(problem, device.limits),
+        pulse=pulse,
     )
     deadline = None
     if options.minutes is not None:
@@ -419,78 +429,94 @@ def _search(
     run: _FamilyRun,
     options: TuneOptions,
     pool: CompilePool,
-    evaluator: Evaluator,
+    team: Team,
     report: Report,
     stop: threading.Event,
     best: Outcome | None,
 ) -> None:
     """Spends the family's budget. On return no trial of the run is left in flight."""
     search = run.search
-    in_flight: dict[Future[Build | BuildError], Proposal] = {}
-    asked = len(run.all_outcomes)
+    building: dict[Future[Build | BuildError], Proposal] = {}
+    running: dict[Future[Outcome], Proposal] = {}
 
     def finish(proposal: Proposal, outcome: Outcome) -> None:
         nonlocal best
-        search.tell(proposal, outcome)
+        if not search.tell(proposal, outcome):
+            return
         run.done.append(outcome)
         best = _faster(best, outcome)
-        number = len(search.earlier) + len(run.done)
-        report(TrialDone(number, run.budget, str(proposal.origin), outcome, best))
+        report(TrialDone(len(run.all_outcomes), run.budget, str(proposal.origin), outcome, best))
+
+    def out_of_time() -> bool:
+        return run.deadline is not None and time.monotonic() >= run.deadline
 
     def over() -> bool:
-        return (
-            stop.is_set()
-            or (run.budget is not None and asked >= run.budget)
-            or (run.deadline is not None and time.monotonic() >= run.deadline)
-        )
+        # What another coordinator has in flight is as good as done, unless it dies.
+        asked = len(run.all_outcomes) + len(building) + len(running) + search.others.in_flight
+        return stop.is_set() or out_of_time() or (run.budget is not None and asked >= run.budget)
+
+    def ask() -> None:
+        """Has variants built ahead of the cards."""
+        while len(building) + len(running) < pool.size + BUILDS_AHEAD + team.size - 1 and not over():
+            proposal = search.ask()
+            if proposal is None:
+                break
+            try:
+                kernel = render(proposal.variant, options.problem, options.device.limits)
+            except Illegal as error:
+                finish(proposal, Outcome(variant=proposal.variant, status=Status.ILLEGAL, reason=str(error)))
+                continue
+            building[pool.submit(kernel)] = proposal
+
+    def evaluate() -> None:
+        """Gives builds to the cards that are free, the first asked first."""
+        ready = sorted((f for f in building if f.done()), key=lambda f: building[f].trial.number)
+        for future in ready:
+            if len(running) == team.size:
+                break
+            proposal, built = building[future], future.result()
+            del building[future]
+            if isinstance(built, BuildError):
+                failed = Outcome(variant=proposal.variant, status=Status.COMPILE_FAILED, reason=str(built))
+                finish(proposal, failed)
+                # The compilers must not run dry meanwhile.
+                ask()
+            else:
+                running[team.submit(built, options.problem, search.best_us)] = proposal
 
     try:
         while True:
-            while len(in_flight) < pool.size + BUILDS_AHEAD and not over():
-                proposal = search.ask()
-                if proposal is None:
-                    break
-                asked += 1
-                try:
-                    kernel = render(proposal.variant, options.problem, options.device.limits)
-                except Illegal as error:
-                    illegal = Outcome(variant=proposal.variant, status=Status.ILLEGAL, reason=str(error))
-                    finish(proposal, illegal)
-                    continue
-                in_flight[pool.submit(kernel)] = proposal
-            out_of_time = run.deadline is not None and time.monotonic() >= run.deadline
-            if not in_flight or stop.is_set() or out_of_time:
+            ask()
+            if stop.is_set() or out_of_time():
                 break
-            ready, _ = wait(in_flight, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-            if not ready or stop.is_set():
-                continue
-            # One at a time, the first asked first: the compilers must not run dry meanwhile.
-            future = min(ready, key=lambda each: in_flight[each].trial.number)
-            outcome = _evaluate(in_flight[future], future.result(), options, evaluator, search.best_us)
-            finish(in_flight.pop(future), outcome)
+            if building or running:
+                evaluate()
+                awaited: list[Future[Any]] = [*running]
+                if len(running) < team.size:
+                    awaited += building
+                wait(awaited, POLL_SECONDS, return_when=FIRST_COMPLETED)
+            elif search.others.in_flight:
+                # They end, or die and leave their variants to this run.
+                time.sleep(POLL_SECONDS)
+                search.look_at_others()
+            else:
+                break
+            for future in [f for f in running if f.done()]:
+                finish(running.pop(future), future.result())
+        for future in list(running):
+            finish(running[future], future.result())
+            del running[future]
     finally:
-        for future, proposal in in_flight.items():
+        for future, proposal in [*building.items(), *running.items()]:
             future.cancel()
             with contextlib.suppress(Exception):
                 search.abandon(proposal)
 
 
-def _evaluate(
-    proposal: Proposal,
-    built: Build | BuildError,
-    options: TuneOptions,
-    evaluator: Evaluator,
-    best_us: float | None,
-) -> Outcome:
-    if isinstance(built, BuildError):
-        return Outcome(variant=proposal.variant, status=Status.COMPILE_FAILED, reason=str(built))
-    return evaluator.evaluate(built, options.problem, best_us=best_us)
-
-
 def _finals(
     options: TuneOptions,
     pool: CompilePool,
-    evaluator: Evaluator,
+    team: Team,
     candidates: Sequence[Outcome],
     stop: threading.Event,
 ) -> list[Outcome]:
@@ -502,7 +528,7 @@ def _finals(
             return []
         wait(futures, timeout=POLL_SECONDS)
     builds = [build for future in futures if isinstance(build := future.result(), Build)]
-    return evaluator.finals(builds, options.problem)
+    return team.finals(builds, options.problem)
 
 
 def _candidates(everything: Sequence[Outcome]) -> list[Outcome]:

@@ -38,6 +38,8 @@ LAST_WORDS_BYTES = 2000
 #: there take twenty times as long as one alone.
 ONE_BLAS_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 POLL_S = 0.1
+#: No kernel ends a process so: the system short of memory, or a person.
+KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 #: What a process is to do before it says what it has begun with.
 OPENING, IDLE = "open the device", "take a request"
 
@@ -50,7 +52,11 @@ class Died(FlashgenError):
     """The worker process ended without an answer."""
 
 
-class _DiedIdle(Died):
+class _DiedOtherwise(Died):
+    """What ended it is hardly the request's doing: it was killed from outside."""
+
+
+class _DiedIdle(_DiedOtherwise):
     """It ended before it began with the request."""
 
 
@@ -79,6 +85,7 @@ class Worker:
         self._requests = 0
         self._process: _Process | None = None
         self._seconds: dict[str, float] = {}
+        self._busy = self._killed = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -166,8 +173,16 @@ class Worker:
             return False
         return True
 
+    def kill(self) -> None:
+        """From another thread: ends the request under way there, and any to come until `close`."""
+        self._killed = True
+        process = self._process
+        if self._busy and process is not None:
+            process.popen.kill()
+
     def close(self) -> None:
         """Ends the process. The handle may be used again."""
+        self._killed = False
         process, self._process = self._process, None
         if process is None:
             return
@@ -239,14 +254,11 @@ class Worker:
         return 1_000_003 * self._seed + self._requests
 
     def _ask(self, request: Request, *, deadline_s: float | None = None) -> Any:
+        self._busy = True
         try:
-            answer = self._exchange(request, deadline_s or self.deadline_s)
-        except _DiedIdle:
-            # It had not begun with this request: what killed it is not this build.
-            try:
-                answer = self._exchange(request, deadline_s or self.deadline_s)
-            except _DiedIdle as again:
-                raise FlashgenError(str(again)) from None
+            answer = self._answer_to(request, deadline_s or self.deadline_s)
+        finally:
+            self._busy = False
         if not answer.usable:
             self._discard()
         if answer.error is not None:
@@ -254,6 +266,19 @@ class Worker:
                 raise RuntimeError(f"the worker process failed:\n{answer.trace}") from answer.error
             raise answer.error
         return answer.value
+
+    def _answer_to(self, request: Request, deadline_s: float) -> Answer:
+        """The answer, from a second process where the first one's death was not the request's doing."""
+        try:
+            return self._exchange(request, deadline_s)
+        except _DiedOtherwise:
+            if self._killed:
+                raise FlashgenError("the run was ended") from None
+        try:
+            return self._exchange(request, deadline_s)
+        except _DiedIdle as again:
+            # Twice before it began: it is not this build.
+            raise FlashgenError(str(again)) from None
 
     def _exchange(self, request: Request, deadline_s: float) -> Answer:
         process = self._process or self._start()
@@ -355,7 +380,7 @@ class Worker:
         how = "closed its pipe"
         if code is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        died = _DiedIdle if phase == IDLE else Died
+        died = _DiedIdle if phase == IDLE else _DiedOtherwise if code in KILLED_FROM_OUTSIDE else Died
         return died(f"the worker process {how} while it was to {phase}" + (f": {words}" if words else ""))
 
     def _discard(self) -> None:

@@ -1,0 +1,147 @@
+"""Several coordinators on one study: which variants the others hold, and who gets one that two want.
+
+A storage has no way to say "this variant is mine" at once, so it takes two steps. A coordinator writes a
+trial's parameters, the last of which says that it wants the variant, then reads the others' trials. Of two
+that want the same one, either each sees the other, or one of them read before the other had written. Who sees
+a rival that holds the variant, or one with a lower number, gives way; the lowest waits until its rivals have
+decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import optuna
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from .catalogue import Catalogue
+from .heartbeat import Watch
+from .outcome import Outcome
+from .study import OUTCOME, outcome_from_dict
+
+#: User attribute of a trial whose coordinator has made sure that nobody else tries its variant.
+HELD = "held"
+#: Between two looks at a rival that has not decided yet.
+LOOK_SECONDS = 0.05
+
+
+class Others:
+    """The trials of the study that other coordinators made, as they come and go.
+
+    ``outcomes`` is what they finished since this one joined, ``in_flight`` how many variants of the catalogue
+    they hold. Rows of the catalogue are taken and given back here.
+    """
+
+    def __init__(self, study: Study, catalogue: Catalogue) -> None:
+        self.outcomes: list[Outcome] = []
+        self._study = study
+        self._catalogue = catalogue
+        self._watch = Watch()
+        self._own: dict[int, int | None] = {}
+        self._settled: set[int] = set()
+        self._held: dict[int, int] = {}
+        self._done_rows: set[int] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    def settled(self, number: int, row: int | None) -> None:
+        """A trial that had ended when this coordinator joined."""
+        self._settled.add(number)
+        if row is not None:
+            self._done_rows.add(row)
+
+    def look(self) -> None:
+        """Reads the study once: what others finished is in ``outcomes``, what the dead held is free."""
+        self._sort(self._study.get_trials(deepcopy=False))
+
+    def gives(self, trial: Trial, row: int) -> bool:
+        """Whether this coordinator may try a row, which its trial's parameters name. If not, the trial is
+        over and another coordinator tries it."""
+        self._own[trial.number] = row
+        while True:
+            trials = self._study.get_trials(deepcopy=False)
+            self._sort(trials)
+            if row in self._done_rows:
+                break
+            rivals = [t for t in trials if self._held.get(t.number) == row]
+            if not rivals:
+                trial.set_user_attr(HELD, True)
+                return True
+            if any(HELD in t.user_attrs or t.number < trial.number for t in rivals):
+                break
+            time.sleep(LOOK_SECONDS)
+        self._own[trial.number] = None
+        self._study.tell(trial, state=TrialState.FAIL)
+        return False
+
+    def given_up(self, trial: Trial) -> bool:
+        """Whether another coordinator took this one's trial for a dead one's. Its variant is free then."""
+        state = next(t.state for t in self._study.get_trials(deepcopy=False) if t.number == trial.number)
+        if state is not TrialState.FAIL:
+            return False
+        row = self._own.pop(trial.number, None)
+        if row is not None:
+            self._held[trial.number] = row
+        self._release(trial.number)
+        return True
+
+    def _sort(self, trials: Sequence[FrozenTrial]) -> None:
+        """Takes and gives back rows as the trials say."""
+        for trial in trials:
+            if trial.number in self._settled or trial.number in self._own:
+                continue
+            match trial.state:
+                case TrialState.RUNNING:
+                    self._running(trial)
+                case TrialState.COMPLETE | TrialState.PRUNED:
+                    self._settled.add(trial.number)
+                    outcome = self._ended(trial)
+                    if outcome is not None:
+                        self.outcomes.append(outcome)
+                case TrialState.FAIL:
+                    self._settled.add(trial.number)
+                    self._release(trial.number)
+
+    def _running(self, trial: FrozenTrial) -> None:
+        if not self._watch.lives(trial):
+            # Another coordinator may have found that out first.
+            with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
+                self._study.tell(trial.number, state=TrialState.FAIL)
+            self._release(trial.number)
+            return
+        row = self._row(trial)
+        if row is not None:
+            self._held[trial.number] = row
+            self._catalogue.take(row)
+
+    def _ended(self, trial: FrozenTrial) -> Outcome | None:
+        """The outcome, if it is of this catalogue."""
+        self._held.pop(trial.number, None)
+        if OUTCOME not in trial.user_attrs:
+            return None
+        outcome = outcome_from_dict(self._catalogue.family, trial.user_attrs[OUTCOME])
+        row = self._catalogue.row(outcome.variant)
+        if row is None or row in self._done_rows:
+            return None
+        self._catalogue.take(row)
+        self._done_rows.add(row)
+        return outcome
+
+    def _release(self, number: int) -> None:
+        row = self._held.pop(number, None)
+        if row is None or row in self._done_rows:
+            return
+        if row not in self._held.values() and row not in self._own.values():
+            self._catalogue.release(row)
+
+    def _row(self, trial: FrozenTrial) -> int | None:
+        """The row that a trial's parameters name, None while they are incomplete or outside."""
+        family = self._catalogue.family
+        if trial.params.keys() != {p.name for p in family.parameters()}:
+            return None
+        return self._catalogue.row(family(**trial.params))
