@@ -30,6 +30,7 @@ from .options import (
     parse_families,
     parse_settings,
     serving_families,
+    suggestion,
 )
 from .version import flashgen_version
 
@@ -413,6 +414,87 @@ def emit_command(
         from .console import show_emitted
 
         show_emitted(_console(False), target, emitted)
+
+
+@app.command("export")
+@takes_shape
+@reports_errors
+def export_command(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The JSON file to write.")],
+    style: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help="kernel-tuner, the cache file its simulation replays, or t4."
+        ),
+    ] = "kernel-tuner",
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shape: Shape = NO_SHAPE,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Writes a study's trials as a Kernel Tuner cache file or as T4 results.
+
+    Example: [bold]flashgen export trials.json --device sim:gtx-1080 --d 64[/bold]
+    """
+    from .devices import limits_named
+    from .exchange import FORMATS, export
+    from .portable import fits, take
+    from .study import default_storage
+
+    if style not in FORMATS:
+        raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
+    kind = None if family is None else checked(lambda: family_named(family))
+    wanted = fits(shape, None if device is None else limits_named(device), kind)
+    trials, others = take(storage or default_storage(out), wanted, study)
+    export(target, trials, style)
+    name, count = trials.about.study, len(trials.ended)
+    if json_:
+        _print_json(
+            {"target": str(target), "format": style, "study": name, "trials": count, "others": others}
+        )
+        return
+    text = f"wrote {target}: {count} trials of {name}"
+    if others:
+        text += f"; --study names another ({', '.join(others)})"
+    _console(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("import")
+@reports_errors
+def import_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `flashgen export` wrote.")],
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Adds the trials of an exported file to the storage, in either format.
+
+    Example: [bold]flashgen import trials.json --storage trials.sqlite3[/bold]
+
+    The file is data: parameters are checked against the family, figures against their ranges, and kernels are
+    rendered anew.
+    """
+    from .exchange import read
+    from .portable import put
+    from .study import default_storage
+
+    done = put(storage or default_storage(out), read(file))
+    if json_:
+        _print_json(vars(done))
+        return
+    text = f"{done.added} trials added to {done.study} in {done.storage}"
+    if done.known:
+        text += f", {done.known} variants were tried there already"
+    _console(False).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("devices")

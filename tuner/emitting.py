@@ -21,6 +21,7 @@ from .catalogue import build_catalogue
 from .device import FlashgenError
 from .kept import kernels_in_storage
 from .options import Shape, UsageError, serving_families, why_not
+from .portable import require_existing
 from .prior import prior_of
 from .search import predicted_fastest
 
@@ -82,8 +83,8 @@ def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.
     Raises FlashgenError where the storage cannot be read and was named, or is all there is.
     """
     found = library.entries(library.folders(out))
-    if storage_named and "://" not in storage and not Path(storage).exists():
-        raise FlashgenError(f"the storage {storage} does not exist; name one that `flashgen tune` wrote")
+    if storage_named:
+        require_existing(storage)
     if storage_named or Path(storage).exists():
         have = {(e.slug, e.kernel.problem, e.kernel.variant) for e in found}
         try:
