@@ -23,11 +23,13 @@ from .cache import DISK_ERRORS
 from .compile import usable_cores
 from .device import FlashgenError
 from .options import (
+    SamplerName,
     Shape,
     UsageError,
     checked,
     one_family,
     parse_families,
+    parse_sampler,
     parse_settings,
     serving_families,
     suggestion,
@@ -255,6 +257,15 @@ def tune_command(
     ] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Time to search for.")] = None,
     settings: Settings = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            "--sampler",
+            metavar="NAME",
+            help="What proposes variants: forest (a random forest, the default), tpe, random, or exhaustive "
+            "(every variant, each timed in full; as many as --trials if given).",
+        ),
+    ] = "forest",
     seed: Seed = 0,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
@@ -273,13 +284,14 @@ def tune_command(
     from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions, tune
 
     problem = shape.problem()
+    how = parse_sampler(sampler)
     named = parse_families(family or [])
     if settings and named:
         parse_settings(one_family(named), settings)  # a wrong one is told before a card is looked for
     card = resolve(device)
     families = named or serving_families(problem, card.limits, settings or [])
     held = parse_settings(one_family(families), settings) if settings else {}
-    if trials is None and minutes is None:
+    if trials is None and minutes is None and how is not SamplerName.EXHAUSTIVE:
         trials = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
     options = TuneOptions(
         device=card,
@@ -288,6 +300,7 @@ def tune_command(
         held=held,
         trials=trials,
         minutes=minutes,
+        sampler=how,
         seed=seed,
         storage=storage or default_storage(out),
         out=out,

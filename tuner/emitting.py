@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from .kept import kernels_in_storage
 from .options import Shape, UsageError, serving_families, why_not
 from .portable import require_existing
 from .prior import prior_of
-from .search import predicted_fastest
+from .ranking import predicted_fastest
 
 SUFFIXES = (".cu", ".py")
 
@@ -176,7 +175,7 @@ def best_guess(families: Sequence[type[Variant]], problem: Problem, limits: Devi
     for family in families:
         catalogue = build_catalogue(family, problem, limits)
         if len(catalogue):
-            us, row = predicted_fastest(catalogue, prior_of(problem, limits), random.Random(0))[0]
+            us, row = predicted_fastest(catalogue, prior_of(problem, limits))[0]
             guesses.append((us, catalogue.variant(row)))
     if not guesses:
         names = " or ".join(repr(family.family) for family in families)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 from ..gen.families import FAMILIES, family_named
@@ -19,6 +20,15 @@ T = TypeVar("T")
 FIRST_FAMILY = "simt"
 #: Families that teach, which no search looks at unless they are named.
 TEACHING = frozenset({"ladder"})
+
+
+class SamplerName(StrEnum):
+    """What ``--sampler`` takes."""
+
+    FOREST = "forest"
+    TPE = "tpe"
+    RANDOM = "random"
+    EXHAUSTIVE = "exhaustive"
 
 
 class UsageError(FlashgenError):
@@ -154,6 +164,15 @@ def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
     """The families called ``names``, each once. Raises UsageError."""
     return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))
+
+
+def parse_sampler(name: str) -> SamplerName:
+    """The sampler called ``name``. Raises UsageError."""
+    try:
+        return SamplerName(name)
+    except ValueError:
+        known = [each.value for each in SamplerName]
+        raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}") from None
 
 
 def parse_settings(family: type[Variant], settings: Sequence[str]) -> dict[str, Value]:

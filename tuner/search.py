@@ -1,56 +1,29 @@
 """Which variant to try next: Optuna by ask and tell over the enumerated legal variants.
 
-The study sees one categorical parameter per field of the family. What its sampler proposes is moved to the
-nearest legal variant that no trial has taken, so a trial's parameters are always a variant that was tried,
-and no variant is tried twice.
+The study sees one categorical parameter per field of the family. Its sampler, one of `samplers`, proposes
+nothing but legal variants that no trial has taken, so a trial's parameters are always a variant that was
+tried, and no variant is tried twice.
 """
 
 from __future__ import annotations
 
-import random
-import warnings
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
 from ..gen.variant import Variant
 from .catalogue import Catalogue
 from .claims import Others
 from .heartbeat import OWNER, Pulse
+from .options import SamplerName
 from .outcome import Outcome, Status
 from .prior import Prior
-from .study import OUTCOME, distributions, outcome_to_dict, outcomes, plain_figures
-
-#: Spaces up to this size are swept whole unless the budget is smaller still.
-SWEEP_MAX = 300
-#: Finished trials before the model of them is asked.
-STARTUP_TRIALS = 24
-#: Of the model-guided proposals, every this many-th is a neighbour of the best instead.
-NEIGHBOUR_EVERY = 3
-#: Random variants among which the prior picks one, where there is a prior.
-TOURNAMENT = 16
-#: Spaces up to this size are ranked whole by the prior; of larger ones a sample, and what a descent meets.
-PRIOR_WHOLE, PRIOR_SAMPLE, PRIOR_BUDGET = 10_000, 400, 1200
-
-
-class Origin(StrEnum):
-    """Why a variant is tried."""
-
-    DEFAULT = "default"
-    PREDICTED = "predicted best"
-    KNOWN = "known winner"
-    SWEEP = "sweep"
-    RANDOM = "random"
-    NEIGHBOUR = "neighbour of the best"
-    MODEL = "model"
+from .ranking import Ranking
+from .samplers import FIRST_LOOK, LegalSampler, Origin, make_sampler
+from .study import OUTCOME, outcome_to_dict, outcomes, plain_figures
 
 
 @dataclass(frozen=True)
@@ -63,73 +36,6 @@ class Proposal:
     trial: Trial
 
 
-class LegalSampler(BaseSampler):
-    """Another sampler's proposals, moved onto the legal unseen variants; seeds and neighbours in between.
-
-    Any sampler may guide: it is asked for all parameters together and may decline with an empty answer.
-    """
-
-    def __init__(self, catalogue: Catalogue, guide: BaseSampler, *, seed: int, prior: Prior | None) -> None:
-        self.queue: deque[tuple[int, Origin]] = deque()
-        self.best_row: int | None = None
-        self.chosen: tuple[int, Origin] | None = None
-        self._catalogue = catalogue
-        self._guide = guide
-        self._prior = prior
-        self._rng = random.Random(seed)
-        self._guided = 0
-        self._space = {k: d for k, d in distributions(catalogue.family).items() if not d.single()}
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return dict(self._space)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        self.chosen = self._choose(study, trial, search_space)
-        row = self.chosen[0]
-        self._catalogue.take(row)
-        values = self._catalogue.variant(row).to_dict()
-        return {name: values[name] for name in search_space}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise NotImplementedError("all parameters are sampled together")
-
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        self._guide.after_trial(study, trial, state, values)
-
-    def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> tuple[int, Origin]:
-        while self.queue:
-            row, origin = self.queue.popleft()
-            if self._catalogue.unseen[row]:
-                return row, origin
-        proposed = self._guide.sample_relative(study, trial, search_space)
-        if not proposed:
-            return self._favourite(self._catalogue.sample(TOURNAMENT, self._rng)), Origin.RANDOM
-        self._guided += 1
-        if self.best_row is not None and self._guided % NEIGHBOUR_EVERY == 0:
-            around = self._catalogue.neighbours(self.best_row)
-            if len(around):
-                some = self._rng.sample(around.tolist(), min(TOURNAMENT, len(around)))
-                return self._favourite(some), Origin.NEIGHBOUR
-        wanted = self._catalogue.family(**proposed)
-        row = self._catalogue.nearest(wanted)
-        assert row is not None, "asked of an exhausted catalogue"
-        return row, Origin.MODEL
-
-    def _favourite(self, rows: list[int]) -> int:
-        if self._prior is None or len(rows) == 1:
-            return rows[0]
-        prior = self._prior
-        return min(rows, key=lambda row: prior(self._catalogue.variant(row)))
-
-
 class Search:
     """Asks a study for variants of a catalogue and tells it what became of them.
 
@@ -140,7 +46,8 @@ class Search:
         seed: makes the proposals reproducible, given the same outcomes in the same order.
         known: winners to try first, of other problems or cards too: the nearest legal variant is.
         prior: predicted time of a variant; guides the first trials.
-        guide: the sampler that proposes; TPE unless told otherwise.
+        sampler: what proposes.
+        seeded: whether known winners, the fastest predicted and the default come first.
         pulse: keeps the trials in flight alive in the eyes of other hosts.
     """
 
@@ -153,7 +60,8 @@ class Search:
         seed: int = 0,
         known: Iterable[Variant] = (),
         prior: Prior | None = None,
-        guide: BaseSampler | None = None,
+        sampler: SamplerName = SamplerName.FOREST,
+        seeded: bool = True,
         pulse: Pulse | None = None,
     ) -> None:
         self.catalogue = catalogue
@@ -162,7 +70,8 @@ class Search:
         self.others = Others(study, catalogue)
         self._num_noted = 0
         self._pulse = pulse or Pulse()
-        self._sampler = LegalSampler(catalogue, guide or tpe(seed), seed=seed, prior=prior)
+        ranking = None if prior is None else Ranking(catalogue, prior, seed)
+        self._sampler: LegalSampler = make_sampler(sampler, catalogue, seed=seed, ranking=ranking)
         study.sampler = self._sampler
         self._best_us = float("inf")
         for trial, outcome in outcomes(study, catalogue.family):
@@ -173,8 +82,11 @@ class Search:
                 self.earlier.append(outcome)
                 self._note(outcome)
         self.look_at_others()
-        self.sweeps = catalogue.num_unseen <= min(SWEEP_MAX, budget if budget is not None else SWEEP_MAX)
-        self._plan(known, prior, random.Random(seed))
+        self.sweeps = sampler is SamplerName.EXHAUSTIVE or (
+            budget is not None and catalogue.num_unseen <= budget - len(self.earlier)
+        )
+        if seeded and not self.exhausted:
+            self._plan(known, ranking)
 
     @property
     def exhausted(self) -> bool:
@@ -244,64 +156,29 @@ class Search:
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _note(self, outcome: Outcome) -> None:
-        row = self._take(outcome.variant)
+        self._take(outcome.variant)
         measured = outcome.measurement
         if outcome.status is Status.OK and measured is not None and measured.median_us < self._best_us:
             self._best_us = measured.median_us
-            self._sampler.best_row = row
 
-    def _take(self, variant: Variant) -> int | None:
+    def _take(self, variant: Variant) -> None:
         row = self.catalogue.row(variant)
         if row is not None:
             self.catalogue.take(row)
-        return row
 
-    def _plan(self, known: Iterable[Variant], prior: Prior | None, rng: random.Random) -> None:
-        """Queues the seeds and, in a small space, everything."""
+    def _plan(self, known: Iterable[Variant], ranking: Ranking | None) -> None:
+        """Queues what is tried first."""
         catalogue, queue = self.catalogue, self._sampler.queue
-        if self.exhausted:
-            return
         for variant in known:
             if type(variant) is catalogue.family:
                 row = catalogue.nearest(variant, among_unseen=False)
                 if row is not None:
                     queue.append((row, Origin.KNOWN))
-        if prior is not None and not self.earlier:
-            queue.append((predicted_fastest(catalogue, prior, rng)[0][1], Origin.PREDICTED))
-        if not self.earlier:
-            default = catalogue.nearest(catalogue.family(), among_unseen=False)
-            assert default is not None
-            queue.append((default, Origin.DEFAULT))
-        if self.sweeps:
-            rows = catalogue.sample(catalogue.num_unseen, rng)
-            if prior is not None:
-                rows.sort(key=lambda row: prior(catalogue.variant(row)))
-            queue.extend((row, Origin.SWEEP) for row in rows)
-
-
-def predicted_fastest(catalogue: Catalogue, prior: Prior, rng: random.Random) -> list[tuple[float, int]]:
-    """Predicted time and row of the variants looked at, fastest first: all of a small space, else a random
-    sample and a descent over neighbours from its best."""
-    costs: dict[int, float] = {}
-
-    def cost(row: int) -> float:
-        if row not in costs:
-            costs[row] = prior(catalogue.variant(row))
-        return costs[row]
-
-    whole = catalogue.num_unseen <= PRIOR_WHOLE
-    best = min(catalogue.sample(PRIOR_WHOLE if whole else PRIOR_SAMPLE, rng), key=cost)
-    while len(costs) < PRIOR_BUDGET and not whole:
-        around = catalogue.neighbours(best).tolist()
-        nearest = min(around, key=cost, default=best)
-        if cost(nearest) >= cost(best):
-            break
-        best = nearest
-    return sorted((us, row) for row, us in costs.items())
-
-
-def tpe(seed: int) -> TPESampler:
-    """TPE with what its versions set differently by default set explicitly."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=STARTUP_TRIALS)
+        if self.earlier:
+            return
+        if ranking is not None:
+            ranking.look(FIRST_LOOK)
+            queue.extend((row, Origin.PREDICTED) for row in ranking.fastest(1))
+        default = catalogue.nearest(catalogue.family(), among_unseen=False)
+        assert default is not None
+        queue.append((default, Origin.DEFAULT))

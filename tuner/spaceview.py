@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from ..gen.problem import Problem
 from ..gen.variant import Illegal, Value, Variant
 from .catalogue import Catalogue, build_catalogue
 from .prior import Prior
-from .search import predicted_fastest
+from .ranking import predicted_fastest
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def view_space(
     catalogue = build_catalogue(family, problem, limits, held)
     ranked: list[tuple[float, int]] = []
     if len(catalogue) and count > 0:
-        ranked = predicted_fastest(catalogue, prior, random.Random(seed))
+        ranked = predicted_fastest(catalogue, prior, seed)
     survivors = tuple(
         resource_use(catalogue.variant(row), problem, limits, predicted_us=us) for us, row in ranked[:count]
     )

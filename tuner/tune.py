@@ -29,11 +29,11 @@ from .compile import CompilePool
 from .device import Build, BuildError, Device, FlashgenError
 from .heartbeat import Pulse
 from .kept import TUNED
-from .options import UsageError, none_serves, why_not
+from .options import SamplerName, UsageError, none_serves, why_not
 from .outcome import Outcome, Status, TunedKernel
 from .prior import cost_model_version, prior_of
 from .reasons import count_reasons, first_line
-from .search import STARTUP_TRIALS, Proposal, Search
+from .search import Proposal, Search
 from .study import (
     fingerprint,
     open_storage,
@@ -51,6 +51,8 @@ from .worker import Worker
 DEFAULT_TRIALS, DEFAULT_SIM_TRIALS = 200, 24
 #: Candidates re-timed at the end, and the slowdown beyond which one is no candidate.
 NUM_FINALISTS, FINALIST_SLACK = 6, 1.15
+#: Trials that tell enough of a family to compare it with others by.
+STARTUP_TRIALS = 24
 #: Of several families each may spend so much of the budget before they are compared; the rest goes to those
 #: whose best is at most so much slower than the fastest.
 FIRST_ROUND, LEADER_SLACK = 0.5, 1.25
@@ -74,6 +76,7 @@ class TuneOptions:
     held: Mapping[str, Value] = field(default_factory=dict)
     trials: int | None = None
     minutes: float | None = None
+    sampler: SamplerName = SamplerName.FOREST
     seed: int = 0
     storage: str
     out: Path
@@ -372,7 +375,7 @@ def _prepare(
     )
     trials = options.trials
     if trials is not None and families > 1:
-        # Enough to compare the families by: the trials before a model is asked, or an equal share of few.
+        # Enough to compare the families by, or an equal share of few.
         enough = min(STARTUP_TRIALS, trials // families)
         trials = max(1, enough, int(_first_share(trials, families)))
     search = Search(
@@ -383,6 +386,7 @@ def _prepare(
         known=known,
         prior=prior_of(problem, device.limits),
         pulse=pulse,
+        sampler=options.sampler,
     )
     deadline = None
     if options.minutes is not None:
@@ -482,7 +486,9 @@ def _search(
                 # The compilers must not run dry meanwhile.
                 ask()
             else:
-                running[team.submit(built, options.problem, search.best_us)] = proposal
+                # What is recorded for others to search must be timed in full, slow or not.
+                beaten_by = None if options.sampler is SamplerName.EXHAUSTIVE else search.best_us
+                running[team.submit(built, options.problem, beaten_by)] = proposal
 
     try:
         while True:

@@ -1,0 +1,259 @@
+"""Optuna samplers over a catalogue: each proposes legal variants that no trial has taken, and only those.
+
+A trial's parameters are always those of the variant it tries. What is queued comes first; then each sampler
+goes its own way.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from math import isfinite, log
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from .catalogue import Catalogue
+from .forest import Seen, features, promise, with_predictions
+from .options import SamplerName
+from .ranking import Ranking
+from .study import distributions
+
+#: Trials before TPE models them.
+TPE_STARTUP_TRIALS = 10
+#: Times before the forest models them: where the cost model ranks the first variants, and where nothing does.
+RANKED_STARTUP, CHANCE_STARTUP = 5, 8
+#: So many of the first trials are the fastest predicted. While no times have come back, as in a large batch,
+#: every other one after them is.
+RANKED_FIRST = 5
+#: Variants drawn at random of which the fastest predicted is tried in between.
+TOURNAMENT = 16
+#: Variants that the cost model ranks before the first trial, and more of them at each later one: ranking
+#: takes a third of a millisecond each, and a card is waiting.
+FIRST_LOOK, NEXT_LOOK = 3000, 500
+#: Variants that the forest scores at most; of more, a random part.
+MOST_SCORED = 20_000
+
+
+class Origin(StrEnum):
+    """Why a variant is tried."""
+
+    DEFAULT = "default"
+    PREDICTED = "predicted best"
+    KNOWN = "known winner"
+    SWEEP = "sweep"
+    RANDOM = "random"
+    MODEL = "model"
+
+
+class LegalSampler(BaseSampler):
+    """Base of the samplers over a catalogue. ``chosen`` is the row proposed last, and why."""
+
+    def __init__(self, catalogue: Catalogue, *, seed: int) -> None:
+        self.queue: deque[tuple[int, Origin]] = deque()
+        self.chosen: tuple[int, Origin] | None = None
+        self._catalogue = catalogue
+        self._rng = random.Random(seed)
+        self._space = {k: d for k, d in distributions(catalogue.family).items() if not d.single()}
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return dict(self._space)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        self.chosen = self._queued() or self._choose(study, trial, search_space)
+        row = self.chosen[0]
+        self._catalogue.take(row)
+        values = self._catalogue.variant(row).to_dict()
+        return {name: values[name] for name in search_space}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise NotImplementedError("all parameters are sampled together")
+
+    @abstractmethod
+    def _choose(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> tuple[int, Origin]:
+        """A row that nobody has taken; there is one."""
+
+    def _queued(self) -> tuple[int, Origin] | None:
+        while self.queue:
+            row, origin = self.queue.popleft()
+            if self._catalogue.unseen[row]:
+                return row, origin
+        return None
+
+    def _any(self) -> int:
+        return self._catalogue.sample(1, self._rng)[0]
+
+
+class ChanceSampler(LegalSampler):
+    """Any variant, each as likely."""
+
+    def _choose(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> tuple[int, Origin]:
+        return self._any(), Origin.RANDOM
+
+
+class SweepSampler(LegalSampler):
+    """Every variant, the fastest predicted first."""
+
+    def __init__(self, catalogue: Catalogue, *, seed: int, ranking: Ranking | None = None) -> None:
+        super().__init__(catalogue, seed=seed)
+        self._ranking = ranking
+
+    def _choose(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> tuple[int, Origin]:
+        if self._ranking is None:
+            return self._any(), Origin.SWEEP
+        self._ranking.look(len(self._catalogue))
+        return self._ranking.fastest(1)[0], Origin.SWEEP
+
+
+class TpeSampler(LegalSampler):
+    """What Optuna's TPE proposes, moved to the nearest legal variant."""
+
+    def __init__(self, catalogue: Catalogue, *, seed: int) -> None:
+        super().__init__(catalogue, seed=seed)
+        self._guide = tpe(seed)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        self._guide.after_trial(study, trial, state, values)
+
+    def _choose(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> tuple[int, Origin]:
+        proposed = self._guide.sample_relative(study, trial, search_space)
+        if not proposed:
+            return self._any(), Origin.RANDOM
+        row = self._catalogue.nearest(self._catalogue.family(**proposed))
+        assert row is not None, "asked of an exhausted catalogue"
+        return row, Origin.MODEL
+
+
+class ForestSampler(LegalSampler):
+    """A random forest scores every variant that nobody has taken; the most promising is next.
+
+    It reads the study, so that whoever finished a trial teaches it. ``ranking``, the cost model's, orders the
+    first trials and is one of the forest's features; without it the first are drawn at random.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, seed: int, ranking: Ranking | None = None) -> None:
+        super().__init__(catalogue, seed=seed)
+        self._ranking = ranking
+        self._features = features(catalogue)
+        self._draws = np.random.default_rng(seed)
+        self._settled: set[int] = set()
+        self._times: dict[int, float] = {}
+        self._failed: set[int] = set()
+        self._expected: dict[int, float] = {}
+
+    def _choose(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> tuple[int, Origin]:
+        pending = self._learn(study, trial)
+        if self._ranking is not None:
+            self._ranking.look(NEXT_LOOK if self._ranking.known.any() else FIRST_LOOK)
+        if len(self._times) < (CHANCE_STARTUP if self._ranking is None else RANKED_STARTUP):
+            return self._start(len(self._times) + len(self._failed) + len(pending))
+        return self._most_promising(pending), Origin.MODEL
+
+    def _start(self, tried: int) -> tuple[int, Origin]:
+        if self._ranking is None:
+            return self._any(), Origin.RANDOM
+        if tried < RANKED_FIRST or tried % 2:
+            best = self._ranking.fastest(1)
+            if best:
+                return best[0], Origin.PREDICTED
+        some = self._catalogue.sample(TOURNAMENT, self._rng)
+        return some[int(self._ranking.of(some).argmin())], Origin.RANDOM
+
+    def _most_promising(self, pending: Sequence[int]) -> int:
+        candidates = np.flatnonzero(self._catalogue.unseen)
+        columns = self._features
+        if self._ranking is not None:
+            seen_rows = [*self._times, *self._failed, *pending]
+            self._ranking.of(seen_rows)
+            looked_at = candidates[self._ranking.known[candidates]]
+            candidates = looked_at if len(looked_at) else candidates
+            columns = with_predictions(columns, self._ranking.log_us)
+        if len(candidates) > MOST_SCORED:
+            candidates = np.sort(self._draws.choice(candidates, MOST_SCORED, replace=False))
+        typical = float(np.median(list(self._times.values())))
+        seen = Seen(
+            rows=tuple(self._times),
+            log_us=tuple(self._times.values()),
+            failed=tuple(self._failed),
+            pending={row: self._expected.get(row, typical) for row in pending},
+        )
+        found = promise(columns, seen, candidates, int(self._draws.integers(2**31)))
+        # Of equals any, so that a flat forest does not walk along the first parameter.
+        best = int(self._draws.choice(np.flatnonzero(found.gains >= found.gains.max())))
+        self._expected[int(candidates[best])] = float(found.log_us[best])
+        return int(candidates[best])
+
+    def _learn(self, study: Study, asked: FrozenTrial) -> list[int]:
+        """Reads what has ended since the last time. Returns the rows in flight."""
+        pending = []
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number in self._settled or trial.number == asked.number:
+                continue
+            if trial.state.is_finished():
+                self._settled.add(trial.number)
+            row = self._row(trial)
+            if row is None or trial.state is TrialState.FAIL:
+                continue
+            if not trial.state.is_finished():
+                pending.append(row)
+            elif trial.state is TrialState.COMPLETE and trial.value and isfinite(trial.value):
+                self._times[row] = log(trial.value)
+                self._failed.discard(row)
+            elif row not in self._times:
+                self._failed.add(row)
+        return pending
+
+    def _row(self, trial: FrozenTrial) -> int | None:
+        """None for what lies outside the catalogue, and while the parameters are being written."""
+        family = self._catalogue.family
+        if trial.params.keys() != {p.name for p in family.parameters()}:
+            return None
+        return self._catalogue.row(family(**trial.params))
+
+
+def make_sampler(
+    name: SamplerName, catalogue: Catalogue, *, seed: int, ranking: Ranking | None = None
+) -> LegalSampler:
+    match name:
+        case SamplerName.FOREST:
+            return ForestSampler(catalogue, seed=seed, ranking=ranking)
+        case SamplerName.TPE:
+            return TpeSampler(catalogue, seed=seed)
+        case SamplerName.RANDOM:
+            return ChanceSampler(catalogue, seed=seed)
+        case SamplerName.EXHAUSTIVE:
+            return SweepSampler(catalogue, seed=seed, ranking=ranking)
+
+
+def tpe(seed: int) -> TPESampler:
+    """TPE with what its versions set differently by default set explicitly."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return TPESampler(
+            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=TPE_STARTUP_TRIALS
+        )
