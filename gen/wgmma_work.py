@@ -92,7 +92,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         chained=variant.schedule == "chained",
         exponentials_in_turns=variant.order_of_groups == "exponentials",
         stays=variant.persistent,
-        early_q=variant.q_stages > 1,
+        early_q=variant.q_stages > 1 or variant.o_apart,
         tiles=tiles,
         walks=walks,
         heads=heads,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -276,17 +277,59 @@ def test_mistakes_between_the_blocks_of_a_cluster_are_caught(right, wrong):
     problem = replace(BRAIN, head_dim=16, head_dim_v=16, causal=True)
     limits = replace(H200, num_sms=4)
     kernel = render(Wgmma(br=64, bc=16, cluster=2), problem, limits)
-    assert right in kernel.source
-    toolchain = SimDevice("h200", limits).toolchain()
-    built = toolchain.build(replace(kernel, source=kernel.source.replace(right, wrong)))
-    case = inputs(problem, 150, 170, 0.2)
-    expected = reference.attention(*case, scale=0.2, causal=True).o
+    assert is_caught(kernel, right, wrong, limits, ((150, 170, 0.2),))
 
-    def caught(seed: int) -> bool:
-        found = attend(built, case, 0.2, limits, seed)
-        return not found or not np.abs(found[0].astype(np.float64) - expected).max() < 2e-2
 
-    assert any(caught(seed) for seed in range(8))
+def is_caught(
+    kernel: Kernel,
+    right: str,
+    wrong: str,
+    limits: DeviceLimits,
+    shapes: Sequence[tuple[int, int, float]],
+    nth: int = 0,
+) -> bool:
+    """Whether a kernel with its ``nth`` passage ``right`` turned ``wrong`` fails, or errs, on some rows, keys
+    and scale."""
+    start = -1
+    for _ in range(nth + 1):
+        start = kernel.source.index(right, start + 1)
+    source = kernel.source[:start] + wrong + kernel.source[start + len(right) :]
+    built = SimDevice("h200", limits).toolchain().build(replace(kernel, source=source))
+    for rows, keys, scale in shapes:
+        case = inputs(kernel.problem, rows, keys, scale)
+        expected = reference.attention(*case, scale=scale, causal=kernel.problem.causal).o
+        for seed in range(8):
+            found = attend(built, case, scale, limits, seed)
+            if not found or not np.abs(found[0].astype(np.float64) - expected).max() < 2e-2:
+                return True
+    return False
+
+
+RELEASE_OF_Q = "barrier_arrive(&smem.q_empty[q_turn.stage]);"
+GROUP_MEETS = "named_barrier_sync(kGroupBarrier + group, kGroup);"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("q_in_registers", "right", "wrong", "nth"),
+    [
+        (False, f"if (leader && n == 0) {RELEASE_OF_Q}", "", 0),
+        (False, f"if (leader && n == 0) {RELEASE_OF_Q}", "", 1),
+        (False, f"if (leader && n == 0) {RELEASE_OF_Q}", f"if (leader && n == 1) {RELEASE_OF_Q}", 1),
+        (False, f"if (end_tile == 0) {RELEASE_OF_Q}", "", 0),
+        (False, "if (leader) tma_wait_read<0>();", "", 0),
+        (False, f"if (leader) tma_wait_read<0>();\n  {GROUP_MEETS}", "if (leader) tma_wait_read<0>();", 0),
+        (False, "    tma_wait_read<0>();", "", 0),
+        (True, f"{GROUP_MEETS}\n  if (leader) {RELEASE_OF_Q}", f"if (leader) {RELEASE_OF_Q}", 0),
+        (True, f"if (leader) {RELEASE_OF_Q}", "", 0),
+    ],
+)
+def test_mistakes_with_outputs_apart_are_caught(q_in_registers, right, wrong, nth):
+    problem = replace(HALF, head_dim=16, head_dim_v=16)
+    # Of the second tile, the last warpgroup sees nothing.
+    limits = replace(H200, num_sms=1)
+    kernel = render(Wgmma(br=128, bc=16, o_apart=True, q_in_registers=q_in_registers), problem, limits)
+    assert is_caught(kernel, right, wrong, limits, ((150, 13, 0.2), (150, 50, 0.2)), nth)
 
 
 @needs_compiler
@@ -364,6 +407,14 @@ def test_grids_are_of_whole_clusters(persistent, cluster):
     assert alone.grid(HALF) % cluster == 0
 
 
+def test_outputs_apart_take_room_and_let_queries_come_early():
+    problem = replace(HALF, head_dim=128, head_dim_v=64)
+    over, apart = (Wgmma(o_apart=o_apart) for o_apart in (False, True))
+    assert apart.smem_bytes(problem, H200) - over.smem_bytes(problem, H200) == 128 * 64 * 2
+    early = replace(over, q_stages=2).work(problem, H200)
+    assert early.early_q and apart.work(problem, H200) == early != over.work(problem, H200)
+
+
 def test_a_cluster_asks_l2_for_half():
     alone, shared = (Wgmma(cluster=cluster).work(HALF, H200) for cluster in (1, 2))
     assert alone.tile_bytes == 128 * (64 + 64) * 2 == 2 * shared.tile_bytes
@@ -407,6 +458,12 @@ def test_a_cluster_asks_l2_for_half():
             Wgmma(persistent=False, q_stages=2),
             "combination: q_stages=2: a block",
         ),
+        (
+            "h200",
+            HALF,
+            Wgmma(persistent=False, o_apart=True),
+            "combination: o_apart=True: a block that does not stay has no next tile",
+        ),
         ("h200", HALF, Wgmma(section=2), "combination: section=2: blocks that stay"),
         ("h200", HALF, Wgmma(bc=256), "registers: about 252 per computing thread, 240 allowed with 1 blocks"),
         (
@@ -447,6 +504,11 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         (replace(HALF, seqlen_k=20), Wgmma(), "short sequence: bc=128"),
         (HALF, Wgmma(bc=32), "short sequence: bc=32 is for short sequences, not for 4096 keys"),
         (HALF, Wgmma(bc=64, q_stages=2), "Q stages: q_stages=2: Q comes once for 64 tiles of keys"),
+        (
+            replace(HALF, seqlen_k=1024),
+            Wgmma(bc=64, q_stages=2, o_apart=True),
+            "Q stages: o_apart=True: with q_stages=2 the next Q comes early already",
+        ),
         (replace(HALF, seqlen_k=256), Wgmma(k_stages=3), "stages: k_stages=3 v_stages=2, but 256 keys are 2"),
         (HALF, Wgmma(k_stages=1, v_stages=1), "stages: k_stages=1 v_stages=1: the next of 32 tiles"),
         (HALF, Wgmma(v_stages=3), "stages: k_stages=2 v_stages=3: V keeps its room"),

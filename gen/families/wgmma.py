@@ -52,6 +52,9 @@ class Wgmma(Variant):
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
     q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
+    o_apart: bool = param(
+        False, True, doc="outputs leave by room of their own, beside which the next Q comes", implied=True
+    )
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
     schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
@@ -88,7 +91,8 @@ class Wgmma(Variant):
         d, dv = _chunks(problem.head_dim), _chunks(problem.head_dim_v)
         row_bytes = CHUNK * ITEM_BYTES[problem.dtype]
         kv_chunks = self.k_stages * d + self.v_stages * dv
-        tiles = row_bytes * (self.q_stages * self.br * max(d, dv) + self.bc * kv_chunks)
+        row_chunks = self.q_stages * d + dv if self.o_apart else self.q_stages * max(d, dv)
+        tiles = row_bytes * (self.br * row_chunks + self.bc * kv_chunks)
         barriers = 2 * (self.q_stages + self.k_stages + self.v_stages)
         return _whole(tiles + BARRIER_BYTES * barriers, ALIGNMENT)
 
@@ -192,6 +196,12 @@ class Wgmma(Variant):
             return f"q_stages={self.q_stages}: a block that does not stay has no next tile"
         return None
 
+    @rule("combination", after="o_apart")
+    def _next_queries_come_beside_outputs(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.o_apart and not self.persistent:
+            return "o_apart=True: a block that does not stay has no next tile to make room for"
+        return None
+
     @rule("registers", after="min_blocks")
     def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
@@ -249,6 +259,12 @@ class Wgmma(Variant):
         tiles = self._key_tiles(problem)
         if self.q_stages > 1 and tiles > MANY_TILES:
             return f"q_stages={self.q_stages}: Q comes once for {tiles} tiles of keys"
+        return None
+
+    @rule("Q stages", after="o_apart", advisory=True)
+    def _room_of_outputs_is_needed(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.o_apart and self.q_stages > 1:
+            return f"o_apart=True: with q_stages={self.q_stages} the next Q comes early already"
         return None
 
     @rule("stages", after="v_stages", advisory=True)
