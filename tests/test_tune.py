@@ -191,8 +191,8 @@ def test_a_budget_of_minutes(options):
     evaluator = StandInEvaluator()
     evaluator.on_evaluate = lambda: time.sleep(0.05)
     started = time.monotonic()
-    result = run(replace(options, trials=None, minutes=0.02), evaluator)
-    assert 1.0 < time.monotonic() - started < 6.0
+    result = run(replace(options, trials=None, minutes=0.04), evaluator)
+    assert 2.0 < time.monotonic() - started < 12.0
     assert 3 < result.trials_run == len(evaluator.evaluated)
     assert not result.interrupted
 
@@ -417,9 +417,9 @@ def test_time_left_goes_to_the_faster_family(options, monkeypatch):
     evaluator = StandInEvaluator()
     evaluator.on_evaluate = lambda: time.sleep(0.05)
     started = time.monotonic()
-    limited = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=None, minutes=0.08)
+    limited = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=None, minutes=0.15)
     run(limited, evaluator)
-    assert 2.0 < time.monotonic() - started < 12.0
+    assert 4.0 < time.monotonic() - started < 24.0
     families = [type(v) for v in evaluator.evaluated]
     assert families.count(SIMT) > families.count(LADDER) > 3
 
