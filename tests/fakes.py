@@ -30,6 +30,7 @@ class Fault(StrEnum):
     NONE = "right"
     HANG = "hang"
     HANG_TIMING = "hang_timing"
+    DAWDLE = "dawdle"
     EXIT = "exit"
     SEGFAULT = "segfault"
     ILLEGAL_ADDRESS = "illegal_address"
@@ -179,6 +180,8 @@ class FakeRunner:
         match fault:
             case Fault.HANG:
                 time.sleep(3600)
+            case Fault.DAWDLE:
+                time.sleep(0.3)
             case Fault.EXIT:
                 print("terminate called: fake driver", flush=True)
                 os._exit(7)

@@ -29,7 +29,7 @@ from .device import FlashgenError
 STALE_SCRATCH_SECONDS = 3600
 SCRATCH_PREFIX = ".scratch-"
 #: What only a disk raises, and what a folder that is not ours raises too.
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 FOLDER_ERRORS = DISK_ERRORS | {errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 

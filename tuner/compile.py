@@ -97,12 +97,18 @@ def shorten(output: str) -> str:
     return "\n".join(lines[-MAX_ERROR_LINES:]) or "(no output)"
 
 
-def run_compiler(command: Sequence[str], scratch: Path, *, timeout_s: float = COMPILE_TIMEOUT_S) -> str:
+def run_compiler(
+    command: Sequence[str],
+    scratch: Path,
+    *,
+    makes: Path | None = None,
+    timeout_s: float = COMPILE_TIMEOUT_S,
+) -> str:
     """What the compiler printed. Its temporary files go to ``scratch``; it dies with all its children when it
     runs past ``timeout_s`` or `stop_compilers` is called.
 
     Raises:
-        BuildError: it refused, crashed or ran out of time.
+        BuildError: it refused, crashed, ran out of time or left the file that it ``makes`` out.
         FlashgenError: its disk is full, or it is no program that can be run.
     """
     name = Path(command[0]).name
@@ -127,6 +133,8 @@ def run_compiler(command: Sequence[str], scratch: Path, *, timeout_s: float = CO
         )
     if process.returncode:
         raise BuildError(shorten(output))
+    if makes is not None and not makes.exists():
+        raise BuildError(f"{name} said that all is well and wrote no {makes.suffix} file: {shorten(output)}")
     return output
 
 
@@ -243,7 +251,7 @@ def _build(
     def produce(cubin: Path) -> Mapping[str, Any]:
         source = cubin.with_suffix(".cu")
         source.write_text(kernel.source, encoding="utf-8")
-        output = run_compiler(command(source, cubin), cubin.parent, timeout_s=timeout_s)
+        output = run_compiler(command(source, cubin), cubin.parent, makes=cubin, timeout_s=timeout_s)
         return asdict(parse_resources(output, kernel.symbol)) | {"remarks": parse_remarks(output)}
 
     started = time.monotonic()

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..gen.problem import Problem
-from .device import Build, Device, FlashgenError, LaunchError, Runner
+from .device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Runner
 from .validate import Depth, validate
 
 #: What the sample of the real problem may cost an emulated card in the quick and in the full validation.
@@ -121,6 +121,9 @@ def _answer(pipe: Connection, runner: Runner, emulated: bool, request: Request) 
     except LaunchError as error:
         # A runner that cannot tell whether it survived has not.
         return Answer(error=_portable(error), usable=getattr(runner, "alive", False))
+    except CorruptedMemory as error:
+        # What else it wrote over nobody knows; the next build must not be blamed for it.
+        return Answer(error=_portable(error), usable=False)
     except FlashgenError as error:
         return Answer(error=_portable(error))
     except Exception as error:

@@ -133,7 +133,8 @@ class SimToolchain:
             source.write_text(kernel.source, encoding="utf-8")
             command = [*self._command(), *extra, "-x", "c++", str(source)]
             command += [str(EMULATION / "runner.cpp")] if self.sanitize else []
-            run_compiler([*command, "-x", "none", str(runtime), "-o", str(artifact)], artifact.parent)
+            command += ["-x", "none", str(runtime), "-o", str(artifact)]
+            run_compiler(command, artifact.parent, makes=artifact)
             artifact.chmod(0o755)
             return {}
 
@@ -152,7 +153,7 @@ class SimToolchain:
 
         def produce(artifact: Path) -> Mapping[str, Any]:
             command = [*self._command(), "-c", str(EMULATION / "runtime.cpp"), "-o", str(artifact)]
-            run_compiler(command, artifact.parent)
+            run_compiler(command, artifact.parent, makes=artifact)
             return {}
 
         return cached(["runtime", *self._how()], ".o", produce).path

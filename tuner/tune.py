@@ -31,6 +31,7 @@ from .heartbeat import Pulse
 from .kept import TUNED
 from .options import SamplerName, UsageError, none_serves, why_not
 from .outcome import Outcome, Status, TunedKernel
+from .presence import StorageFile
 from .prior import cost_model_version, prior_of
 from .reasons import count_reasons, first_line
 from .search import Proposal, Search
@@ -216,6 +217,7 @@ def tune(
     device = options.device
     library.check_writable(options.out)
     storage = open_storage(options.storage)
+    file = StorageFile(options.storage)
     toolchain = device.toolchain()
     runs: list[_FamilyRun] = []
     with contextlib.ExitStack() as stack:
@@ -231,12 +233,12 @@ def tune(
             run = _prepare(options, space, storage, toolchain.version, report, len(spaces), pulse)
             runs.append(run)
             with storage_errors(options.storage):
-                _search(run, options, pool, team, report, stop, _best_of(runs))
+                _search(run, options, pool, team, file, report, stop, _best_of(runs))
         for run in _second_round(runs, options, started, report):
             if stop.is_set():
                 break
             with storage_errors(options.storage):
-                _search(run, options, pool, team, report, stop, _best_of(runs))
+                _search(run, options, pool, team, file, report, stop, _best_of(runs))
         interrupted = stop.is_set()
         everything = [o for run in runs for o in run.all_outcomes]
         candidates = _candidates(everything)
@@ -434,6 +436,7 @@ def _search(
     options: TuneOptions,
     pool: CompilePool,
     team: Team,
+    file: StorageFile,
     report: Report,
     stop: threading.Event,
     best: Outcome | None,
@@ -445,6 +448,7 @@ def _search(
 
     def finish(proposal: Proposal, outcome: Outcome) -> None:
         nonlocal best
+        file.check()
         if not search.tell(proposal, outcome):
             return
         run.done.append(outcome)

@@ -182,7 +182,10 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process. The handle may be used again."""
+        self._end()
         self._killed = False
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -387,4 +390,4 @@ class Worker:
         """Kills the process; the next request starts another."""
         if self._process is not None:
             self._process.popen.kill()
-        self.close()
+        self._end()

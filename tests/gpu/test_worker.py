@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,6 +90,39 @@ def test_faults_are_outcomes(worker: Worker, device: CudaDevice, statement: str,
     assert outcome.status is Status.LAUNCH_FAILED
     assert re.search(reason, outcome.reason), outcome.reason
     assert_right(worker, device)
+
+
+def test_a_write_past_the_output_costs_the_process(worker: Worker, device: CudaDevice) -> None:
+    """What else it hit, nobody knows: the tensors that are timed, perhaps."""
+    past = (
+        "  if (threadIdx.x == 0 && blockIdx.x == 0)\n"
+        "    args.o[args.o_stride_batch * (args.batch - 1) + args.o_stride_head * (args.num_q_heads - 1) +\n"
+        "           args.o_stride_row * (args.seqlen_q - 1) + 67] = 7.0f;"
+    )
+    outcome = worker.evaluate(build(device, past), PROBLEM)
+    assert outcome.status is Status.WRONG, outcome.reason
+    assert worker._process is None
+    assert_right(worker, device)
+
+
+def test_a_worker_killed_from_outside_is_replaced(worker: Worker, device: CudaDevice) -> None:
+    built = build(device)
+    assert_right(worker, device)
+    process = worker._process
+    assert process is not None
+
+    def kill() -> None:
+        while process.phase != "validate":
+            time.sleep(0.001)
+        process.popen.kill()
+
+    thread = threading.Thread(target=kill)
+    process.phase = "wait"
+    thread.start()
+    outcome = worker.evaluate(built, PROBLEM)
+    thread.join(10)
+    assert outcome.status is Status.OK, outcome.reason
+    assert worker._process is not None and worker._process is not process
 
 
 def test_endless_loop_is_killed(worker: Worker, device: CudaDevice) -> None:
