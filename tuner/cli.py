@@ -510,6 +510,61 @@ def import_command(
     _console(False).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command("report")
+@takes_shape
+@reports_errors
+def report_command(
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE.html]", help="File to write; beside the kernel in the out folder."),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="Name of a study, or how it starts.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shape: Shape = NO_SHAPE,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Writes what tuning found as one HTML file: the winner and why it wins, the search, every parameter.
+
+    Example: [bold]flashgen report --dtype bf16 --d 128 report.html[/bold]
+
+    Tells of the problem tuned last, or of the last one that fits the options, with all families that
+    competed. The file needs no network.
+    """
+    from .chosen import check_target, open_chosen
+    from .devices import limits_named
+    from .emitting import write_target
+    from .report import make_report
+    from .reportview import render_html
+    from .study import default_storage
+
+    where = storage or default_storage(out)
+    check_target(target)
+    card = None if device is None else limits_named(device).slug
+    emulated = device is not None and device.startswith("sim:")
+    opened, group, older = open_chosen(where, study=study, shape=shape, card=card, emulated=emulated)
+    console = _console(json_)
+    with (
+        console.status("counting what each rule removes") if console.is_terminal else contextlib.nullcontext()
+    ):
+        report = make_report(opened, where, group, out=out, older=older)
+        page = render_html(report)
+    path = target or out / group.slug / f"{group.problem.name}.html"
+    write_target(path, page)
+    if json_:
+        _print_json({"target": str(path), **report.to_dict()})
+        return
+    told = f"wrote {path} ({len(page.encode()) / 1024:.0f} KiB): {group.problem.name} on {report.device}, "
+    told += f"{len(report.trials)} trials of {', '.join(part.name for part in report.families)}"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
 @app.command("devices")
 @reports_errors
 def devices_command(json_: Json = False) -> None:
