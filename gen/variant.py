@@ -258,8 +258,9 @@ class Variant:
         return asdict(self)
 
     def named_parameters(self) -> tuple[Parameter, ...]:
-        """Those that its source names: all but the implied ones that have their default."""
-        return tuple(p for p in self.parameters() if not (p.implied and getattr(self, p.name) == p.default))
+        """Those that its source names: implied ones last, and not where they have their default."""
+        named = (p for p in self.parameters() if not (p.implied and getattr(self, p.name) == p.default))
+        return tuple(sorted(named, key=lambda p: p.implied))
 
     @property
     def name(self) -> str:

@@ -79,7 +79,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
     heads = problem.batch * problem.num_q_heads
     item = ITEM_BYTES[problem.dtype]
-    read_bytes = item * (bc * (d + dv) + (0 if variant.q_in_registers else GROUP_ROWS * d))
+    factor_bytes = item * (bc * (d + dv) + (0 if variant.q_in_registers else GROUP_ROWS * d))
+    weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
     return GroupWork(
         groups=groups,
         score_cycles=flops * d / WGMMA_FLOPS_PER_CLOCK,
@@ -87,7 +88,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
         masked=scores * min(1.0, masked_tiles / max(1.0, tiles)),
-        wavefronts=read_bytes / 128,
+        wavefronts=(factor_bytes + weight_bytes) / 128,
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
         chained=variant.schedule == "chained",
         exponentials_in_turns=variant.order_of_groups == "exponentials",

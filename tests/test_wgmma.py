@@ -332,6 +332,29 @@ def test_mistakes_with_outputs_apart_are_caught(q_in_registers, right, wrong, nt
     assert is_caught(kernel, right, wrong, limits, ((150, 13, 0.2), (150, 50, 0.2)), nth)
 
 
+STORE = "store_weights(smem.p[group], s, warp, group);"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("schedule", "right", "wrong"),
+    [
+        ("overlapped", "  fence_proxy_async();", ""),
+        ("chained", GROUP_MEETS, ""),
+        # Before the outputs have been multiplied.
+        ("overlapped", "wgmma_wait<1>();", f"wgmma_wait<1>(); {STORE}"),
+        ("chained", "wgmma_wait<1>();", f"{STORE} wgmma_wait<1>();"),
+        # Chunks as wide as there are keys, or that are not swizzled.
+        ("overlapped", "p + ((step / 4 * int(sizeof(Chunk64))", "p + ((step / 4 * int(sizeof(ChunkBc))"),
+        ("overlapped", "const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;", "const int piece = 0;"),
+    ],
+)
+def test_mistakes_with_weights_in_shared_memory_are_caught(schedule, right, wrong):
+    problem = replace(HALF, head_dim=16, head_dim_v=16)
+    kernel = render(Wgmma(br=64, bc=80, p_in_shared=True, schedule=schedule), problem, H200)
+    assert is_caught(kernel, right, wrong, H200, ((64, 165, 0.2),))
+
+
 @needs_compiler
 def test_a_mask_that_forgets_the_last_keys_is_caught():
     problem = replace(HALF, head_dim=16, head_dim_v=16)
@@ -375,7 +398,7 @@ def test_legal_variants_render(problem):
 )
 def test_what_a_search_proposes_renders_apart(problem):
     space = enumerate_space(Wgmma, problem, H200)
-    assert 20 < len(space) < 20_000
+    assert 20 < len(space) < 30_000
     sample = random.Random(2).sample(space.legal, 300)
     assert len({render(variant, problem, H200).digest for variant in sample}) == len(sample)
 
@@ -413,6 +436,17 @@ def test_outputs_apart_take_room_and_let_queries_come_early():
     assert apart.smem_bytes(problem, H200) - over.smem_bytes(problem, H200) == 128 * 64 * 2
     early = replace(over, q_stages=2).work(problem, H200)
     assert early.early_q and apart.work(problem, H200) == early != over.work(problem, H200)
+
+
+def test_weights_in_shared_memory_take_room_and_passes_and_no_registers():
+    problem = replace(HALF, head_dim=128, head_dim_v=128)
+    kept, passed = (Wgmma(bc=144, p_in_shared=p_in_shared) for p_in_shared in (False, True))
+    assert passed.smem_bytes(problem, H200) - kept.smem_bytes(problem, H200) == 128 * 3 * 64 * 2
+    assert kept.needed_registers(problem) - passed.needed_registers(problem) == 144 // 4 - 4
+    # Written once and read once.
+    work, more = (variant.work(problem, H200) for variant in (kept, passed))
+    assert more.wavefronts - work.wavefronts == 2 * 64 * 144 * 2 / 128
+    assert replace(more, wavefronts=work.wavefronts) == work
 
 
 def test_a_cluster_asks_l2_for_half():
@@ -512,6 +546,11 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         (replace(HALF, seqlen_k=256), Wgmma(k_stages=3), "stages: k_stages=3 v_stages=2, but 256 keys are 2"),
         (HALF, Wgmma(k_stages=1, v_stages=1), "stages: k_stages=1 v_stages=1: the next of 32 tiles"),
         (HALF, Wgmma(v_stages=3), "stages: k_stages=2 v_stages=3: V keeps its room"),
+        (
+            HALF,
+            Wgmma(p_in_shared=True),
+            "weights: p_in_shared=True: registers hold the weights as well, about 156 of 240",
+        ),
         (HALF, Wgmma(rescale="always"), "rescaling: rescale=always: "),
         (replace(HALF, head_dim=128, head_dim_v=128), Wgmma(poly_exp=4), "exponentials: poly_exp=4"),
         (HALF, Wgmma(persistent=False, section=2), "tile order: section=2: without a causal mask"),

@@ -55,6 +55,9 @@ class Wgmma(Variant):
     o_apart: bool = param(
         False, True, doc="outputs leave by room of their own, beside which the next Q comes", implied=True
     )
+    p_in_shared: bool = param(
+        False, True, doc="weights pass by shared memory, which relieves registers", implied=True
+    )
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
     schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
@@ -92,6 +95,7 @@ class Wgmma(Variant):
         row_bytes = CHUNK * ITEM_BYTES[problem.dtype]
         kv_chunks = self.k_stages * d + self.v_stages * dv
         row_chunks = self.q_stages * d + dv if self.o_apart else self.q_stages * max(d, dv)
+        row_chunks += _chunks(self.bc) if self.p_in_shared else 0
         tiles = row_bytes * (self.br * row_chunks + self.bc * kv_chunks)
         barriers = 2 * (self.q_stages + self.k_stages + self.v_stages)
         return _whole(tiles + BARRIER_BYTES * barriers, ALIGNMENT)
@@ -115,8 +119,10 @@ class Wgmma(Variant):
         queries = 4 * steps if self.q_in_registers else 0
         # Of a single K tile the compiler keeps the descriptors of all steps at hand.
         descriptors = 24 if self.k_stages == 1 and steps > 8 else 0
+        # In shared memory, a register for each of the four places within a chunk's rows.
+        weights = 4 if self.p_in_shared else self.bc // 4
         rest = queries + descriptors + (4 if self.poly_exp else 0) + 28
-        return problem.head_dim_v // 2 + self.bc // 2 + self.bc // 4 + rest
+        return problem.head_dim_v // 2 + self.bc // 2 + weights + rest
 
     def work(self, problem: Problem, limits: DeviceLimits) -> GroupWork:
         return wgmma_work(self, problem, limits)
@@ -309,6 +315,16 @@ class Wgmma(Variant):
             return f"section={self.section}: {needed} bytes of K and V, L2 holds {limits.l2_bytes}"
         if self.section and self._kv_bytes(problem, min(2 * together, heads)) <= limits.l2_bytes:
             return f"section={self.section}: L2 holds K and V of more heads"
+        return None
+
+    @rule("weights", after="min_blocks", advisory=True)
+    def _weights_need_other_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.p_in_shared:
+            return None
+        needed = replace(self, p_in_shared=False).needed_registers(problem)
+        allowed = self.computing_registers(problem, limits)
+        if needed <= allowed:
+            return f"p_in_shared=True: registers hold the weights as well, about {needed} of {allowed}"
         return None
 
     @rule("clusters", after="cluster", advisory=True)

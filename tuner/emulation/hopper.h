@@ -107,6 +107,7 @@ void wgmma_wait(int line = __builtin_LINE()) {
 }
 template <int n>
 void hold(float (&)[n]) {}
+inline void forget(unsigned long long&) {}
 
 namespace emulation {
 
