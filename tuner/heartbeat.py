@@ -33,10 +33,15 @@ _run_numbers = itertools.count()
 def owner() -> str:
     """A name for one more run of this process: host, process number, when the process started (numbers are
     reused), in which container, and which run it is."""
-    pid = os.getpid()
-    name = "/".join((socket.gethostname(), str(pid), _started(pid), _namespace(), str(next(_run_numbers))))
+    name = f"{process_name()}/{next(_run_numbers)}"
     _going_on.add(name)
     return name
+
+
+def process_name() -> str:
+    """An owner's name without the number of the run."""
+    pid = os.getpid()
+    return "/".join((socket.gethostname(), str(pid), _started(pid), _namespace()))
 
 
 def _started(pid: int) -> str:
@@ -57,11 +62,11 @@ def _namespace() -> str:
 
 def is_dead(name: str) -> bool:
     """Whether that owner is sure to be gone: a process of this host that is no more, or a run of this one."""
-    host, pid, started, namespace, *_ = [*name.split("/"), "", "", "", ""]
+    host, pid, started, namespace, number, *_ = [*name.split("/"), "", "", "", "", ""]
     if host != socket.gethostname() or not pid.isdigit() or namespace not in ("", _namespace()):
         return False
     if int(pid) == os.getpid() and started == _started(os.getpid()):
-        return name not in _going_on
+        return bool(number) and name not in _going_on
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -21,7 +21,6 @@ from typing import Any
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
@@ -32,6 +31,7 @@ from ..gen.render import TEMPLATES
 from ..gen.variant import Variant
 from .device import FlashgenError
 from .heartbeat import OWNER, is_dead
+from .journal import Journal
 from .outcome import Measurement, Outcome, Status
 
 OUTCOME = "outcome"
@@ -126,9 +126,7 @@ def open_storage(where: str) -> BaseStorage:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if where.endswith((".journal", ".log")):
             Path(where).parent.mkdir(parents=True, exist_ok=True)
-            backend = _Journal(where)
-            _mend_journal(Path(where))
-            return JournalStorage(backend)
+            return JournalStorage(Journal(Path(where)))
         if "://" in where and not where.startswith("sqlite"):
             return RDBStorage(where)
         if where.endswith(("://", ":memory:")):
@@ -140,38 +138,6 @@ def open_storage(where: str) -> BaseStorage:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("it is not writable")
         return _open_sqlite(where if "://" in where else f"sqlite:///{path}")
-
-
-class _Journal(JournalFileBackend):
-    """Optuna's, with the file named in what goes wrong and nothing half written left behind."""
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        try:
-            super().append_logs(logs)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                _mend_journal(Path(self._file_path))
-            raise OSError(error.errno, error.strerror, self._file_path) from error
-
-
-def _mend_journal(path: Path) -> None:
-    """Cuts off a last line that a full disk or a crash left unfinished; the next one would be joined to it,
-    and the journal unreadable from there on."""
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell() == 0:
-            return
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) == b"\n":
-            return
-    # Seen without the lock it may be another's line under way; with it nobody writes.
-    lock = JournalFileSymlinkLock(str(path))
-    lock.acquire()
-    try:
-        with path.open("rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-    finally:
-        lock.release()
 
 
 def _open_sqlite(url: str) -> RDBStorage:
