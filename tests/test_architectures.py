@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from covering import NUMBERS, draw
@@ -43,8 +44,7 @@ def build_all(pairs, card):
         return [future.result() for future in futures]
 
 
-@pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("head_dim", [64, 40, 65])
+@pytest.mark.parametrize(("card", "head_dim"), zip(CARDS, cycle([64, 40, 65]), strict=False))
 def test_a_sample_of_the_space_builds(card, head_dim):
     problem = Problem(head_dim=head_dim, causal=head_dim == 40)
     legal = enumerate_space(Simt, problem, PRESETS[card]).legal
@@ -71,6 +71,8 @@ def test_every_step_of_the_ladder_builds_without_spills(card, step):
 # -- tensor cores ---------------------------------------------------------------------------------------
 
 MMA_CARDS = [card for card in CARDS if PRESETS[card].arch >= 75]
+#: Of queries and keys, of values, and whether under a causal mask.
+HEAD_DIMS = [(64, 64, True), (40, 40, False), (7, 5, False), (33, 8, True), (160, 24, False)]
 
 
 def served(card):
@@ -85,16 +87,10 @@ def test_tensor_core_kernels_build_without_warnings(card, monkeypatch):
     rng = random.Random(PRESETS[card].arch)
     pairs = []
     for dtype, precision in served(card):
-        for d, dv, causal in (
-            (64, 64, True),
-            (40, 40, False),
-            (7, 5, False),
-            (33, 8, True),
-            (160, 24, False),
-        ):
+        for d, dv, causal in rng.sample(HEAD_DIMS, 3):
             problem = Problem(dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=causal)
             pairs += [(variant, problem) for variant in draw(Mma, problem, PRESETS[card], 1, rng)]
-    assert len(pairs) == 5 * len(served(card))
+    assert len(pairs) == 3 * len(served(card))
     for (variant, problem), built in zip(pairs, build_all(pairs, card), strict=True):
         assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"
         assert 0 < built.registers <= 255
@@ -135,7 +131,7 @@ def test_warpgroup_kernels_build_without_warnings_and_spills(causal, monkeypatch
     rng = random.Random(causal)
     pairs = []
     for dtype in ("f16", "bf16"):
-        for d, dv in ((40, 40), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256)):
+        for d, dv in ((40, 40), (64, 64), (128, 128), (192, 128), (256, 256)):
             problem = Problem(dtype=dtype, head_dim=d, head_dim_v=dv, causal=causal)
             legal = enumerate_space(Wgmma, problem, PRESETS["h200"]).legal
             pairs.append((rng.choice(legal), problem))
