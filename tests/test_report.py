@@ -243,7 +243,9 @@ def test_a_variant_of_an_older_version_has_defaults(tmp_path):
     told = report_on(storage, tmp_path)
     assert len(told.trials) == 7
     assert told.families[0].unreadable == 1
-    assert "1 trials of ladder have values that this version does not know" in words_of(render_html(told))
+    assert "1 trial of ladder with values that this version does not know is left out" in words_of(
+        render_html(told)
+    )
 
 
 @pytest.mark.parametrize("failures", [0, 7])
@@ -393,14 +395,13 @@ def browser():
         chromium.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_looks_right(page, browser, tmp_path, width, scheme):
+def test_looks_right(page, browser, tmp_path, width):
     from PIL import Image
 
     file = tmp_path / "report.html"
     file.write_text(page, encoding="utf-8")
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    context = browser.new_context(viewport={"width": width, "height": 800})
     shown = context.new_page()
     troubles: list[str] = []
     shown.on("console", lambda message: troubles.append(message.text))
@@ -417,16 +418,18 @@ def test_looks_right(page, browser, tmp_path, width, scheme):
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     drawings = [each for each in shown.query_selector_all("svg") if each.is_visible()]
     assert len(drawings) > 10
-    whole = Image.open(BytesIO(shown.screenshot(full_page=True))).convert("RGB")
-    for drawing in drawings:
-        box = drawing.bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["height"] > 40
-        left, top = round(box["x"]), round(box["y"])
-        region = whole.crop((left, top, left + round(box["width"]), top + round(box["height"])))
-        colours = region.getcolors(maxcolors=1 << 20)
-        assert colours is None or len(colours) > 8, drawing.get_attribute("aria-label")
-    lightness = sum(whole.getpixel((2, 2))) / 3
-    assert lightness > 200 if scheme == "light" else lightness < 60
+    boxes = {each.get_attribute("aria-label"): each.bounding_box() for each in drawings}
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes.values())
+    for scheme in ("light", "dark"):
+        shown.emulate_media(color_scheme=scheme)
+        whole = Image.open(BytesIO(shown.screenshot(full_page=True))).convert("RGB")
+        lightness = sum(whole.getpixel((2, 2))) / 3
+        assert lightness > 200 if scheme == "light" else lightness < 60
+        for what, box in boxes.items():
+            left, top = round(box["x"]), round(box["y"])
+            region = whole.crop((left, top, left + round(box["width"]), top + round(box["height"])))
+            colours = region.getcolors(maxcolors=1 << 20)
+            assert box["height"] > 20 and (colours is None or len(colours) > 8), what
     beyond = shown.evaluate(
         """[...document.querySelectorAll('svg text')].filter(text => text.getClientRects().length)
         .filter(text => {

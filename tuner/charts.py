@@ -23,7 +23,7 @@ PANEL = 344
 #: Character width of a chart's text, to keep labels apart.
 CHAR = 6.3
 #: Marks and lines drawn at most, for the sake of the file's size.
-MOST_MARKS, MOST_LINES = 600, 160
+MOST_MARKS, MOST_DOTS, MOST_LINES = 600, 240, 160
 #: A logarithmic axis gets round numbers of these mantissas, the first that give enough.
 MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
 ENOUGH_TICKS, MOST_TICKS = 4, 7
@@ -102,9 +102,7 @@ class Unit:
 
     def number(self, us: float) -> str:
         value = us / self.us
-        return (
-            f"{value:.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:#.3g}".rstrip(".")
-        )
+        return f"{value:.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
     def words(self, us: float) -> str:
         return f"{self.number(us)}{NO_BREAK}{self.name}"
@@ -376,7 +374,7 @@ def strips(columns: Sequence[Column], axis_of: Sequence[float], unit: Unit, alt:
     for i, column in enumerate(columns):
         middle = left + (i + 0.5) * pitch
         half = min(pitch * 0.36, 26.0)
-        values = column.values
+        values = sorted(column.values)  # so that the fastest is drawn however many are left out
         shape = "chosen" if column.chosen else "s0"
         if len(values) >= 4:
             low, _, high = quantiles(values, n=4, method="inclusive")
@@ -391,8 +389,8 @@ def strips(columns: Sequence[Column], axis_of: Sequence[float], unit: Unit, alt:
                     class_=f"box {shape}",
                 )
             )
-        for j in thinned(len(values), MOST_MARKS // len(columns)):
-            aside = ((j * 0.618034) % 1 - 0.5) * 2 * half * 0.8
+        for j in thinned(len(values), max(MOST_DOTS // len(columns), 2)):
+            aside = ((j * 0.618034) % 1 - 0.5) * 2 * half * 0.8 if len(values) > 1 else 0.0
             parts.append(_dot(middle + aside, y(values[j]), shape, radius=2.2))
         if values:
             at = y(median(values))

@@ -73,7 +73,7 @@ def render_html(report: Report) -> str:
         speedup=_speedup(times, winner),
         verdict=_verdict(winner, unit) if winner and winner.bounds else (),
         emit=_emit_command(report),
-        noise=NOISE,
+        noise=0.0 if report.predicted else NOISE,
         limits_chart=_limits_chart(winner, unit) if winner and winner.bounds else None,
         history_chart=_history_chart(report, unit, order) if times else None,
         families=[_family_view(part, winner, unit) for part in report.families],
@@ -170,8 +170,8 @@ def _verdict(winner: Winner, unit: Unit) -> tuple[str, ...]:
     savings = [p for p in bounds.parts if p.typical_us and p.share > 0.1 and p.us < 0.9 * p.typical_us]
     if savings:
         most = sorted(savings, key=lambda p: p.us - (p.typical_us or 0.0))[:3]
-        needs = ", ".join(f"{percent(1 - p.us / (p.typical_us or p.us))} less {p.name}" for p in most)
-        told.append(f"Beside the median trial of its family it needs {needs}.")
+        less = ", ".join(f"{p.name} ({percent(1 - p.us / (p.typical_us or p.us))} less)" for p in most)
+        told.append(f"Beside the median trial of its family it saves on {less}.")
     return tuple(told)
 
 
