@@ -375,6 +375,7 @@ def test_axes_have_a_few_round_ticks(ends):
     ticks = axis.ticks()
     assert 2 <= len(ticks) <= charts.MOST_TICKS
     assert all(axis.low <= tick <= axis.high for tick in ticks)
+    assert not any("e" in charts.Unit("us", 1.0).tick(tick) for tick in ticks)
 
 
 # -- how it looks ----------------------------------------------------------------------------------------

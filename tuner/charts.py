@@ -108,7 +108,8 @@ class Unit:
         return f"{self.number(us)}{NO_BREAK}{self.name}"
 
     def tick(self, us: float) -> str:
-        return f"{us / self.us:.4g}"
+        value = us / self.us
+        return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def unit_for(us: float) -> Unit:

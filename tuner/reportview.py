@@ -417,7 +417,7 @@ def _parallel_chart(
     drawing = _both(lambda width: charts.parallel(axes, lines, alt, width))
     left_out = f" {count - len(lines)} slower ones are left out." if count > len(lines) else ""
     return Chart(
-        "Every trial over all parameters",
+        "Trials over all parameters",
         f"A line is a trial; the last axis has them in order of time, the fastest at its end.{left_out}",
         *drawing,
         key=(
