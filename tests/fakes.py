@@ -229,6 +229,7 @@ class FakeDevice:
     spec: str = "fake"
     predicted: bool = False
     driver: str = "none"
+    lock_key: str = ""
 
     def toolchain(self):
         raise NotImplementedError

@@ -70,6 +70,7 @@ class StandInDevice:
     spec: str = "0"
     predicted: bool = False
     driver: str = "580"
+    lock_key: str = ""
 
     def toolchain(self) -> StandInToolchain:
         return self.chain

@@ -26,7 +26,7 @@ from .devices import Tool
 from .emitting import Emitted
 from .outcome import Measurement, Outcome
 from .spaceview import SpaceView
-from .tune import Event, FinalsStarted, SearchGoesOn, SpaceReady, TrialDone, TuneResult
+from .tune import Event, FinalsStarted, Notice, SearchGoesOn, SpaceReady, TrialDone, TuneResult
 
 #: Without a terminal, a line at least this often, so that a log shows the run is alive.
 LINE_SECONDS = 20.0
@@ -90,6 +90,8 @@ class RunView:
                 self._go_on(event)
             case TrialDone():
                 self._trial(event)
+            case Notice():
+                self._print(event.text)
             case FinalsStarted():
                 self._stop()
                 measured = [o.measurement for o in event.finalists if o.measurement is not None]
@@ -186,6 +188,8 @@ def show_result(console: Console, result: TuneResult) -> None:
     if m.busy:
         table.add_row("doubtful", escape(m.busy), style="yellow")
     table.add_row("trials", trial_words(result))
+    for doubt, count in result.doubtful.items():
+        table.add_row("doubtful", escape(f"times of {count} trials: {doubt}"), style="yellow")
     table.add_row("trials kept in", result.storage)
     console.print(table)
     if len(result.finalists) > 1:
@@ -212,6 +216,8 @@ def settings_words(variant: Variant) -> str:
 def trial_words(result: TuneResult) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
     earlier = f" and {result.trials_earlier} of earlier runs" if result.trials_earlier else ""
+    if result.trials_elsewhere:
+        earlier += f" and {result.trials_elsewhere} of other coordinators meanwhile"
     return f"{result.trials_run} in {result.seconds:.0f} s{earlier}: {counts}"
 
 

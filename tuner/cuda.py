@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -86,6 +85,10 @@ class CudaDevice:
     @property
     def predicted(self) -> bool:
         return False
+
+    @property
+    def lock_key(self) -> str:
+        return self.pci_bus_id
 
     def toolchain(self) -> NvccToolchain | NvrtcToolchain:
         return cuda_toolchain(self.limits.arch)
@@ -276,27 +279,27 @@ class CudaRunner:
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
     ) -> Timing:
         """See `Runner.measure`. L2 is flushed before each launch; a pair of CUDA events times it."""
-        started_us = time.time_ns() // 1000
+        interval = self._monitor.begin()
         with self._launch_errors(build):
             launch = self._launcher(build, problem, self._tensors_of(problem).arguments)
             estimate_ms = self._warm_up(launch)
             if best_us is not None and 1000 * estimate_ms > 2 * BEATEN_FACTOR * best_us:
-                return Timing((1000 * estimate_ms,), True, self._monitor.disturbance(started_us))
+                return Timing((1000 * estimate_ms,), True, interval.disturbance())
             times_us = self._time([launch] * MIN_REPEATS)
             typical_us = float(np.median(times_us))
             if best_us is not None and typical_us > BEATEN_FACTOR * best_us:
-                return Timing(tuple(times_us), True, self._monitor.disturbance(started_us))
+                return Timing(tuple(times_us), True, interval.disturbance())
             affordable = int(budget_ms / max(estimate_ms + self._flush_ms(), 1e-3))
             repeats = min(MAX_REPEATS, max(MIN_REPEATS, affordable))
             if best_us is not None and typical_us > BEHIND_FACTOR * best_us:
                 repeats = min(repeats, BEHIND_REPEATS)
             times_us += self._time([launch] * (repeats - MIN_REPEATS))
-        return Timing(tuple(times_us), False, self._monitor.disturbance(started_us))
+        return Timing(tuple(times_us), False, interval.disturbance())
 
     def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
         """See `Runner.measure_interleaved`. Every other round goes backwards, so that no kernel always
         follows the same one."""
-        started_us = time.time_ns() // 1000
+        interval = self._monitor.begin()
         times: list[list[float]] = [[] for _ in builds]
         launches: list[Callable[[], None]] = []
         for build in builds:
@@ -309,7 +312,7 @@ class CudaRunner:
                 for index, time_us in zip(order, self._time([launches[i] for i in order]), strict=True):
                     times[index].append(time_us)
             order.reverse()
-        busy = self._monitor.disturbance(started_us)
+        busy = interval.disturbance()
         return [Timing(tuple(each), False, busy) for each in times]
 
     def _warm_up(self, launch: Callable[[], None]) -> float:

@@ -125,6 +125,11 @@ class Device(Protocol):
     @property
     def driver(self) -> str: ...
 
+    @property
+    def lock_key(self) -> str:
+        """Names what only one process of this host may time on at once; empty where that does not matter."""
+        ...
+
     def toolchain(self) -> Toolchain: ...
 
     def open(self) -> Runner:

@@ -336,6 +336,10 @@ class ModuleDevice:
     def predicted(self) -> bool:
         return False
 
+    @property
+    def lock_key(self) -> str:
+        return self.card.lock_key
+
     def toolchain(self) -> Toolchain:
         """The card's own; the module compiles by itself."""
         return self.card.toolchain()

@@ -12,16 +12,19 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ..gen.problem import Problem
-from .device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Runner
+from .device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Runner, Timing
 from .validate import Depth, validate
 
 #: What the sample of the real problem may cost an emulated card in the quick and in the full validation.
 EMULATED_SAMPLE_FLOPS: dict[Depth, float] = {"quick": 2e7, "full": 4e8}
+#: Pauses before timings that were disturbed are repeated: another process, or heat, may be gone by then.
+REPEAT_AFTER_S = (0.5, 2.0)
 #: The phases of a request, whose wall time is recorded.
 VALIDATING, MEASURING = PHASES = ("validate", "measure")
 
@@ -140,14 +143,28 @@ def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: Reques
         case Evaluate(build, problem, best_us, budget_ms, seed):
             error = run_suite(build, problem, seed, "quick")
             pipe.send(Phase(MEASURING))
-            timing = runner.measure(build, problem, best_us=best_us, budget_ms=budget_ms)
+            (timing,) = _undisturbed(
+                lambda: [runner.measure(build, problem, best_us=best_us, budget_ms=budget_ms)]
+            )
             return timing, error, runner.occupancy(build)
         case Validate(build, problem, seed):
             return run_suite(build, problem, seed, "full")
         case Interleave(builds, problem, rounds):
             pipe.send(Phase(MEASURING))
-            timings = runner.measure_interleaved(list(builds), problem, rounds=rounds)
+            timings = _undisturbed(lambda: runner.measure_interleaved(list(builds), problem, rounds=rounds))
             return [(timing, runner.occupancy(build)) for timing, build in zip(timings, builds, strict=True)]
+
+
+def _undisturbed(measure: Callable[[], list[Timing]]) -> list[Timing]:
+    """The timings, repeated after a pause while something speaks against them; what still does is kept with
+    the last ones."""
+    timings = measure()
+    for pause_s in REPEAT_AFTER_S:
+        if not any(timing.busy for timing in timings):
+            break
+        time.sleep(pause_s)
+        timings = measure()
+    return timings
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -100,6 +100,10 @@ class SimDevice:
     def driver(self) -> str:
         return "emulated"
 
+    @property
+    def lock_key(self) -> str:
+        return ""
+
     def toolchain(self) -> SimToolchain:
         """Raises FlashgenError when there is no C++ compiler."""
         return SimToolchain(self.limits, find_host_compiler(), self.sanitize)

@@ -24,6 +24,7 @@ from ..gen.problem import Problem
 from ..gen.render import render
 from ..gen.variant import Illegal, Value, Variant
 from . import library
+from .cardlock import GaveUp
 from .catalogue import Catalogue, build_catalogue
 from .compile import CompilePool
 from .device import Build, BuildError, Device, FlashgenError
@@ -33,7 +34,7 @@ from .options import SamplerName, UsageError, none_serves, why_not
 from .outcome import Outcome, Status, TunedKernel
 from .presence import StorageFile
 from .prior import cost_model_version, prior_of
-from .reasons import count_reasons, first_line
+from .reasons import NUMBER, count_alike, count_reasons, first_line
 from .search import Proposal, Search
 from .study import (
     fingerprint,
@@ -157,6 +158,8 @@ class TuneResult:
     studies: tuple[str, ...]
     trials_elsewhere: int = 0
     """Of other coordinators that shared the studies meanwhile."""
+    doubtful: Mapping[str, int] = field(default_factory=dict)
+    """How many trials' times something spoke against, though they were repeated, by what it was."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -165,6 +168,7 @@ class TuneResult:
             "kept_faster": str(self.kept_faster) if self.kept_faster else None,
             "counts": dict(self.counts),
             "reasons": dict(self.reasons),
+            "doubtful": dict(self.doubtful),
             "finalists": [outcome_to_dict(o) for o in self.finalists],
             "trials_run": self.trials_run,
             "trials_earlier": self.trials_earlier,
@@ -222,7 +226,11 @@ def tune(
     runs: list[_FamilyRun] = []
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(CompilePool(toolchain, options.jobs))
-        make = make_evaluator or (lambda each: Worker(each, seed=options.seed))
+
+        def notify(text: str) -> None:
+            report(Notice(text))
+
+        make = make_evaluator or (lambda each: Worker(each, seed=options.seed, notify=notify, stop=stop))
         team = stack.enter_context(Team([make(each) for each in (device, *options.more_devices)]))
         pulse = Pulse()
         stack.callback(pulse.close)
@@ -281,6 +289,7 @@ def tune(
         finalists=tuple(finalists),
         trials_run=sum(len(run.done) for run in runs),
         trials_earlier=sum(len(run.search.earlier) for run in runs),
+        doubtful=count_alike(o.measurement.busy for o in everything if o.measurement and o.measurement.busy),
         trials_elsewhere=sum(len(run.search.others.outcomes) for run in runs),
         interrupted=interrupted,
         seconds=time.monotonic() - started,
@@ -445,6 +454,7 @@ def _search(
     search = run.search
     building: dict[Future[Build | BuildError], Proposal] = {}
     running: dict[Future[Outcome], Proposal] = {}
+    doubts: set[str] = set()
 
     def finish(proposal: Proposal, outcome: Outcome) -> None:
         nonlocal best
@@ -452,6 +462,10 @@ def _search(
         if not search.tell(proposal, outcome):
             return
         run.done.append(outcome)
+        busy = outcome.measurement.busy if outcome.measurement is not None else ""
+        if busy and (kind := NUMBER.sub("", busy)) not in doubts:
+            doubts.add(kind)
+            report(Notice(f"times are doubtful, though repeated: {busy}"))
         best = _faster(best, outcome)
         report(TrialDone(len(run.all_outcomes), run.budget, str(proposal.origin), outcome, best))
 
@@ -512,10 +526,14 @@ def _search(
             else:
                 break
             for future in [f for f in running if f.done()]:
+                if stop.is_set() and isinstance(future.exception(), GaveUp):
+                    break
                 finish(running.pop(future), future.result())
         for future in list(running):
-            finish(running[future], future.result())
-            del running[future]
+            # Those that wait for a card that another tuner holds are given up.
+            with contextlib.suppress(GaveUp):
+                finish(running[future], future.result())
+                del running[future]
     finally:
         for future, proposal in [*building.items(), *running.items()]:
             future.cancel()

@@ -13,13 +13,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from ..gen.problem import Problem
+from .cardlock import CardLock
 from .device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Timing
 from .measure import summarize
 from .outcome import Measurement, Outcome, Status
@@ -75,12 +77,25 @@ class Worker:
     """A process that owns a `Runner` and tests and times one build at a time.
 
     It starts with the first request. After a crash, a hang or an error that the device does not survive, the
-    next request starts another. Use it from one thread at a time.
+    next request starts another. Use it from one thread at a time. A card that another process of this host
+    times on is waited for: ``notify`` is told so, ``stop`` ends the wait.
     """
 
-    def __init__(self, device: Device, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        seed: int = 0,
+        deadline_s: float = DEADLINE_S,
+        notify: Callable[[str], None] = lambda text: None,
+        stop: threading.Event | None = None,
+    ) -> None:
         self.device = device
         self.deadline_s = deadline_s
+        self._lock = CardLock(device.lock_key) if device.lock_key else None
+        self._notify = notify
+        self._stop = stop
+        self._told_of: set[str] = set()
         self._seed = seed
         self._requests = 0
         self._process: _Process | None = None
@@ -184,6 +199,8 @@ class Worker:
         """Ends the process. The handle may be used again."""
         self._end()
         self._killed = False
+        if self._lock is not None:
+            self._lock.close()
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -257,11 +274,12 @@ class Worker:
         return 1_000_003 * self._seed + self._requests
 
     def _ask(self, request: Request, *, deadline_s: float | None = None) -> Any:
-        self._busy = True
-        try:
-            answer = self._answer_to(request, deadline_s or self.deadline_s)
-        finally:
-            self._busy = False
+        with self._card():
+            self._busy = True
+            try:
+                answer = self._answer_to(request, deadline_s or self.deadline_s)
+            finally:
+                self._busy = False
         if not answer.usable:
             self._discard()
         if answer.error is not None:
@@ -269,6 +287,26 @@ class Worker:
                 raise RuntimeError(f"the worker process failed:\n{answer.trace}") from answer.error
             raise answer.error
         return answer.value
+
+    @contextlib.contextmanager
+    def _card(self) -> Iterator[None]:
+        """Holds the card's lock. What its holder does there counts towards no deadline of ours."""
+        if self._lock is None:
+            yield
+            return
+
+        def tell(holder: str) -> None:
+            if holder not in self._told_of:
+                self._told_of.add(holder)
+                self._notify(
+                    f"device {self.device.spec} is in use by {holder} of flashgen; taking turns with it"
+                )
+
+        def over() -> bool:
+            return self._killed or (self._stop is not None and self._stop.is_set())
+
+        with self._lock.held(tell=tell, over=over):
+            yield
 
     def _answer_to(self, request: Request, deadline_s: float) -> Answer:
         """The answer, from a second process where the first one's death was not the request's doing."""
@@ -304,8 +342,7 @@ class Worker:
             raise RuntimeError(f"the worker process could not start:\n{answer.trace}") from answer.error
         return process
 
-    @staticmethod
-    def _spawn() -> _Process:
+    def _spawn(self) -> _Process:
         """A fresh interpreter in `serve`."""
         ours, theirs = Pipe()
         lifeline_theirs, lifeline_ours = os.pipe()
@@ -319,7 +356,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
-                pass_fds=fds,
+                pass_fds=(*fds, *(self._lock.inherited if self._lock is not None else ())),
                 # A session of its own: the terminal's Ctrl-C does not reach it.
                 start_new_session=True,
                 env={**os.environ, **ONE_BLAS_THREAD},
