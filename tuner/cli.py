@@ -241,7 +241,14 @@ def _flashgen(
 @takes_shape
 @reports_errors
 def tune_command(
-    device: DeviceOption = "0",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICES",
+            help="A CUDA card (0), several (0,1,2), all of them (all) or an emulated one (sim:gtx-1080).",
+        ),
+    ] = "0",
     shape: Shape = NO_SHAPE,
     family: Annotated[
         list[str] | None,
@@ -276,10 +283,11 @@ def tune_command(
 
     Example: [bold]flashgen tune --device sim:gtx-1080 --d 64[/bold]
 
-    The same command resumes an interrupted run; Ctrl-C ends one with the best so far.
+    The same command resumes an interrupted run; Ctrl-C ends one with the best so far. Cards of one kind share
+    the work, each kind is tuned for itself. So do runs on many hosts that name one --storage.
     """
     from .console import RunView, show_result
-    from .devices import resolve
+    from .devices import resolve_all
     from .study import default_storage
     from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions, tune
 
@@ -288,30 +296,40 @@ def tune_command(
     named = parse_families(family or [])
     if settings and named:
         parse_settings(one_family(named), settings)  # a wrong one is told before a card is looked for
-    card = resolve(device)
-    families = named or serving_families(problem, card.limits, settings or [])
-    held = parse_settings(one_family(families), settings) if settings else {}
-    if trials is None and minutes is None and how is not SamplerName.EXHAUSTIVE:
-        trials = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
-    options = TuneOptions(
-        device=card,
-        problem=problem,
-        families=families,
-        held=held,
-        trials=trials,
-        minutes=minutes,
-        sampler=how,
-        seed=seed,
-        storage=storage or default_storage(out),
-        out=out,
-        jobs=jobs or usable_cores(),
-    )
+    kinds = resolve_all(device)
     console = _console(json_)
+    results = []
     with RunView(console) as view, _ends_softly(view.note) as stop:
-        result = tune(options, report=view, stop=stop)
+        for card, *more in kinds:
+            families = named or serving_families(problem, card.limits, settings or [])
+            held = parse_settings(one_family(families), settings) if settings else {}
+            most = trials
+            if trials is None and minutes is None and how is not SamplerName.EXHAUSTIVE:
+                most = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
+            options = TuneOptions(
+                device=card,
+                more_devices=tuple(more),
+                problem=problem,
+                families=families,
+                held=held,
+                trials=most,
+                minutes=minutes,
+                sampler=how,
+                seed=seed,
+                storage=storage or default_storage(out),
+                out=out,
+                jobs=jobs or usable_cores(),
+            )
+            if more or len(kinds) > 1:
+                workers = "1 worker" if not more else f"{1 + len(more)} workers"
+                view.note(f"{card.limits.name}: {workers} ({', '.join(d.spec for d in (card, *more))})")
+            results.append(tune(options, report=view, stop=stop))
+            if stop.is_set():
+                break
     if json_:
-        _print_json(result.to_dict())
-    else:
+        _print_json(results[0].to_dict() if len(kinds) == 1 else [each.to_dict() for each in results])
+        return
+    for result in results:
         show_result(console, result)
 
 

@@ -14,6 +14,8 @@ from .sim import PREFIX, SimDevice
 from .toolchain import GET_OLD_NVRTC, find_host_compiler, find_nvcc, find_nvrtc
 
 GET_PYCUDA = "pip install 'flashgen[cuda]' (builds against an installed CUDA toolkit)"
+#: Stands for all CUDA cards of this machine.
+ALL = "all"
 GET_TORCH = "pip install torch (only to compare with PyTorch)"
 
 
@@ -46,6 +48,29 @@ def resolve(spec: str) -> Device:
             "`flashgen devices` lists all)"
         )
     return find_device(int(number))
+
+
+def resolve_all(specs: str) -> list[tuple[Device, ...]]:
+    """The devices of a list like ``0,1,2`` or of ``all`` CUDA cards here, those of one kind together.
+
+    An emulated card may be named several times: as many workers emulate it. Raises as `resolve` does.
+    """
+    if specs == ALL:
+        found = [find_device(ordinal) for ordinal in range(count_devices())]
+        if not found:
+            resolve("0")  # which says why there is none
+        devices: list[Device] = [*found]
+    else:
+        devices = [resolve(spec.strip()) for spec in specs.split(",")]
+        twice = [
+            d.spec for i, d in enumerate(devices) if d.lock_key and d.spec in [e.spec for e in devices[:i]]
+        ]
+        if twice:
+            raise UsageError(f"device {twice[0]} is named twice in {specs!r}; name each card once")
+    kinds: dict[tuple[bool, DeviceLimits], list[Device]] = {}
+    for device in devices:
+        kinds.setdefault((device.predicted, device.limits), []).append(device)
+    return [tuple(kind) for kind in kinds.values()]
 
 
 def limits_named(spec: str) -> DeviceLimits:
