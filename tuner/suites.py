@@ -1,9 +1,9 @@
 """Named workloads by suite: what `flashgen bench` times, and what is worth tuning for.
 
-`report` are the cases of an optimisation report of float32 kernels, `gpt2` GPT-2's in training, `fp32` float32
-by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries
-serve less well (Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence
-against a long cache of grouped heads.
+`report` are the cases of an optimisation report of float32 kernels, `gpt2` GPT-2 in training, `fp32` float32
+by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries serve less well
+(Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence against a long
+cache of grouped heads.
 """
 
 from __future__ import annotations
