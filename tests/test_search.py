@@ -151,7 +151,7 @@ def test_trial_parameters_are_the_variant():
     assert [t.value for t in study.trials] == [o.measurement.median_us for o in done if o.measurement]
 
 
-@pytest.mark.parametrize("sampler", [SamplerName.FOREST, SamplerName.TPE])
+@pytest.mark.parametrize("sampler", [SamplerName.GP, SamplerName.FOREST, SamplerName.TPE])
 def test_search_beats_chance(sampler):
     catalogue = build_catalogue(LADDER, PROBLEM, CARD)
     best = min(cost(catalogue.variant(row)) for row in range(len(catalogue)))

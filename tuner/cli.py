@@ -269,10 +269,10 @@ def tune_command(
         typer.Option(
             "--sampler",
             metavar="NAME",
-            help="What proposes variants: forest (a random forest, the default), tpe, random, or exhaustive "
-            "(every variant, each timed in full; as many as --trials if given).",
+            help="What proposes variants: gp (a Gaussian process, the default), forest (a random forest), "
+            "tpe, random, or exhaustive (every variant, each timed in full; as many as --trials if given).",
         ),
-    ] = "forest",
+    ] = "gp",
     seed: Seed = 0,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
@@ -581,6 +581,111 @@ def report_command(
     told = f"wrote {path} ({len(page.encode()) / 1024:.0f} KiB): {group.problem.name} on {report.device}, "
     told += f"{len(report.trials)} trials of {', '.join(part.name for part in report.families)}"
     console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("record")
+@takes_shape
+@reports_errors
+def record_command(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: space.jsonl.xz or .gz.")],
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shape: Shape = NO_SHAPE,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Writes what `tune --sampler exhaustive` found of a space, for `replay`.
+
+    Example: [bold]flashgen record space.jsonl.xz --family simt --d 64[/bold]
+    """
+    from .devices import limits_named
+    from .portable import fits, take
+    from .record import check_target, recorded, write
+    from .study import default_storage
+
+    check_target(target)
+    kind = None if family is None else checked(lambda: family_named(family))
+    wanted = fits(shape, None if device is None else limits_named(device), kind)
+    trials, others = take(storage or default_storage(out), wanted, study)
+    space = recorded(trials)
+    write(target, space)
+    name, count = trials.about.study, len(space.entries)
+    if json_:
+        _print_json({"target": str(target), "study": name, "variants": count, "others": others})
+        return
+    text = f"wrote {target}: {count} variants of {name}"
+    if others:
+        text += f"; --study names another ({', '.join(others)})"
+    _console(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("replay")
+@reports_errors
+def replay_command(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Recorded spaces, as `flashgen record` writes.")
+    ],
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sampler",
+            metavar="NAME",
+            help="gp, forest, tpe, random, exhaustive (in the cost model's order), gp:no-prior (started at "
+            "random), or kt:STRATEGY of Kernel Tuner; repeatable. By default all worth comparing.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Starts of each sampler.")] = 20,
+    evaluations: Annotated[
+        int, typer.Option("--evaluations", min=1, help="Variants each start evaluates.")
+    ] = 200,
+    batch: Annotated[
+        int,
+        typer.Option("--batch", min=1, help="Proposals of ours out at once, as with many compilers."),
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves: a .png, .svg or .pdf.")
+    ] = None,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Replays searches on recorded spaces, without a card: how soon which sampler finds how much.
+
+    Example: [bold]flashgen replay space.jsonl.xz --sampler gp --sampler tpe --plot curves.png[/bold]
+    """
+    from .record import read
+    from .replay import ReplayOptions, default_methods, parse_methods, replay
+    from .replayview import check_plot, replay_progress, show_replays
+    from .replayview import plot as draw
+
+    if plot is not None:
+        check_plot(plot)
+    options = ReplayOptions(
+        methods=parse_methods(sampler) if sampler else default_methods(),
+        seeds=seeds,
+        evaluations=evaluations,
+        batch=batch,
+        jobs=jobs or usable_cores(),
+    )
+    spaces = [(str(file), read(file)) for file in files]
+    console = _console(json_)
+    with replay_progress(console) as progress:
+        replays = replay(spaces, options, progress)
+    if plot is not None:
+        draw(plot, replays)
+    if json_:
+        _print_json([each.to_dict() for each in replays])
+        return
+    show_replays(console, replays)
+    if plot is not None:
+        console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("devices")

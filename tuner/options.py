@@ -25,6 +25,7 @@ TEACHING = frozenset({"ladder"})
 class SamplerName(StrEnum):
     """What ``--sampler`` takes."""
 
+    GP = "gp"
     FOREST = "forest"
     TPE = "tpe"
     RANDOM = "random"

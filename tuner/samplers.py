@@ -23,14 +23,16 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from .catalogue import Catalogue
-from .forest import Seen, features, promise, with_predictions
+from .forest import forest
 from .options import SamplerName
+from .process import process
 from .ranking import Ranking
 from .study import distributions
+from .surrogate import Model, Seen, features, promise, with_predictions
 
 #: Trials before TPE models them.
 TPE_STARTUP_TRIALS = 10
-#: Times before the forest models them: where the cost model ranks the first variants, and where nothing does.
+#: Times before a model learns from them: where the cost model ranks the first variants, and where none does.
 RANKED_STARTUP, CHANCE_STARTUP = 5, 8
 #: So many of the first trials are the fastest predicted. While no times have come back, as in a large batch,
 #: every other one after them is.
@@ -40,8 +42,8 @@ TOURNAMENT = 16
 #: Variants that the cost model ranks before the first trial, and more of them at each later one: ranking
 #: takes a third of a millisecond each, and a card is waiting.
 FIRST_LOOK, NEXT_LOOK = 3000, 500
-#: Variants that the forest scores at most; of more, a random part.
-MOST_SCORED = 20_000
+#: Variants that a model scores at most; of more, a random part.
+MOST_SCORED = 10_000
 
 
 class Origin(StrEnum):
@@ -147,22 +149,24 @@ class TpeSampler(LegalSampler):
         return row, Origin.MODEL
 
 
-class ForestSampler(LegalSampler):
-    """A random forest scores every variant that nobody has taken; the most promising is next.
+class SurrogateSampler(LegalSampler):
+    """A model of the times scores every variant that nobody has taken; the most promising is next.
 
     It reads the study, so that whoever finished a trial teaches it. ``ranking``, the cost model's, orders the
-    first trials and is one of the forest's features; without it the first are drawn at random.
+    first trials and is one of the features; without it the first are drawn at random.
     """
 
-    def __init__(self, catalogue: Catalogue, *, seed: int, ranking: Ranking | None = None) -> None:
+    def __init__(
+        self, catalogue: Catalogue, *, seed: int, model: Model = process, ranking: Ranking | None = None
+    ) -> None:
         super().__init__(catalogue, seed=seed)
+        self._model = model
         self._ranking = ranking
         self._features = features(catalogue)
         self._draws = np.random.default_rng(seed)
         self._settled: set[int] = set()
         self._times: dict[int, float] = {}
         self._failed: set[int] = set()
-        self._expected: dict[int, float] = {}
 
     def _choose(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -188,25 +192,16 @@ class ForestSampler(LegalSampler):
         candidates = np.flatnonzero(self._catalogue.unseen)
         columns = self._features
         if self._ranking is not None:
-            seen_rows = [*self._times, *self._failed, *pending]
-            self._ranking.of(seen_rows)
+            self._ranking.of([*self._times, *self._failed, *pending])
             looked_at = candidates[self._ranking.known[candidates]]
             candidates = looked_at if len(looked_at) else candidates
             columns = with_predictions(columns, self._ranking.log_us)
         if len(candidates) > MOST_SCORED:
             candidates = np.sort(self._draws.choice(candidates, MOST_SCORED, replace=False))
-        typical = float(np.median(list(self._times.values())))
-        seen = Seen(
-            rows=tuple(self._times),
-            log_us=tuple(self._times.values()),
-            failed=tuple(self._failed),
-            pending={row: self._expected.get(row, typical) for row in pending},
-        )
-        found = promise(columns, seen, candidates, int(self._draws.integers(2**31)))
-        # Of equals any, so that a flat forest does not walk along the first parameter.
-        best = int(self._draws.choice(np.flatnonzero(found.gains >= found.gains.max())))
-        self._expected[int(candidates[best])] = float(found.log_us[best])
-        return int(candidates[best])
+        seen = Seen(list(self._times), list(self._times.values()), list(self._failed), pending)
+        gains = promise(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
+        # Of equals any, so that where nothing is known it does not walk along the first parameter.
+        return int(candidates[self._draws.choice(np.flatnonzero(gains >= gains.max()))])
 
     def _learn(self, study: Study, asked: FrozenTrial) -> list[int]:
         """Reads what has ended since the last time. Returns the rows in flight."""
@@ -240,8 +235,10 @@ def make_sampler(
     name: SamplerName, catalogue: Catalogue, *, seed: int, ranking: Ranking | None = None
 ) -> LegalSampler:
     match name:
+        case SamplerName.GP:
+            return SurrogateSampler(catalogue, seed=seed, ranking=ranking)
         case SamplerName.FOREST:
-            return ForestSampler(catalogue, seed=seed, ranking=ranking)
+            return SurrogateSampler(catalogue, seed=seed, model=forest, ranking=ranking)
         case SamplerName.TPE:
             return TpeSampler(catalogue, seed=seed)
         case SamplerName.RANDOM:

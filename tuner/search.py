@@ -60,7 +60,7 @@ class Search:
         seed: int = 0,
         known: Iterable[Variant] = (),
         prior: Prior | None = None,
-        sampler: SamplerName = SamplerName.FOREST,
+        sampler: SamplerName = SamplerName.GP,
         seeded: bool = True,
         pulse: Pulse | None = None,
     ) -> None:

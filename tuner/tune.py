@@ -78,7 +78,7 @@ class TuneOptions:
     held: Mapping[str, Value] = field(default_factory=dict)
     trials: int | None = None
     minutes: float | None = None
-    sampler: SamplerName = SamplerName.FOREST
+    sampler: SamplerName = SamplerName.GP
     seed: int = 0
     storage: str
     out: Path

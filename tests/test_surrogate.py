@@ -1,4 +1,4 @@
-"""The forest that scores variants, the ranking beside it, and how a batch spreads."""
+"""The models that score variants, the ranking beside them, and how a batch spreads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.forest import Seen, expected_improvement, features, promise, with_predictions
+from flashgen.tuner.forest import forest
+from flashgen.tuner.process import MOST_LEARNED, process
 from flashgen.tuner.ranking import Ranking
-from flashgen.tuner.samplers import ForestSampler, Origin
+from flashgen.tuner.samplers import Origin, SurrogateSampler
+from flashgen.tuner.surrogate import Seen, expected_improvement, features, promise, with_predictions
 from optuna.trial import TrialState
 
 LADDER, WGMMA = FAMILIES["ladder"], FAMILIES["wgmma"]
@@ -36,8 +38,10 @@ def test_features_are_ranks_switches_and_one_column_per_word():
 
 
 def test_what_cannot_run_is_slow_but_no_cliff():
-    word = with_predictions(np.zeros((4, 2), np.float32), np.array([1.0, 3.0, np.inf, np.nan]))[:, 2]
-    assert word.tolist() == [1.0, 3.0, 4.0, 4.0]
+    nothing = np.zeros((4, 2), np.float32)
+    word = with_predictions(nothing, np.array([1.0, 3.0, np.inf, np.nan]))[:, 2]
+    assert word[0] == 0 < word[1] < word[2] == word[3] < 2 * word[1]
+    assert with_predictions(nothing, np.full(4, np.nan)).shape == (4, 2)
 
 
 def test_expected_improvement():
@@ -45,33 +49,63 @@ def test_expected_improvement():
     assert gains == pytest.approx([0.0, 1.0, 0.0, 0.3989], abs=1e-3)
 
 
-def test_the_forest_learns_what_is_fast_and_what_fails():
-    columns = np.array([[a, b] for a in range(8) for b in range(8)], np.float32)
-    # The first feature decides the time, where the second is 6 or more nothing runs.
-    rows = tuple(row for row in range(0, 64, 3) if columns[row, 1] < 6)
-    failed = tuple(row for row in range(0, 64, 3) if columns[row, 1] >= 6)
-    log_us = tuple(float(1 + columns[row, 0]) for row in rows)
+GRID = np.array([[a / 7, b / 7] for a in range(8) for b in range(8)], np.float32)
+
+
+@pytest.mark.parametrize("model", [process, forest])
+def test_a_model_learns_what_is_fast_and_what_fails(model):
+    # The first feature decides the time; where the second is large nothing runs.
+    tried = range(0, 64, 3)
+    rows = [row for row in tried if GRID[row, 1] < 0.8]
+    failed = [row for row in tried if GRID[row, 1] > 0.8]
+    log_us = [float(1 + 8 * GRID[row, 0]) for row in rows]
     candidates = np.array([row for row in range(64) if row % 3])
-    found = promise(columns, Seen(rows, log_us, failed), candidates, 0)
-    assert np.corrcoef(found.log_us, columns[candidates, 0])[0, 1] > 0.95
-    fast = found.gains[(columns[candidates, 0] == 0) & (columns[candidates, 1] < 5)]
-    doomed = found.gains[(columns[candidates, 0] == 0) & (columns[candidates, 1] >= 6)]
-    assert fast.mean() > 3 * doomed.mean()
+    mean, deviation = model(GRID[rows], np.array(log_us), GRID[candidates], 0)
+    assert np.corrcoef(mean, GRID[candidates, 0])[0, 1] > 0.95
+    assert mean.shape == deviation.shape == candidates.shape and (deviation >= 0).all()
+    gains = promise(model, GRID, Seen(rows, log_us, failed), candidates, 0)
+    blind = promise(model, GRID, Seen(rows, log_us), candidates, 0)
+    # Of what promises anything at all.
+    share, second = (gains / np.maximum(blind, 1e-300))[blind > 0], GRID[candidates, 1][blind > 0]
+    assert share[second > 0.8].mean() < 0.6 < share[second < 0.6].mean()
 
 
-def test_what_is_in_flight_makes_its_like_promise_less():
-    columns = np.arange(20, dtype=np.float32)[:, None]
-    seen = {"rows": (0, 10, 19), "log_us": (1.0, 2.0, 1.0)}
+@pytest.mark.parametrize("model", [process, forest])
+def test_what_is_in_flight_makes_its_like_promise_less(model):
+    columns = np.linspace(0, 1, 20, dtype=np.float32)[:, None]
+    rows, log_us = [0, 10, 19], [1.0, 2.0, 1.0]
     candidates = np.array([2, 3, 16, 17])
-    alone = promise(columns, Seen(**seen), candidates, 0).gains
-    beside = promise(columns, Seen(**seen, pending={1: 1.5, 4: 1.5}), candidates, 0).gains
-    assert beside[:2].sum() / beside[2:].sum() < 0.5 * alone[:2].sum() / alone[2:].sum()
+    alone = promise(model, columns, Seen(rows, log_us), candidates, 0)
+    beside = promise(model, columns, Seen(rows, log_us, pending=[1, 4]), candidates, 0)
+    assert beside[:2].sum() / beside[2:].sum() < 0.9 * alone[:2].sum() / alone[2:].sum()
+
+
+def test_noise_is_no_pattern():
+    """Times that differ by noise alone are told from times that a parameter decides."""
+    draws = np.random.default_rng(0)
+    noise = 0.03 * draws.standard_normal(64)
+    mean, _ = process(GRID, noise, GRID, 0)
+    assert mean.std() < 0.6 * noise.std()
+    mean, deviation = process(GRID[::2], 8 * GRID[::2, 0] + noise[::2], GRID, 0)
+    assert np.abs(mean - 8 * GRID[:, 0]).max() < 0.3 and deviation.max() < 1
+
+
+def test_thousands_of_times_are_learned_from_in_part():
+    draws = np.random.default_rng(0)
+    columns = draws.random((3 * MOST_LEARNED, 3))
+    mean, _ = process(columns, columns[:, 0], columns[:50], 1)
+    assert np.abs(mean - columns[:50, 0]).max() < 0.1
+
+
+def test_equal_times_are_no_trouble():
+    mean, deviation = process(GRID[:4], np.ones(4), GRID, 0)
+    assert np.isfinite(mean).all() and np.isfinite(deviation).all()
 
 
 def test_the_sampler_serves_a_study_by_itself():
     """It is a sampler of Optuna's like any other: failures, batches and values come from the study."""
     space = catalogue()
-    sampler = ForestSampler(space, seed=1)
+    sampler = SurrogateSampler(space, seed=1)
     study = optuna.create_study(direction="minimize", sampler=sampler)
 
     def objective(trial: optuna.Trial) -> float:
@@ -92,7 +126,7 @@ def test_the_sampler_serves_a_study_by_itself():
 
 def test_a_batch_is_spread_and_new():
     space = catalogue()
-    sampler = ForestSampler(space, seed=1, ranking=Ranking(space, lambda v: float(v.to_dict()["bc"])))
+    sampler = SurrogateSampler(space, seed=1, ranking=Ranking(space, lambda v: float(v.to_dict()["bc"])))
     study = optuna.create_study(direction="minimize", sampler=sampler)
 
     def ask() -> optuna.Trial:
