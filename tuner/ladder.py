@@ -28,28 +28,11 @@ from .measure import median, tflops
 from .options import UsageError, suggestion
 from .outcome import Measurement, Outcome, Status
 from .peers import PeerTime, torch_installed, torch_times
+from .suites import SUITES
 from .worker import Worker
 
-
-def _case(batch: int, seqlen: int, head_dim: int) -> Problem:
-    return Problem(
-        batch=batch,
-        num_q_heads=1,
-        num_kv_heads=1,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        head_dim=head_dim,
-    )
-
-
 #: The report's cases, by its numbers.
-CASES: dict[str, Problem] = {
-    "t10": _case(10, 2048, 64),
-    "t11": _case(13600, 128, 32),
-    "t22": _case(500, 2048, 64),
-    "t29": _case(4, 32768, 32),
-    "t30": _case(2, 32768, 64),
-}
+CASES: dict[str, Problem] = SUITES["report"].problems
 
 TUNED, FUSED, UNFUSED = "simt", "fused", "unfused"
 #: A launch expected to take longer is not made.
