@@ -97,7 +97,7 @@ Storage = Annotated[
     typer.Option(
         "--storage",
         metavar="FILE|URL",
-        help="Where trials are kept: an SQLite file, a .journal file or a database URL; "
+        help="Where trials are kept: an SQLite file, a .journal file, a database URL or grpc://host:port; "
         "tuning.sqlite3 in the out folder by default.",
     ),
 ]

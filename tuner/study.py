@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,14 @@ DEFAULT_FILE = "tuning.sqlite3"
 MAX_REASON = 1500
 #: How long a writer waits for another's lock.
 LOCK_SECONDS = 30
+#: Optuna's gRPC proxy, and how long it may take to answer at first.
+PROXY, PROXY_SECONDS = "grpc://", 10.0
+#: Drivers by database, the best first: SQLAlchemy's name and the module. Which one it takes where a URL names
+#: none depends on its version.
+DRIVERS = {
+    "postgresql": {"psycopg": "psycopg", "psycopg2": "psycopg2", "pg8000": "pg8000"},
+    "mysql": {"pymysql": "pymysql", "mysqldb": "MySQLdb", "mysqlconnector": "mysql.connector"},
+}
 
 
 @contextlib.contextmanager
@@ -59,6 +68,11 @@ def storage_errors(where: str) -> Iterator[None]:
         if error.filename is None or not str(error.filename).startswith(where):
             raise
         raise _unusable(where, error.strerror or str(error)) from error
+    except Exception as error:
+        # Of the proxy; its module is imported by nobody else.
+        if not any(kind.__name__ == "RpcError" for kind in type(error).__mro__):
+            raise
+        raise _unusable(where, getattr(error, "details", lambda: "")() or str(error)) from error
 
 
 @contextlib.contextmanager
@@ -116,7 +130,8 @@ def default_storage(out: Path) -> str:
 
 
 def open_storage(where: str) -> BaseStorage:
-    """The storage ``where`` names: a database URL, a ``.journal`` or ``.log`` file, or an SQLite file.
+    """The storage ``where`` names: a database's URL, Optuna's gRPC proxy (``grpc://host:port``), a
+    ``.journal`` or ``.log`` file, or an SQLite file.
 
     Raises:
         FlashgenError: it cannot be opened or written.
@@ -127,8 +142,11 @@ def open_storage(where: str) -> BaseStorage:
         if where.endswith((".journal", ".log")):
             Path(where).parent.mkdir(parents=True, exist_ok=True)
             return JournalStorage(Journal(Path(where)))
+        if where.startswith(PROXY):
+            return _open_proxy(where)
         if "://" in where and not where.startswith("sqlite"):
-            return RDBStorage(where)
+            # A connection that the server dropped while a kernel was timed is made anew.
+            return _open_database(_with_driver(where), {"pool_pre_ping": True})
         if where.endswith(("://", ":memory:")):
             raise ValueError("nothing would be kept")
         path = Path(where.split(":///", 1)[-1])
@@ -141,17 +159,57 @@ def open_storage(where: str) -> BaseStorage:
 
 
 def _open_sqlite(url: str) -> RDBStorage:
-    """Two runs that make the same new file at once stand in each other's way: the later one tries again."""
+    return _open_database(url, {"connect_args": {"timeout": LOCK_SECONDS}}, _write_ahead)
+
+
+def _open_database(
+    url: str, engine: dict[str, Any], prepare: Callable[[RDBStorage], None] = lambda storage: None
+) -> RDBStorage:
+    """Two runs that make the same new tables at once stand in each other's way: the later one tries again."""
     for patience in (0.2, 0.5, 1.0, 2.0, None):
         try:
-            storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}})
-            _write_ahead(storage)
+            storage = RDBStorage(url, engine_kwargs=engine)
+            prepare(storage)
             return storage
         except SQLAlchemyError as error:
-            if patience is None or not re.search("already exists|locked|UNIQUE", str(error)):
+            if patience is None or not re.search("already exists|locked|UNIQUE|uplicate", str(error)):
                 raise
             time.sleep(patience)
     raise AssertionError("unreachable")
+
+
+def _with_driver(url: str) -> str:
+    """The URL with a driver that is installed, where it names none. Raises ImportError when there is none."""
+    scheme, _, rest = url.partition("://")
+    dialect = {"postgres": "postgresql"}.get(scheme, scheme)
+    if dialect not in DRIVERS:
+        return url
+    for name, module in DRIVERS[dialect].items():
+        if _installed(module):
+            return f"{dialect}+{name}://{rest}"
+    first = next(iter(DRIVERS[dialect].values()))
+    raise ImportError(f"no module {first}", name=f"{first} (pip install 'flashgen[{dialect}]')")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _open_proxy(where: str) -> BaseStorage:
+    """Optuna's proxy, which stands between many hosts and one database."""
+    if not _installed("grpc"):
+        raise ImportError("no module grpc", name="grpc (pip install 'flashgen[grpc]')")
+    from optuna.storages import GrpcStorageProxy
+
+    host, _, port = where.removeprefix(PROXY).rstrip("/").partition(":")
+    if not host or not port.isdigit():
+        raise ValueError("a proxy is named by host and port, as in grpc://tuning-host:13000")
+    proxy = GrpcStorageProxy(host=host, port=int(port))
+    proxy.wait_server_ready(timeout=PROXY_SECONDS)
+    return proxy
 
 
 def _write_ahead(storage: RDBStorage) -> None:
