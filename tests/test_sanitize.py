@@ -169,6 +169,7 @@ OUTPUT = """========= COMPUTE-SANITIZER
 ========= Invalid __shared__ read of size 4 bytes
 =========     at kernel+0x10
 ========= Error: Race reported between Write access and Read access
+========= Host API memory access error at host access to 0x7f0000000000 of size 32 bytes
 !!!!!!!!! wrong by 1.00e-02 with 3 rows and 5 keys
 # done
 ========= ERROR SUMMARY: 2 errors
@@ -178,7 +179,7 @@ OUTPUT = """========= COMPUTE-SANITIZER
 def test_findings_go_to_the_kernel_that_ran() -> None:
     report = script.parse("memcheck", OUTPUT, 86, 1.0)
     assert report.ran == 2 and report.finished and report.supported and not report.clean
-    assert list(report.findings) == ["second"] and len(report.findings["second"]) == 3
+    assert list(report.findings) == ["second"] and len(report.findings["second"]) == 4
     clean = "\n".join(line for line in OUTPUT.splitlines() if "#" in line or "SUMMARY" in line)
     assert script.parse("memcheck", clean, 0, 1.0).clean
     assert not script.parse("memcheck", clean, 86, 1.0).clean  # the exit code alone is enough
