@@ -385,7 +385,7 @@ def parse(tool: str, output: str, code: int, seconds: float) -> Report:
         elif re.match(r"=+ (RACECHECK|ERROR|LEAK)? ?SUMMARY", line):
             summaries += 1
         elif re.match(
-            r"=+ (Invalid|Error|Warning|Race|Uninitialized|Host API|Barrier|Divergent|Program hit|Misaligned|Out)",
+            r"=+ (Invalid|Error|Warning|Race|Uninit|Host API|Barrier|Divergent|Program hit|Misaligned|Out)",
             line,
         ):
             findings.setdefault(current, []).append(line.lstrip("= "))
