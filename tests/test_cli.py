@@ -62,7 +62,7 @@ def tuned(tmp_path_factory):
     return folder, json.loads(done.stdout), done.stderr
 
 
-COMMANDS = ("tune", "space", "emit", "export", "import", "validate", "devices", "ladder")
+COMMANDS = ("tune", "space", "emit", "list", "diff", "export", "import", "validate", "devices", "ladder")
 
 
 def test_version(flashgen):

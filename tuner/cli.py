@@ -16,6 +16,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from ..gen.families import family_named
 from ..gen.limits import PRESETS
@@ -25,10 +26,12 @@ from .device import FlashgenError
 from .options import (
     SamplerName,
     Shape,
+    Shapes,
     UsageError,
     checked,
     one_family,
     parse_families,
+    parse_list,
     parse_sampler,
     parse_settings,
     serving_families,
@@ -48,7 +51,9 @@ app = typer.Typer(
 )
 
 DEFAULT_OUT = Path("out")
-NO_SHAPE = Shape()
+NO_SHAPE, NO_SHAPES = Shape(), Shapes()
+#: What ``--causal both`` is turned into, since a flag takes no word.
+BOTH_MASKS = "--both-masks"
 
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="A CUDA card (0) or an emulated one (sim:gtx-1080).")
@@ -131,23 +136,123 @@ def _shape(
     )
 
 
-def takes_shape(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `_shape` where it declares its argument ``shape``."""
-    options = inspect.signature(_shape, eval_str=True).parameters
-    declared = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in declared.parameters.values():
-        parameters += options.values() if parameter.name == "shape" else [parameter]
+def _shapes(
+    suites: Annotated[
+        str | None,
+        typer.Option(
+            "--suite",
+            metavar="NAMES",
+            help="The problems of a suite (report, gpt2, fp32, llm, odd, decode) that the options below fit.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="NAMES", help="Data type: f32 (the default), f16, bf16.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            metavar="NAMES",
+            help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, "
+            "3xtf32 or tf32 (eleven bits).",
+        ),
+    ] = None,
+    head_dim: Annotated[
+        str | None,
+        typer.Option("--d", "--head-dim", metavar="NUMBERS", help="Head dim, 1 to 256; 64 by default."),
+    ] = None,
+    head_dim_v: Annotated[
+        str | None,
+        typer.Option(
+            "--dv", "--head-dim-v", metavar="NUMBERS", help="Head dim of the values; as --d by default."
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="NUMBERS", help="Batch size; 4 by default.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", metavar="NUMBERS", help="Query heads; 16 by default.")
+    ] = None,
+    kv_heads: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-heads",
+            metavar="NUMBERS",
+            help="Key/value heads, a divisor of --heads; as many by default.",
+        ),
+    ] = None,
+    seqlen: Annotated[
+        str | None,
+        typer.Option("--seqlen", metavar="NUMBERS", help="Length of queries and keys; 4096 by default."),
+    ] = None,
+    seqlen_q: Annotated[
+        str | None, typer.Option("--seqlen-q", metavar="NUMBERS", help="Length of the queries alone.")
+    ] = None,
+    seqlen_k: Annotated[
+        str | None, typer.Option("--seqlen-k", metavar="NUMBERS", help="Length of keys and values alone.")
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--no-causal", help="Causal mask, aligned bottom-right; `--causal both` for each."
+        ),
+    ] = None,
+    both_masks: Annotated[bool, typer.Option(BOTH_MASKS, hidden=True)] = False,
+) -> Shapes:
+    return Shapes(
+        suites=parse_list("--suite", suites, str),
+        dtype=parse_list("--dtype", dtype, str),
+        precision=parse_list("--precision", precision, str),
+        head_dim=parse_list("--d", head_dim, int),
+        head_dim_v=parse_list("--dv", head_dim_v, int),
+        batch=parse_list("--batch", batch, int),
+        heads=parse_list("--heads", heads, int),
+        kv_heads=parse_list("--kv-heads", kv_heads, int),
+        seqlen=parse_list("--seqlen", seqlen, int),
+        seqlen_q=parse_list("--seqlen-q", seqlen_q, int),
+        seqlen_k=parse_list("--seqlen-k", seqlen_k, int),
+        causal=(False, True) if both_masks else () if causal is None else (causal,),
+    )
 
-    def run(**given: Any) -> None:
-        shape = _shape(**{name: given.pop(name) for name in options})
-        command(shape=shape, **given)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    # typer reads one or the other, depending on its version.
-    run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+class ManyCommand(TyperCommand):
+    """A command whose flag ``--causal`` may be followed by the word ``both``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        kept: list[str] = []
+        for word in args:
+            if word == "both" and kept[-1:] == ["--causal"]:
+                kept[-1] = BOTH_MASKS
+            else:
+                kept.append(BOTH_MASKS if word == "--causal=both" else word)
+        return super().parse_args(ctx, kept)
+
+
+def takes(name: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of ``make`` where it declares its argument ``name``."""
+    options = inspect.signature(make, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        declared = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in declared.parameters.values():
+            parameters += options.values() if parameter.name == name else [parameter]
+
+        def run(**given: Any) -> None:
+            made = make(**{option: given.pop(option) for option in options})
+            command(**{name: made}, **given)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        # typer reads one or the other, depending on its version.
+        run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+takes_shape = takes("shape", _shape)
+takes_shapes = takes("shapes", _shapes)
 
 
 def main() -> None:
@@ -445,6 +550,71 @@ def emit_command(
         from .console import show_emitted
 
         show_emitted(_console(False), target, emitted)
+
+
+@app.command("list", cls=ManyCommand)
+@reports_errors
+@takes_shapes
+def list_command(
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shapes: Shapes = NO_SHAPES,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Lists the tuned kernels: those of the out folder, those shipped, those that only a study holds.
+
+    Example: [bold]flashgen list --dtype bf16 --d 64,128 --causal[/bold]
+    """
+    from .devices import limits_named
+    from .emitting import known_kernels
+    from .listing import fitting, to_dict
+    from .listview import show_kernels
+    from .study import default_storage
+
+    limits = None if device is None else limits_named(device)
+    kind = None if family is None else checked(lambda: family_named(family))
+    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    entries = fitting(known, shapes, limits, kind)
+    if json_:
+        _print_json([to_dict(entry) for entry in entries])
+    elif entries:
+        show_kernels(_console(False), entries)
+    else:
+        console = _console(False)
+        why = f"none of {len(known)} fits the options" if known else "tune with `flashgen tune`"
+        console.print(f"no kernels: {why}", markup=False, highlight=False)
+
+
+@app.command("diff")
+@reports_errors
+def diff_command(
+    a: Annotated[str, typer.Argument(metavar="A", help="A kernel as `list` names it, or its file.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Show how the sources differ.")] = True,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Compares two tuned kernels: problem, parameters, figures and source.
+
+    Example: [bold]flashgen diff nvidia_h200/f32_d64 nvidia_h200/f32_d128 --no-source[/bold]
+    """
+    from .emitting import known_kernels
+    from .listing import compare
+    from .listview import show_difference
+    from .study import default_storage
+
+    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    difference = compare(known, a, b)
+    if json_:
+        _print_json(difference.to_dict())
+    else:
+        show_difference(_console(False), difference, source=source)
 
 
 @app.command("export")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import product
 from typing import TypeVar
 
 from ..gen.families import FAMILIES, family_named
@@ -13,6 +14,7 @@ from ..gen.limits import DeviceLimits
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 from ..gen.variant import Value, Variant
 from .device import FlashgenError
+from .suites import SUITES
 
 T = TypeVar("T")
 
@@ -90,6 +92,99 @@ class Shape:
                 causal=_or(self.causal, default.causal),
             )
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """The problem's options where each may be a list, and suites of problems. Empty: not given."""
+
+    suites: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    head_dim: tuple[int, ...] = ()
+    head_dim_v: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    kv_heads: tuple[int, ...] = ()
+    seqlen: tuple[int, ...] = ()
+    seqlen_q: tuple[int, ...] = ()
+    seqlen_k: tuple[int, ...] = ()
+    causal: tuple[bool, ...] = ()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one problem may be meant: a suite, or a list."""
+        return bool(self.suites) or any(len(values) > 1 for values in vars(self).values())
+
+    @property
+    def one(self) -> Shape:
+        """The options where none is a list. Raises UsageError where one is."""
+        if self.are_several:
+            raise UsageError("the options name several problems, and here one is asked for")
+        return next(self._each())
+
+    def problems(self) -> list[Problem]:
+        """Every combination of the lists or, of suites, the problems that the other options fit, each once.
+
+        Raises:
+            UsageError: an option is out of range, there is no such suite, or nothing of it fits.
+        """
+        if not self.suites:
+            return list(dict.fromkeys(shape.problem() for shape in self._each()))
+        found = dict.fromkeys(problem for suite in self.suites for problem in self._of_suite(suite))
+        return list(found)
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether a problem agrees with what was given. Raises UsageError where there is no such suite."""
+        if self.suites and not any(problem in _suite(name) for name in self.suites):
+            return False
+        given = {
+            "dtype": self.dtype,
+            "precision": self.precision,
+            "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
+            "batch": self.batch,
+            "num_q_heads": self.heads,
+            "num_kv_heads": self.kv_heads,
+            "seqlen_q": self.seqlen_q or self.seqlen,
+            "seqlen_k": self.seqlen_k or self.seqlen,
+            "causal": self.causal,
+        }
+        return all(getattr(problem, name) in values for name, values in given.items() if values)
+
+    def _each(self) -> Iterator[Shape]:
+        """The lists' combinations, the last named option changing fastest."""
+        names = [field.name for field in fields(Shape)]
+        for values in product(*(getattr(self, name) or (None,) for name in names)):
+            yield Shape(**dict(zip(names, values, strict=True)))
+
+    def _of_suite(self, name: str) -> list[Problem]:
+        problems = _suite(name)
+        fitting = [problem for problem in problems if self.fits(problem)]
+        if not fitting:
+            raise UsageError(
+                f"none of the {len(problems)} problems of suite {name!r} fits the other options; leave some "
+                "of them out"
+            )
+        return fitting
+
+
+def _suite(name: str) -> list[Problem]:
+    if name not in SUITES:
+        raise UsageError(f"unknown suite {name!r}; {suggestion(name, list(SUITES))}")
+    return list(SUITES[name].problems.values())
+
+
+def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """The values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
+        ) from None
 
 
 def _check_precision(precision: str, dtype: str) -> None:
