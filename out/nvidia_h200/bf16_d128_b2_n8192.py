@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 2, 16 heads, 8192 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, without a mask: 1.529 ms (median), spread 1.7 %,
-719.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, without a mask: 1.521 ms (median), spread 1.5 %,
+722.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_b2_n8192 import attention
@@ -19,10 +19,10 @@ Needs an NVIDIA driver for CUDA 12 or newer, numpy, PyCUDA and nvcc 12.5 or newe
 Regenerate:
 
     flashgen emit bf16_d128_b2_n8192.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 128 --set br=192 --set bc=64 --set persistent=true \
-        --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-        --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-        --set min_blocks=1
+        --preset sm_90 --family wgmma --dtype bf16 --d 128 --set br=192 --set bc=80 --set persistent=true \
+        --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=4 --set v_stages=2 \
+        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=2
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ PROBLEM: dict[str, Any] = {
 VARIANT: dict[str, Any] = {
     "family": "wgmma",
     "br": 192,
-    "bc": 64,
+    "bc": 80,
     "persistent": True,
     "q_stages": 1,
-    "k_stages": 2,
+    "o_apart": True,
+    "p_in_shared": False,
+    "k_stages": 4,
     "v_stages": 2,
     "schedule": "chained",
     "q_in_registers": False,
@@ -70,20 +72,21 @@ VARIANT: dict[str, Any] = {
     "poly_exp": 0,
     "section": 1,
     "min_blocks": 1,
+    "cluster": 2,
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1529.2479991912842,
-    "spread": 0.016865807698657854,
-    "tflops": 718.9884363801407,
+    "median_us": 1521.2160348892212,
+    "spread": 0.015208898128930714,
+    "tflops": 722.7846686851872,
     "registers": 128,
     "spill_bytes": 0,
-    "smem_bytes": 115712,
+    "smem_bytes": 222208,
     "occupancy": 0.25,
-    "error": 0.0023691500579589905,
+    "error": 0.002449802031742216,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -97,12 +100,13 @@ HEAD_DIM = 128
 VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
 THREADS = 512  # per block
 ROWS_PER_BLOCK = 192  # query rows
+CLUSTER = 2  # neighbouring blocks that share what they copy
 MAX_BLOCKS = 132  # what NVIDIA H200 runs at once: each block takes several tiles of rows
-SMEM_BYTES = 115712  # dynamic shared memory per block
+SMEM_BYTES = 222208  # dynamic shared memory per block
 MAPS = (  # arrays as the copy engine moves them: rows and columns of a box, bytes of its swizzle and L2 promotion
     ("q", 64, 64, 128, 128),
-    ("k", 64, 64, 128, 128),
-    ("v", 64, 64, 128, 128),
+    ("k", 40, 64, 128, 128),
+    ("v", 40, 64, 128, 128),
     ("o", 64, 64, 128, 128),
 )
 ONLY_ARCH = 90  # compute capability, times ten, of the only cards with the instructions it uses
@@ -117,10 +121,10 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 //
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 64                    keys per tile
+//   bc = 80                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
+//   k_stages = 4               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
@@ -129,14 +133,16 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
+//   cluster = 2                blocks that share each copy of K and V
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 \
-//                 --set br=192 --set bc=64 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
+//                 --set br=192 --set bc=80 --set persistent=true --set q_stages=1 \
+//                 --set k_stages=4 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
 //                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+//                 --set min_blocks=1 --set o_apart=true --set cluster=2
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -174,12 +180,17 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
-constexpr int kBc = 64;  // keys per tile
+constexpr int kBc = 80;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
+constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
+constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
+constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
+constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
+static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kKStages = 4, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -207,15 +218,17 @@ using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
 using ChunkBc = Element[kBc * kChunk];
 
 struct SharedStorage {
-  // Q by warpgroup, and then its outputs on their way to global memory.
+  // Q by warpgroup, and outputs on their way to global memory.
   alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
+  alignas(1024) Chunk64 o[kConsumers][kDvChunks];
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
-  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
+  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it: for K and
+  // V those of all blocks of the cluster, which copy to each other.
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 222208, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -310,6 +323,44 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
+// As `tma_load`, to the same place in each of the cluster's `blocks`, a bit each; counts the bytes towards the barrier
+// of each that is where this block's `barrier` is.
+__device__ __forceinline__ void tma_multicast(
+    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head,
+    int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
+        "r"(batch)
+      : "memory");
+}
+
+// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
+// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(block)
+      : "memory");
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -365,21 +416,23 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
-    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss(
+    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %42, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39}, "
+      "%40, %41, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -437,28 +490,29 @@ struct Turn {
   }
 };
 
-// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
+// that some of these see.
 struct Tile {
   int first_row, head, batch;
-  int num_key_tiles;  // that some row sees
+  int num_key_tiles;  // that some row of the cluster sees
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head_index) {
-    first_row = q_tile * kBr;
+    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
     head = head_index % args.num_q_heads;
     batch = head_index / args.num_q_heads;
     int num_keys = args.seqlen_k;
-    if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    if (kCausal) num_keys = max(0, min(num_keys, (q_tile + 1) * kClusterRows + args.seqlen_k - args.seqlen_q));
     num_key_tiles = (num_keys + kBc - 1) / kBc;
   }
 };
 
-// The tiles of a block that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
+// The tiles of a cluster that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
 // shortest that are left, so that all turns take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.batch * args.num_q_heads;
+  const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, num_heads = args.batch * args.num_q_heads;
   const int turns = kCausal ? (q_tiles + 1) / 2 : q_tiles;  // for one head
-  for (int turn = blockIdx.x; turn < turns * num_heads; turn += gridDim.x) {
+  for (int turn = blockIdx.x / kCluster; turn < turns * num_heads; turn += gridDim.x / kCluster) {
     const int head_index = turn / turns, first = turn % turns, last = q_tiles - 1 - first;
     for (int q_tile = kCausal ? last : first;; q_tile = first) {
       work(Tile(args, q_tile, head_index));
@@ -557,7 +611,7 @@ __device__ __forceinline__ void start_qk(
     const int chunk = step / 4, bytes = step % 4 * 32;
     const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
     const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
-    wgmma_m64n64k16_bf16_ss(s, q_step, k_step, step > 0);
+    wgmma_m64n80k16_bf16_ss(s, q_step, k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -609,18 +663,21 @@ __device__ __forceinline__ void stage_output(
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake.
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. Of K and V
+// each block copies its share to all blocks of the cluster.
 __device__ __forceinline__ void copy_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
     Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
   const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
+  const int first_key = blockIdx.x % kCluster * kShare;  // of a tile, in this block's share
   const auto copy_k = [&](int n) {
     Barrier& full = smem.k_full[k_turn.stage];
     barrier_wait(&smem.k_empty[k_turn.stage], k_turn.parity ^ 1);
     barrier_expect(&full, kKBytes);
 #pragma unroll 1
     for (int c = 0; c < kDChunks; ++c) {
-      tma_load(smem.k[k_turn.stage][c], &maps.k, &full, c * kChunk, n * kBc, kv_head, tile.batch);
+      tma_multicast(smem.k[k_turn.stage][c] + first_key * kChunk, &maps.k, &full, kEveryBlock, c * kChunk,
+                    n * kBc + first_key, kv_head, tile.batch);
     }
     k_turn.advance();
   };
@@ -644,7 +701,8 @@ __device__ __forceinline__ void copy_tile(
     barrier_expect(&full, kVBytes);
 #pragma unroll 1
     for (int c = 0; c < kDvChunks; ++c) {
-      tma_load(smem.v[v_turn.stage][c], &maps.v, &full, c * kChunk, n * kBc, kv_head, tile.batch);
+      tma_multicast(smem.v[v_turn.stage][c] + first_key * kChunk, &maps.v, &full, kEveryBlock, c * kChunk,
+                    n * kBc + first_key, kv_head, tile.batch);
     }
     v_turn.advance();
   }
@@ -655,7 +713,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
                                        const Tile& tile, int group, Turn<kQStages>& q_turn, Turn<kKStages>& k_turn,
                                        Turn<kVStages>& v_turn) {
   const int warp = threadIdx.x % kGroup / 32, lane = threadIdx.x % 32;
-  const bool leader = threadIdx.x % kGroup == 0;
+  const unsigned in_group = threadIdx.x % kGroup;
+  const bool leader = in_group == 0;
   const int first_row = tile.first_row + 64 * group;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The warpgroup's rows see key tiles [0, end_tile), and those before `masked_tile` whole.
@@ -684,16 +743,16 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.num_key_tiles; n > end_tile; --n) {
-    // Keys that only other warpgroups see.
+    // Keys that only other warpgroups see, here or in the neighbouring block.
     await_turn(group);
     pass_turn(group);
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
-    if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
     k_turn.advance();
     barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
     named_barrier_sync(kGroupBarrier + group, kGroup);
-    if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
     v_turn.advance();
   }
   int n = end_tile - 1;
@@ -706,7 +765,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     pass_turn(group);
     wgmma_wait<0>();
     hold(s);
-    if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
+    // After the last scores the next Q may come.
+    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
     k_turn.advance();
     if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, rows, rescale, scale);
@@ -723,11 +784,12 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       pass_turn(group);
       wgmma_wait<1>();
       hold(o);
-      if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+      if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
       v_turn.advance();
       wgmma_wait<0>();
       hold(s);
-      if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
+      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
       k_turn.advance();
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
@@ -738,7 +800,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     start_pv(o, p, v_desc + v_turn.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
-    if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
     v_turn.advance();
   }
 
@@ -755,20 +817,22 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
-  // Outputs take the place of Q, of which each warp has read its own rows alone.
-  stage_output(q, o, inverse, warp);
+  // The outputs before have left once the thread that sent them off sees so.
+  Chunk64* staged = smem.o[group];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+  stage_output(staged, o, inverse, warp);
   fence_proxy_async();
   named_barrier_sync(kGroupBarrier + group, kGroup);
   if (leader) {
-    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, staged[c], c * kChunk, first_row, tile.head, tile.batch);
     tma_commit();
-    tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_turn.stage]);
+    if (end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
   }
   q_turn.advance();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     attention_bf16_d128_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -781,15 +845,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < kKStages; ++i) {
       barrier_init(&smem.k_full[i], 1);
-      barrier_init(&smem.k_empty[i], kConsumers);
+      barrier_init(&smem.k_empty[i], kCluster * kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
       barrier_init(&smem.v_full[i], 1);
-      barrier_init(&smem.v_empty[i], kConsumers);
+      barrier_init(&smem.v_empty[i], kCluster * kConsumers);
     }
     fence_barrier_init();
   }
-  __syncthreads();
+  cluster_sync();
 
   Turn<kQStages> q_turn;
   Turn<kKStages> k_turn;
@@ -807,6 +871,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int group = warp / 4 - 1;
     if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    tma_wait_read<0>();
+    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
+    cluster_sync();
   }
 }
 
@@ -856,7 +923,7 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long tiles = (1LL * args->seqlen_q + kClusterRows - 1) / kClusterRows * kCluster;
   const long long blocks = tiles * args->num_q_heads * args->batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
@@ -869,12 +936,12 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 40,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 40,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -1079,7 +1146,8 @@ def _plan(
     for name, array in (("k", key), ("v", value), ("out", output)):
         if array.device != device:
             raise ValueError(f"q is on device {device}, {name} on device {array.device}; move them to one")
-    blocks = -(-seqlen_q // ROWS_PER_BLOCK) * heads * batch
+    # Clusters are whole: the last may have blocks without rows.
+    blocks = -(-seqlen_q // (ROWS_PER_BLOCK * CLUSTER)) * CLUSTER * heads * batch
     if blocks > _INT_MAX or max(seqlen_q, seqlen_k) > _INT_MAX:
         raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     strides = (*query.strides, *key.strides, *value.strides, *output.strides)

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 4, 16 heads, 4096 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 428.5 us (median), spread 0.4 %,
-641.5 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 434.3 us (median), spread 0.4 %,
+632.9 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_causal import attention
@@ -19,10 +19,10 @@ Needs an NVIDIA driver for CUDA 12 or newer, numpy, PyCUDA and nvcc 12.5 or newe
 Regenerate:
 
     flashgen emit bf16_d128_causal.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal --set br=192 --set bc=80 \
-        --set persistent=false --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=overlapped \
-        --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-        --set section=16 --set min_blocks=1
+        --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal --set br=192 --set bc=64 \
+        --set persistent=false --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=2 \
+        --set v_stages=2 --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
+        --set rescale=lazy --set poly_exp=0 --set section=16 --set min_blocks=1 --set cluster=1
 """
 
 from __future__ import annotations
@@ -58,32 +58,35 @@ PROBLEM: dict[str, Any] = {
 VARIANT: dict[str, Any] = {
     "family": "wgmma",
     "br": 192,
-    "bc": 80,
+    "bc": 64,
     "persistent": False,
     "q_stages": 1,
+    "o_apart": False,
+    "p_in_shared": False,
     "k_stages": 2,
     "v_stages": 2,
     "schedule": "overlapped",
     "q_in_registers": False,
-    "order_of_groups": "products",
+    "order_of_groups": "free",
     "rescale": "lazy",
     "poly_exp": 0,
     "section": 16,
     "min_blocks": 1,
+    "cluster": 1,
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 428.47999930381775,
-    "spread": 0.0038088241666453947,
-    "tflops": 641.5186412215596,
+    "median_us": 434.30399894714355,
+    "spread": 0.003905145632720192,
+    "tflops": 632.9159013280319,
     "registers": 128,
     "spill_bytes": 0,
-    "smem_bytes": 132096,
+    "smem_bytes": 115712,
     "occupancy": 0.25,
-    "error": 0.0023796453279755383,
+    "error": 0.002379986404748193,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -97,11 +100,11 @@ HEAD_DIM = 128
 VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
 THREADS = 512  # per block
 ROWS_PER_BLOCK = 192  # query rows
-SMEM_BYTES = 132096  # dynamic shared memory per block
+SMEM_BYTES = 115712  # dynamic shared memory per block
 MAPS = (  # arrays as the copy engine moves them: rows and columns of a box, bytes of its swizzle and L2 promotion
     ("q", 64, 64, 128, 128),
-    ("k", 80, 64, 128, 128),
-    ("v", 80, 64, 128, 128),
+    ("k", 64, 64, 128, 128),
+    ("v", 64, 64, 128, 128),
     ("o", 64, 64, 128, 128),
 )
 ONLY_ARCH = 90  # compute capability, times ten, of the only cards with the instructions it uses
@@ -116,14 +119,14 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 //
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 80                    keys per tile
+//   bc = 64                    keys per tile
 //   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
 //   schedule = overlapped      the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 16               heads whose tiles start together by length, 0 all of them
@@ -132,9 +135,9 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal \
-//                 --set br=192 --set bc=80 --set persistent=false --set q_stages=1 \
+//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
 //                 --set k_stages=2 --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=16 \
+//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=16 \
 //                 --set min_blocks=1
 
 #include <cuda_bf16.h>
@@ -173,7 +176,7 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
-constexpr int kBc = 80;  // keys per tile
+constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
@@ -191,7 +194,6 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Barriers of the block, by warpgroup that computes.
 constexpr int kGroupBarrier = 1;  // its own
-constexpr int kTurnBarrier = 1 + kConsumers;  // passes the turn to it
 
 constexpr unsigned kQBytes = kBr * kDChunks * kChunk * sizeof(Element);
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -213,7 +215,7 @@ struct SharedStorage {
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 132096, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -261,11 +263,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// Comes to barrier `id` and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -363,23 +360,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss(
-    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "%40, %41, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -555,7 +550,7 @@ __device__ __forceinline__ void start_qk(
     const int chunk = step / 4, bytes = step % 4 * 32;
     const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
     const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
-    wgmma_m64n80k16_bf16_ss(s, q_step, k_step, step > 0);
+    wgmma_m64n64k16_bf16_ss(s, q_step, k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -576,14 +571,6 @@ __device__ __forceinline__ void negate_q(Chunk64* q, int group) {
   for (int i = threadIdx.x % kGroup; i < kDChunks * 64 * kChunk / 2; i += kGroup) pairs[i] ^= 0x80008000u;
   fence_proxy_async();
   named_barrier_sync(kGroupBarrier + group, kGroup);
-}
-
-// Warpgroups compute products in turns, so that one's softmax runs beside another's products.
-__device__ __forceinline__ void await_turn(int group) {
-  named_barrier_sync(kTurnBarrier + group, 2 * kGroup);
-}
-__device__ __forceinline__ void pass_turn(int group) {
-  named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 2 * kGroup);
 }
 
 // Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
@@ -683,8 +670,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.num_key_tiles; n > end_tile; --n) {
     // Keys that only other warpgroups see.
-    await_turn(group);
-    pass_turn(group);
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -699,9 +684,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-    await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-    pass_turn(group);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -714,11 +697,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
 #pragma unroll 1
     for (--n; n >= 0; --n) {
       // The next weights are made while these outputs are multiplied.
-      await_turn(group);
       start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
       start_pv(o, p, v_desc + v_turn.stage * kNextV);
-      pass_turn(group);
       wgmma_wait<1>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -806,7 +787,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<160>();
     const int group = warp / 4 - 1;
-    if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
   }
 }
@@ -870,12 +850,12 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 80,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 80,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(

@@ -7,7 +7,7 @@
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
 //   bc = 64                    keys per tile
-//   persistent = false         blocks stay for several tiles
+//   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
@@ -18,19 +18,20 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.588 ms
-// (median), spread 1.0 %, 692.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
-// against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0,
+// Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.606 ms
+// (median), spread 1.1 %, 684.6 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
+// against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0,
 // seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal \
-//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
+//                 --set br=192 --set bc=64 --set persistent=true --set q_stages=1 \
 //                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
 //                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+//                 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -72,6 +73,7 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
+constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
@@ -100,15 +102,16 @@ using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
 using ChunkBc = Element[kBc * kChunk];
 
 struct SharedStorage {
-  // Q by warpgroup, and then its outputs on their way to global memory.
+  // Q by warpgroup, and outputs on their way to global memory.
   alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
+  alignas(1024) Chunk64 o[kConsumers][kDvChunks];
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -345,12 +348,19 @@ struct Tile {
   }
 };
 
-// The one tile of a block.
+// The tiles of a block that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
+// shortest that are left, so that all turns take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
-  const int turn = index % q_tiles, head_index = index / q_tiles;
-  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.batch * args.num_q_heads;
+  const int turns = kCausal ? (q_tiles + 1) / 2 : q_tiles;  // for one head
+  for (int turn = blockIdx.x; turn < turns * num_heads; turn += gridDim.x) {
+    const int head_index = turn / turns, first = turn % turns, last = q_tiles - 1 - first;
+    for (int q_tile = kCausal ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head_index));
+      if (q_tile == first) break;
+    }
+  }
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -593,6 +603,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
     k_turn.advance();
     if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, rows, rescale, scale);
@@ -614,6 +626,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
       k_turn.advance();
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
@@ -641,15 +654,17 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
-  // Outputs take the place of Q, of which each warp has read its own rows alone.
-  stage_output(q, o, inverse, warp);
+  // The outputs before have left once the thread that sent them off sees so.
+  Chunk64* staged = smem.o[group];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+  stage_output(staged, o, inverse, warp);
   fence_proxy_async();
   named_barrier_sync(kGroupBarrier + group, kGroup);
   if (leader) {
-    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, staged[c], c * kChunk, first_row, tile.head, tile.batch);
     tma_commit();
-    tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_turn.stage]);
+    if (end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
   }
   q_turn.advance();
 }
@@ -693,6 +708,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int group = warp / 4 - 1;
     if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    tma_wait_read<0>();
   }
 }
 
@@ -773,7 +789,8 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
       cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(grid), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif

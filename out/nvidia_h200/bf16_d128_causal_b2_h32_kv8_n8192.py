@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask. Serves any
 batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.588 ms
-(median), spread 1.0 %, 692.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
-against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed
+Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.606 ms
+(median), spread 1.1 %, 684.6 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
+against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed
 0.
 
     from bf16_d128_causal_b2_h32_kv8_n8192 import attention
@@ -21,9 +21,9 @@ Regenerate:
 
     flashgen emit bf16_d128_causal_b2_h32_kv8_n8192.py \
         --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal --set br=192 --set bc=64 \
-        --set persistent=false --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
-        --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-        --set section=1 --set min_blocks=1 --set cluster=1
+        --set persistent=true --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=2 \
+        --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
+        --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=1
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ VARIANT: dict[str, Any] = {
     "family": "wgmma",
     "br": 192,
     "bc": 64,
-    "persistent": False,
+    "persistent": True,
     "q_stages": 1,
+    "o_apart": True,
+    "p_in_shared": False,
     "k_stages": 2,
     "v_stages": 2,
     "schedule": "chained",
@@ -78,14 +80,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1588.0639553070068,
-    "spread": 0.010437824274868135,
-    "tflops": 692.3597907386801,
+    "median_us": 1605.9520244598389,
+    "spread": 0.011238223648355642,
+    "tflops": 684.6478668289111,
     "registers": 128,
     "spill_bytes": 0,
-    "smem_bytes": 115712,
+    "smem_bytes": 164864,
     "occupancy": 0.25,
-    "error": 0.002332710415406476,
+    "error": 0.0024478193690082475,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -99,7 +101,8 @@ HEAD_DIM = 128
 VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
 THREADS = 512  # per block
 ROWS_PER_BLOCK = 192  # query rows
-SMEM_BYTES = 115712  # dynamic shared memory per block
+MAX_BLOCKS = 132  # what NVIDIA H200 runs at once: each block takes several tiles of rows
+SMEM_BYTES = 164864  # dynamic shared memory per block
 MAPS = (  # arrays as the copy engine moves them: rows and columns of a box, bytes of its swizzle and L2 promotion
     ("q", 64, 64, 128, 128),
     ("k", 64, 64, 128, 128),
@@ -119,7 +122,7 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
 //   bc = 64                    keys per tile
-//   persistent = false         blocks stay for several tiles
+//   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
@@ -130,14 +133,15 @@ SOURCE = r"""// attention_bf16_d128: flash attention, bf16, head dim 128, tuned 
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal \
-//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
+//                 --set br=192 --set bc=64 --set persistent=true --set q_stages=1 \
 //                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
 //                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+//                 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -179,6 +183,7 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
+constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
@@ -207,15 +212,16 @@ using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
 using ChunkBc = Element[kBc * kChunk];
 
 struct SharedStorage {
-  // Q by warpgroup, and then its outputs on their way to global memory.
+  // Q by warpgroup, and outputs on their way to global memory.
   alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
+  alignas(1024) Chunk64 o[kConsumers][kDvChunks];
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -452,12 +458,19 @@ struct Tile {
   }
 };
 
-// The one tile of a block.
+// The tiles of a block that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
+// shortest that are left, so that all turns take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
-  const int turn = index % q_tiles, head_index = index / q_tiles;
-  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.batch * args.num_q_heads;
+  const int turns = kCausal ? (q_tiles + 1) / 2 : q_tiles;  // for one head
+  for (int turn = blockIdx.x; turn < turns * num_heads; turn += gridDim.x) {
+    const int head_index = turn / turns, first = turn % turns, last = q_tiles - 1 - first;
+    for (int q_tile = kCausal ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head_index));
+      if (q_tile == first) break;
+    }
+  }
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -700,6 +713,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
     k_turn.advance();
     if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, rows, rescale, scale);
@@ -721,6 +736,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
       k_turn.advance();
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
@@ -748,15 +764,17 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
-  // Outputs take the place of Q, of which each warp has read its own rows alone.
-  stage_output(q, o, inverse, warp);
+  // The outputs before have left once the thread that sent them off sees so.
+  Chunk64* staged = smem.o[group];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+  stage_output(staged, o, inverse, warp);
   fence_proxy_async();
   named_barrier_sync(kGroupBarrier + group, kGroup);
   if (leader) {
-    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, staged[c], c * kChunk, first_row, tile.head, tile.batch);
     tma_commit();
-    tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_turn.stage]);
+    if (end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
   }
   q_turn.advance();
 }
@@ -800,6 +818,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int group = warp / 4 - 1;
     if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    tma_wait_read<0>();
   }
 }
 
@@ -880,7 +899,8 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
       cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(grid), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif
@@ -1076,7 +1096,7 @@ def _plan(
         raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     strides = (*query.strides, *key.strides, *value.strides, *output.strides)
     return _Plan(
-        blocks=blocks,
+        blocks=min(blocks, MAX_BLOCKS),
         extents=(*strides, batch, heads, kv_heads, seqlen_q, seqlen_k),
         aligned=_can_step(strides),
         has_keys=seqlen_k > 0,

@@ -4,33 +4,36 @@
 // head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
-// Family mma:
-//   br = 128                   query rows per block
-//   rows_per_warp = 16         query rows that one warp owns
-//   bc = 80                    keys per tile
-//   layout = swizzled          how rows in shared memory avoid bank conflicts
-//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
+// Family wgmma:
+//   br = 128                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
+//   persistent = false         blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
+//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 1             blocks per SM the compiler must leave registers for
-//   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//   cluster = 2                blocks that share each copy of K and V
 //
-// Measured on NVIDIA H200, batch 1, 8 heads, 16384 rows, with a causal mask: 3.114 ms (median), spread 0.2 %,
-// 353.1 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 2.4e-03.
+// Measured on NVIDIA H200, batch 1, 8 heads, 16384 rows, with a causal mask: 1.475 ms (median), spread 0.2 %,
+// 745.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d256.cu
+// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d256.cu
 //             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d256.cu --preset sm_90 --family mma --dtype bf16 --d 256 --causal \
-//                 --set br=128 --set rows_per_warp=16 --set bc=80 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=heaviest_first
+// Regenerate: flashgen emit attention_bf16_d256.cu --preset sm_90 --family wgmma --dtype bf16 --d 256 --causal \
+//                 --set br=128 --set bc=64 --set persistent=false --set q_stages=1 \
+//                 --set k_stages=2 --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
+//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=1 \
+//                 --set min_blocks=1 --set cluster=2
 
 #include <cuda_bf16.h>
-#include <cuda_pipeline.h>
+#include <cuda.h>
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 1
@@ -52,78 +55,299 @@ struct AttentionArgs {
 };
 static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
 
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v, o;
+};
+
 constexpr bool kCausal = FLASHGEN_CAUSAL;
 using Element = __nv_bfloat16;
+using Barrier = unsigned long long;
 constexpr int kD = 256;  // head dim of queries and keys
 constexpr int kDv = 256;  // head dim of values and outputs
-constexpr int kVec = 8;  // elements per access of global memory
+constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 128;  // query rows per block
-constexpr int kBc = 80;  // keys per tile
-constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 256;
-constexpr int kStages = 2;  // K/V tiles in shared memory
+constexpr int kBr = 128;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the one that copies
+constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 384;
+constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
+constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
+constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
+constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
+static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
 
-constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
-constexpr int kWideSteps = 16;  // steps of 16 along the head dim in q k^T
-constexpr int kValueTiles = 32;  // columns of eight in a warp's outputs
+// A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Elements between rows in shared memory.
-constexpr int kQStride = 256;
-constexpr int kKStride = 256;
-constexpr int kVStride = 256;
+// Barriers of the block, by warpgroup that computes.
+constexpr int kGroupBarrier = 1;  // its own
+
+constexpr unsigned kQBytes = kBr * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
+using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
+using ChunkBc = Element[kBc * kChunk];
+
 struct SharedStorage {
-  alignas(16) Element q[kBr * kQStride];
-  alignas(16) Element k[kStages][kBc * kKStride];
-  alignas(16) Element v[kStages][kBc * kVStride];
+  // Q by warpgroup, and then its outputs on their way to global memory.
+  alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
+  alignas(1024) ChunkBc k[kKStages][kDChunks];
+  alignas(1024) ChunkBc v[kVStages][kDvChunks];
+  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it: for K and
+  // V those of all blocks of the cluster, which copy to each other.
+  Barrier q_full[kQStages], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 229376, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on");
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const int from_global = inside ? kBytes : 0;
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(global), "r"(from_global)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
-                 : "memory");
-  }
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
 }
 
-// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// As `tma_load`, to the same place in each of the cluster's `blocks`, a bit each; counts the bytes towards the barrier
+// of each that is where this block's `barrier` is.
+__device__ __forceinline__ void tma_multicast(
+    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head,
+    int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
+        "r"(batch)
+      : "memory");
+}
+
+// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
+// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(block)
+      : "memory");
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n256k16_bf16_rs_trans(
+    float (&d)[128], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %133, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+      "{%128, %129, %130, %131}, %132, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+        "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -134,129 +358,69 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
-// One access of a tile's copy: kVec elements, zeros unless `inside`.
-__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
-  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
 }
 
-__device__ __forceinline__ int q_offset(int row, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return row * kQStride + (x ^ (row % 8 * 8));
-}
+// Where a ring of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
 
-__device__ __forceinline__ int k_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kKStride + (x ^ (key % 8 * 8));
-}
-
-__device__ __forceinline__ int v_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kVStride + (x ^ (key % 8 * 8));
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 32, first_x = threadIdx.x % 32 * kVec;
-#pragma unroll
-  for (int r = 0; r < 16; ++r) {
-    const int row = first_row + r * 8;
-#pragma unroll
-    for (int x = 0; x < kD; x += 256) {
-      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 8 * stride;
-  }
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 32, first_x = threadIdx.x % 32 * kVec;
-#pragma unroll
-  for (int r = 0; r < 10; ++r) {
-    const int row = first_row + r * 8;
-#pragma unroll
-    for (int x = 0; x < kD; x += 256) {
-      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 8 * stride;
-  }
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 32, first_x = threadIdx.x % 32 * kVec;
-#pragma unroll
-  for (int r = 0; r < 10; ++r) {
-    const int row = first_row + r * 8;
-#pragma unroll
-    for (int x = 0; x < kDv; x += 256) {
-      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 8 * stride;
-  }
-}
-
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
     }
   }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
-// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
-// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
-struct Warp {
-  float o[kRowTiles][kValueTiles][4] = {};
-  float row_max[kRowTiles][2];  // in units of the exponents of two
-  float row_sum[kRowTiles][2] = {};
 };
 
-using Scores = float[kRowTiles][kKeyTiles][4];
-constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
+// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
+// that some of these see.
+struct Tile {
+  int first_row, head, batch;
+  int num_key_tiles;  // that some row of the cluster sees
 
-// Turns the sign of a warp's own rows of Q.
-__device__ __forceinline__ void negate_q(Element* q, int first_row) {
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 256; i += 32) {
-    Element& element = q[q_offset(first_row + i / 256, i % 256)];
-    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head_index) {
+    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
+    head = head_index % args.num_q_heads;
+    batch = head_index / args.num_q_heads;
+    int num_keys = args.seqlen_k;
+    if (kCausal) num_keys = max(0, min(num_keys, (q_tile + 1) * kClusterRows + args.seqlen_k - args.seqlen_q));
+    num_key_tiles = (num_keys + kBc - 1) / kBc;
   }
-  __syncwarp();
+};
+
+// The one tile of a cluster.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, index = blockIdx.x / kCluster;
+  const int turn = index % q_tiles, head_index = index / q_tiles;
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
 }
 
+// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct Rows {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
 // Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
-__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void mask(float (&s)[kBc / 2], int row, int first_key, int seqlen_q, int seqlen_k) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      int end = seqlen_k;
-      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
-      end -= first_key + lane % 4 * 2 + e % 2;
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        if (t * 8 >= end) s[i][t][e] = -kInfinity;
-      }
+    for (int t = 0; t < kKeyTiles; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
     }
   }
 }
@@ -264,285 +428,349 @@ __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, in
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
 __device__ __forceinline__ bool raise_maximum(
-    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+    const float (&s)[kBc / 2], Rows& rows, float (&rescale)[2], float scale) {
   // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    int bound = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int bound = 0;
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
-      }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 8.0f;
+    for (int t = 0; t < kKeyTiles; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
+    grown |= fmaf(__int_as_float(bound), scale, -rows.max[h]) > 8.0f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
-#pragma unroll
-      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
-      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
-      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] *= rescale[i][h];
-    }
+    for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(rows.max[h], tile_max * scale);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(rows.max[h] - base);
+    rows.max[h] = row_max;
+    rows.sum[h] *= rescale[h];
   }
   return true;
 }
 
-// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
-__device__ __forceinline__ void weigh(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
-  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
-  s[i][t][e] = exp2f(exponent);
-  warp.row_sum[i][e / 2] += s[i][t][e];
-}
-
-// The maxima that weights are measured against.
-__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+__device__ __forceinline__ void weigh(float (&s)[kBc / 2], Rows& rows, float scale) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) base[h] = kCausal && rows.max[h] == -kInfinity ? 0.0f : rows.max[h];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
-    }
+  for (int i = 0; i < kBc / 2; ++i) {
+    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
   }
-}
-
-// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
-__device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
 #pragma unroll
-  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
-    const int within = e % kOperand;  // row tile, then column tile, then element
-    const int t = (first + e / kOperand) * 2 + within % 8 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
-    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
-  }
+  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// s = q k^T for the warp's rows and one tile of keys, not scaled.
-__device__ __forceinline__ void multiply_qk(
-    Scores& s, const Element* q, const Element* k) {
+// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
+__device__ __forceinline__ void pack_weights(const float (&s)[kBc / 2], unsigned (&p)[kKeySteps][4]) {
+#pragma unroll
+  for (int i = 0; i < kBc / 4; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const int chunk = step / 4, bytes = step % 4 * 32;
+    const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
+    const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
+    wgmma_m64n64k16_bf16_ss(s, q_step, k_step, step > 0);
+  }
+  wgmma_commit();
+}
+
+// Starts o += p v for a warpgroup's rows and one tile of keys.
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n256k16_bf16_rs_trans(o, p[step], v + (step * 16 * 128 >> 4), true);
+  }
+  wgmma_commit();
+}
+
+// Turns the sign of a warpgroup's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(Chunk64* q, int group) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kGroup; i < kDChunks * 64 * kChunk / 2; i += kGroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+}
+
+// Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
+__device__ __forceinline__ void stage_output(
+    Chunk64* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
   const int lane = threadIdx.x % 32;
-
+  const int row = warp * 16 + lane % 16;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned m[4];
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    for (int j = 0; j < 4 && n + j / 2 < kValueTiles; ++j) {
+      const int i = 4 * n + 2 * j;
+      m[j] = pack(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
     }
-  }
-#pragma unroll
-  for (int step = 0; step < kWideSteps; ++step) {
-    unsigned a[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
-      ldmatrix_x4(a[i], row);
-    }
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; t += 2) {
-      // Two tiles of eight keys, each as two halves of the step.
-      unsigned b[4];
-      ldmatrix_x4(b, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_bf16(s[i][t + u], a[i], b + 2 * u);
-      }
-    }
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (n % 8 + lane / 16) ^ row % 8;
+    Element* target = staged[n / 8] + row * kChunk + piece * 8;
+    stmatrix_x4(target, m);
   }
 }
 
-// The weights that the first products with V need.
-__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
-  float base[kRowTiles][2];
-  get_base(warp, base);
-  weigh_share(s, warp, base, scale, 0, 1, 0, 1);
-}
-
-__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+// Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. Of K and V
+// each block copies its share to all blocks of the cluster.
+__device__ __forceinline__ void copy_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
+    Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
+  const int first_key = blockIdx.x % kCluster * kShare;  // of a tile, in this block's share
+  const auto copy_k = [&](int n) {
+    Barrier& full = smem.k_full[k_turn.stage];
+    barrier_wait(&smem.k_empty[k_turn.stage], k_turn.parity ^ 1);
+    barrier_expect(&full, kKBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_multicast(smem.k[k_turn.stage][c] + first_key * kChunk, &maps.k, &full, kEveryBlock, c * kChunk,
+                    n * kBc + first_key, kv_head, tile.batch);
     }
+    k_turn.advance();
+  };
+  Barrier& q_full = smem.q_full[q_turn.stage];
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  barrier_expect(&q_full, kQBytes);
+#pragma unroll 1
+  for (int group = 0; group < kConsumers; ++group) {
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &q_full, c * kChunk, tile.first_row + 64 * group, tile.head,
+               tile.batch);
+    }
+  }
+  q_turn.advance();
+  for (int n = tile.num_key_tiles; n >= 0; --n) {
+    if (n > 0) copy_k(n - 1);
+    if (n == tile.num_key_tiles) continue;
+    Barrier& full = smem.v_full[v_turn.stage];
+    barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
+    barrier_expect(&full, kVBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDvChunks; ++c) {
+      tma_multicast(smem.v[v_turn.stage][c] + first_key * kChunk, &maps.v, &full, kEveryBlock, c * kChunk,
+                    n * kBc + first_key, kv_head, tile.batch);
+    }
+    v_turn.advance();
   }
 }
 
-// o += p v for one tile of keys, whose weights p are made of the scores s on the way: exponentials for the next
-// operand run on the special-function unit beside the products of this one.
-__device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element* v, float scale) {
-  const int lane = threadIdx.x % 32;
-  float base[kRowTiles][2];
-  get_base(warp, base);
-
-#pragma unroll
-  for (int u = 0; u < 10; u += 2) {
-    // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
-    unsigned a[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = pack(s[i][u + f / 2][f % 2 * 2], s[i][u + f / 2][f % 2 * 2 + 1]);
-    }
-#pragma unroll
-    for (int n = 0; n < kValueTiles; n += 2) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, v + v_offset(u * 8 + lane % 16, n * 8 + lane / 16 * 8));
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        mma_m16n8k16_bf16(warp.o[i][n], a[i], b);
-        mma_m16n8k16_bf16(warp.o[i][n + 1], a[i], b + 2);
-      }
-      weigh_share(s, warp, base, scale, u / 2 + 1, 1, n / 2, 16);
-    }
-  }
-}
-
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
-__device__ __forceinline__ void write_rows(
-    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float row_sum = warp.row_sum[i][h];
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool seen = warp.row_max[i][h] != -kInfinity;
-      const float inverse = seen ? 1.0f / row_sum : 0.0f;
-      const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      const bool inside = row < seqlen_q;
-      if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
-      }
-      Element* target = o + row * stride;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; n += 4) {
-        unsigned pieces[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          pieces[j] = pack(warp.o[i][n + j][2 * h] * inverse, warp.o[i][n + j][2 * h + 1] * inverse);
-        }
-        transpose_quad(pieces);
-        if (inside) {
-          *reinterpret_cast<uint4*>(target + n * 8 + lane % 4 * 8) =
-              make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
-        }
-      }
-    }
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_bf16_d256_kernel(const AttentionArgs args) {
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
-  // Under a causal mask the last rows see the most keys: they start first, and the short blocks fill the gaps.
-  const int num_heads = args.batch * args.num_q_heads;
-  const int q_tile = q_tiles - 1 - int(blockIdx.x) / num_heads;
-  const int head = int(blockIdx.x) % num_heads % args.num_q_heads;
-  const int batch = int(blockIdx.x) % num_heads / args.num_q_heads;
-  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
-
-  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
-  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
-  const int first_row = q_tile * kBr;
-  // Read from one lane, so that the compiler knows it to be the same in all.
-  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
-  const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+// One warpgroup's 64 rows of a tile.
+__device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem,
+                                       const Tile& tile, int group, Turn<kQStages>& q_turn, Turn<kKStages>& k_turn,
+                                       Turn<kVStages>& v_turn) {
+  const int warp = threadIdx.x % kGroup / 32, lane = threadIdx.x % 32;
+  const unsigned in_group = threadIdx.x % kGroup;
+  const bool leader = in_group == 0;
+  const int first_row = tile.first_row + 64 * group;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The warpgroup's rows see key tiles [0, end_tile), and those before `masked_tile` whole.
+  int end_tile = first_row < args.seqlen_q ? tile.num_key_tiles : 0, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
-    const int seen_by_first = first_row + warp_row + diagonal + 1;
+    const int seen_by_first = first_row + args.seqlen_k - args.seqlen_q + 1;
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 63) + kBc - 1) / kBc);
   }
-  const Element* warp_q = smem.q + warp_row * kQStride;
-  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
-  // matter, since 0 * infinity is not a number.
+  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
-
-  // Each thread copies its own share of every tile.
-  const Element* q_share = q + (first_row + int(threadIdx.x) / 32) * args.q_stride_row + threadIdx.x % 32 * kVec;
-  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
-  k += int(threadIdx.x) / 32 * args.k_stride_row + threadIdx.x % 32 * kVec;
-  v += int(threadIdx.x) / 32 * args.v_stride_row + threadIdx.x % 32 * kVec;
+  Rows rows;
 #pragma unroll
-  for (int tile = 0; tile < kStages - 1; ++tile) {
-    if (tile < num_tiles) {
-      fetch_k(smem.k[tile], k, args.k_stride_row, args.seqlen_k - tile * kBc);
-      k += kBc * args.k_stride_row;
-      fetch_v(smem.v[tile], v, args.v_stride_row, args.seqlen_k - tile * kBc);
-      v += kBc * args.v_stride_row;
-    }
-    __pipeline_commit();
+  for (int h = 0; h < 2; ++h) {
+    rows.max[h] = -kInfinity;
+    rows.sum[h] = 0.0f;
   }
-
-  Warp warp;
+  float o[kDv / 2];
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  if (args.scale < 0.0f) {
-    __pipeline_wait_prior(kStages - 2);
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
-    __syncthreads();
-    negate_q(smem.q, warp_row);
+  Chunk64* q = smem.q[q_turn.stage][group];
+  barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
+  if (args.scale < 0.0f) negate_q(q, group);
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.num_key_tiles; n > end_tile; --n) {
+    // Keys that only other warpgroups see, here or in the neighbouring block.
+    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
+    if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
+    k_turn.advance();
+    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+    named_barrier_sync(kGroupBarrier + group, kGroup);
+    if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
+    v_turn.advance();
+  }
+  int n = end_tile - 1;
+  if (n >= 0) {
+    float s[kBc / 2], rescale[2];
+    unsigned p[kKeySteps][4];
+    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
+    k_turn.advance();
+    if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, rows, rescale, scale);
+    weigh(s, rows, scale);
+    pack_weights(s, p);
+    if (n > 0) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+#pragma unroll 1
+    for (--n; n >= 0; --n) {
+      // The next weights are made while these outputs are multiplied.
+      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+      barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+      start_pv(o, p, v_desc + v_turn.stage * kNextV);
+      wgmma_wait<1>();
+      hold(s);
+      if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
+      k_turn.advance();
+      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      const bool grown = raise_maximum(s, rows, rescale, scale);
+      weigh(s, rows, scale);
+      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
+      if (n > 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+      wgmma_wait<0>();
+      hold(o);
+      if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
+      v_turn.advance();
+      pack_weights(s, p);
+      if (grown) rescale_output(o, rescale);
+    }
+    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+    start_pv(o, p, v_desc + v_turn.stage * kNextV);
+    wgmma_wait<0>();
+    hold(o);
+    if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
+    v_turn.advance();
   }
 
-  for (int tile = 0; tile < num_tiles; ++tile) {
-    __pipeline_wait_prior(kStages - 2);
-    __syncthreads();  // this tile is there, and no warp needs the one before it
-    const int far = tile + kStages - 1;
-    if (far < num_tiles) {
-      fetch_k(smem.k[far % kStages], k, args.k_stride_row, args.seqlen_k - far * kBc);
-      k += kBc * args.k_stride_row;
-      fetch_v(smem.v[far % kStages], v, args.v_stride_row, args.seqlen_k - far * kBc);
-      v += kBc * args.v_stride_row;
-    }
-    __pipeline_commit();
-    if (tile < end_tile) {
-      Scores s;
-      multiply_qk(s, warp_q, smem.k[tile % kStages]);
-      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
-      float rescale[kRowTiles][2];
-      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
-
-      weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[tile % kStages], scale);
+  float inverse[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = rows.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+    const bool seen = rows.max[h] != -kInfinity;
+    inverse[h] = seen ? 1.0f / row_sum : 0.0f;
+    if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
+      const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
+      args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
-  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  stage_output(q, o, inverse, warp);
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+  if (leader) {
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
+    tma_commit();
+    tma_wait_read<0>();
+    barrier_arrive(&smem.q_empty[q_turn.stage]);
+  }
+  q_turn.advance();
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    attention_bf16_d256_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      barrier_init(&smem.q_full[i], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kCluster * kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_empty[i], kCluster * kConsumers);
+    }
+    fence_barrier_init();
+  }
+  cluster_sync();
+
+  Turn<kQStages> q_turn;
+  Turn<kKStages> k_turn;
+  Turn<kVStages> v_turn;
+  if (warp < 4) {
+    give_registers<24>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
+    }
+  } else {
+    take_registers<240>();
+    const int group = warp / 4 - 1;
+    for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
+    cluster_sync();
+  }
 }
 
 #ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
@@ -560,15 +788,37 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long tiles = (1LL * args->seqlen_q + kClusterRows - 1) / kClusterRows * kCluster;
   const long long blocks = tiles * args->num_q_heads * args->batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 32,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 32,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
+  const cudaError_t o_status = encode_map(
+      &maps.o, args->o, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (o_status != cudaSuccess) return o_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d256_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   return cudaLaunchKernel(attention_bf16_d256_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }

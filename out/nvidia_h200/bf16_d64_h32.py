@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 4, 32 heads, 4096 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, without a mask: 1.037 ms (median), spread 0.6 %,
-530.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
-Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, without a mask: 986.2 us (median), spread 1.8 %,
+557.4 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.5e-03. Built
+by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d64_h32 import attention
 
@@ -19,10 +19,10 @@ Needs an NVIDIA driver for CUDA 12 or newer, numpy, PyCUDA and nvcc 12.5 or newe
 Regenerate:
 
     flashgen emit bf16_d64_h32.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 64 --set br=192 --set bc=128 --set persistent=true \
-        --set q_stages=2 --set k_stages=4 --set v_stages=4 --set schedule=overlapped \
-        --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-        --set section=1 --set min_blocks=1
+        --preset sm_90 --family wgmma --dtype bf16 --d 64 --set br=256 --set bc=64 --set persistent=true \
+        --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=3 --set v_stages=3 \
+        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=1
 """
 
 from __future__ import annotations
@@ -57,33 +57,36 @@ PROBLEM: dict[str, Any] = {
 }
 VARIANT: dict[str, Any] = {
     "family": "wgmma",
-    "br": 192,
-    "bc": 128,
+    "br": 256,
+    "bc": 64,
     "persistent": True,
-    "q_stages": 2,
-    "k_stages": 4,
-    "v_stages": 4,
-    "schedule": "overlapped",
+    "q_stages": 1,
+    "o_apart": True,
+    "p_in_shared": False,
+    "k_stages": 3,
+    "v_stages": 3,
+    "schedule": "chained",
     "q_in_registers": False,
     "order_of_groups": "products",
     "rescale": "lazy",
     "poly_exp": 0,
     "section": 1,
     "min_blocks": 1,
+    "cluster": 1,
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1036.6079807281494,
-    "spread": 0.0058035594152418815,
-    "tflops": 530.3410972215672,
-    "registers": 128,
+    "median_us": 986.240029335022,
+    "spread": 0.017650889059480264,
+    "tflops": 557.4259790070334,
+    "registers": 96,
     "spill_bytes": 0,
-    "smem_bytes": 181248,
-    "occupancy": 0.25,
-    "error": 0.00243224917544134,
+    "smem_bytes": 115712,
+    "occupancy": 0.3125,
+    "error": 0.002473166784979314,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -95,14 +98,14 @@ MEASUREMENT: dict[str, Any] = {
 DTYPE = "bfloat16"  # of q, k, v and o
 HEAD_DIM = 64
 VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
-THREADS = 512  # per block
-ROWS_PER_BLOCK = 192  # query rows
+THREADS = 640  # per block
+ROWS_PER_BLOCK = 256  # query rows
 MAX_BLOCKS = 132  # what NVIDIA H200 runs at once: each block takes several tiles of rows
-SMEM_BYTES = 181248  # dynamic shared memory per block
+SMEM_BYTES = 115712  # dynamic shared memory per block
 MAPS = (  # arrays as the copy engine moves them: rows and columns of a box, bytes of its swizzle and L2 promotion
     ("q", 64, 64, 128, 128),
-    ("k", 128, 64, 128, 128),
-    ("v", 128, 64, 128, 128),
+    ("k", 64, 64, 128, 128),
+    ("v", 64, 64, 128, 128),
     ("o", 64, 64, 128, 128),
 )
 ONLY_ARCH = 90  # compute capability, times ten, of the only cards with the instructions it uses
@@ -116,27 +119,28 @@ SOURCE = r"""// attention_bf16_d64: flash attention, bf16, head dim 64, tuned wi
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 128                   keys per tile
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
-//   q_stages = 2               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 4               K tiles in shared memory
-//   v_stages = 4               V tiles in shared memory
-//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d64.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d64.cu --preset sm_90 --family wgmma --dtype bf16 --d 64 \
-//                 --set br=192 --set bc=128 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=4 --set v_stages=4 --set schedule=overlapped --set q_in_registers=false \
+//                 --set br=256 --set bc=64 --set persistent=true --set q_stages=1 \
+//                 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
 //                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+//                 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -173,14 +177,14 @@ constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
-constexpr int kBc = 128;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
+constexpr int kBr = 256;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 640;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
-constexpr int kQStages = 2;  // Q tiles in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
 constexpr int kChunk = 64;
@@ -207,15 +211,16 @@ using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
 using ChunkBc = Element[kBc * kChunk];
 
 struct SharedStorage {
-  // Q by warpgroup, and then its outputs on their way to global memory.
+  // Q by warpgroup, and outputs on their way to global memory.
   alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
+  alignas(1024) Chunk64 o[kConsumers][kDvChunks];
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 181248, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -365,27 +370,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -557,7 +556,7 @@ __device__ __forceinline__ void start_qk(
     const int chunk = step / 4, bytes = step % 4 * 32;
     const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
     const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
-    wgmma_m64n128k16_bf16_ss(s, q_step, k_step, step > 0);
+    wgmma_m64n64k16_bf16_ss(s, q_step, k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -707,35 +706,35 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
     k_turn.advance();
     if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, rows, rescale, scale);
     weigh(s, rows, scale);
     pack_weights(s, p);
-    if (n > 0) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
 #pragma unroll 1
     for (--n; n >= 0; --n) {
-      // The next weights are made while these outputs are multiplied.
-      await_turn(group);
-      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+      // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+      await_turn(group);
       start_pv(o, p, v_desc + v_turn.stage * kNextV);
+      barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       pass_turn(group);
       wgmma_wait<1>();
-      hold(s);
-      if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
-      k_turn.advance();
-      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      const bool grown = raise_maximum(s, rows, rescale, scale);
-      weigh(s, rows, scale);
-      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
-      if (n > 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-      wgmma_wait<0>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
       v_turn.advance();
+      wgmma_wait<0>();
+      hold(s);
+      if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
+      k_turn.advance();
+      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
+      weigh(s, rows, scale);
       pack_weights(s, p);
-      if (grown) rescale_output(o, rescale);
     }
     barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
     start_pv(o, p, v_desc + v_turn.stage * kNextV);
@@ -758,15 +757,17 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
-  // Outputs take the place of Q, of which each warp has read its own rows alone.
-  stage_output(q, o, inverse, warp);
+  // The outputs before have left once the thread that sent them off sees so.
+  Chunk64* staged = smem.o[group];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+  stage_output(staged, o, inverse, warp);
   fence_proxy_async();
   named_barrier_sync(kGroupBarrier + group, kGroup);
   if (leader) {
-    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, staged[c], c * kChunk, first_row, tile.head, tile.batch);
     tma_commit();
-    tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_turn.stage]);
+    if (end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
   }
   q_turn.advance();
 }
@@ -806,10 +807,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
     }
   } else {
-    take_registers<160>();
+    take_registers<112>();
     const int group = warp / 4 - 1;
     if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    tma_wait_read<0>();
   }
 }
 
@@ -872,12 +874,12 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(

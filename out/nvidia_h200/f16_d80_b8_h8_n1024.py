@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: f16, head dim 80.
 For NVIDIA H200 (sm_90a) at batch 8, 8 heads, 1024 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 8 heads, 1024 rows, without a mask: 48.67 us (median), spread 0.8 %,
-441.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.0e-04.
-Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 8, 8 heads, 1024 rows, without a mask: 48.93 us (median), spread 1.9 %,
+438.9 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04. Built
+by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from f16_d80_b8_h8_n1024 import attention
 
@@ -19,10 +19,10 @@ Needs an NVIDIA driver for CUDA 12 or newer, numpy, PyCUDA and nvcc 12.5 or newe
 Regenerate:
 
     flashgen emit f16_d80_b8_h8_n1024.py \
-        --preset sm_90 --family wgmma --dtype f16 --d 80 --set br=192 --set bc=80 --set persistent=true \
-        --set q_stages=2 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=true \
-        --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-        --set min_blocks=1 --set cluster=1
+        --preset sm_90 --family wgmma --dtype f16 --d 80 --set br=256 --set bc=64 --set persistent=true \
+        --set q_stages=2 --set o_apart=false --set p_in_shared=true --set k_stages=2 --set v_stages=2 \
+        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=1
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ PROBLEM: dict[str, Any] = {
 }
 VARIANT: dict[str, Any] = {
     "family": "wgmma",
-    "br": 192,
-    "bc": 80,
+    "br": 256,
+    "bc": 64,
     "persistent": True,
     "q_stages": 2,
-    "k_stages": 3,
-    "v_stages": 3,
+    "o_apart": False,
+    "p_in_shared": True,
+    "k_stages": 2,
+    "v_stages": 2,
     "schedule": "chained",
-    "q_in_registers": True,
+    "q_in_registers": False,
     "order_of_groups": "products",
     "rescale": "lazy",
     "poly_exp": 0,
@@ -79,14 +81,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 48.67200180888176,
-    "spread": 0.007889529594097828,
-    "tflops": 441.2153945162212,
-    "registers": 128,
+    "median_us": 48.928000032901764,
+    "spread": 0.018966636998144513,
+    "tflops": 438.9068930992313,
+    "registers": 96,
     "spill_bytes": 0,
-    "smem_bytes": 222208,
-    "occupancy": 0.25,
-    "error": 0.00029883554742777873,
+    "smem_bytes": 230400,
+    "occupancy": 0.3125,
+    "error": 0.00029608195971403075,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -98,14 +100,14 @@ MEASUREMENT: dict[str, Any] = {
 DTYPE = "float16"  # of q, k, v and o
 HEAD_DIM = 80
 VECTOR = 8  # elements per memory access: what pointers and strides must be multiples of
-THREADS = 512  # per block
-ROWS_PER_BLOCK = 192  # query rows
+THREADS = 640  # per block
+ROWS_PER_BLOCK = 256  # query rows
 MAX_BLOCKS = 132  # what NVIDIA H200 runs at once: each block takes several tiles of rows
-SMEM_BYTES = 222208  # dynamic shared memory per block
+SMEM_BYTES = 230400  # dynamic shared memory per block
 MAPS = (  # arrays as the copy engine moves them: rows and columns of a box, bytes of its swizzle and L2 promotion
     ("q", 64, 64, 128, 128),
-    ("k", 80, 64, 128, 128),
-    ("v", 80, 64, 128, 128),
+    ("k", 64, 64, 128, 128),
+    ("v", 64, 64, 128, 128),
     ("o", 64, 64, 128, 128),
 )
 ONLY_ARCH = 90  # compute capability, times ten, of the only cards with the instructions it uses
@@ -119,27 +121,28 @@ SOURCE = r"""// attention_f16_d80: flash attention, f16, head dim 80, tuned with
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 80                    keys per tile
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 2               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
-//   q_in_registers = true      keep Q in registers, which relieves shared memory
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   p_in_shared = true         weights pass by shared memory, which relieves registers
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d80.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_f16_d80.cu --preset sm_90 --family wgmma --dtype f16 --d 80 \
-//                 --set br=192 --set bc=80 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=true \
+//                 --set br=256 --set bc=64 --set persistent=true --set q_stages=2 \
+//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
 //                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+//                 --set min_blocks=1 --set p_in_shared=true
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -176,13 +179,13 @@ constexpr int kD = 80;  // head dim of queries and keys
 constexpr int kDv = 80;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
-constexpr int kBc = 80;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
+constexpr int kBr = 256;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 640;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 2;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -191,6 +194,7 @@ constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
 constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
 constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyChunks = (kBc + kChunk - 1) / kChunk;  // of weights, the last one not always whole
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
 constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
@@ -212,13 +216,14 @@ using ChunkBc = Element[kBc * kChunk];
 struct SharedStorage {
   // Q by warpgroup, and then its outputs on their way to global memory.
   alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
+  alignas(1024) Chunk64 p[kConsumers][kKeyChunks];  // a tile's weights by warpgroup
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 222208, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -336,13 +341,6 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
-}
-
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -373,46 +371,50 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
-// p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n80k16_f16_rs(
-    float (&d)[40], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %45, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "{%40, %41, %42, %43}, %44, p, 1, 1, 0;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(unsigned long long& value) {
+  asm volatile("" : "+l"(value));
 }
 
-__device__ __forceinline__ void wgmma_m64n80k16_f16_rs_trans(
-    float (&d)[40], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in shared memory and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n64k16_f16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %45, 0;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n80k16_f16_ss_trans(
+    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %42, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "{%40, %41, %42, %43}, %44, p, 1, 1, 1;\n"
+      "%40, %41, p, 1, 1, 0, 1;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+      : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -545,12 +547,6 @@ __device__ __forceinline__ void weigh(float (&s)[kBc / 2], Rows& rows, float sca
   for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
-__device__ __forceinline__ void pack_weights(const float (&s)[kBc / 2], unsigned (&p)[kKeySteps][4]) {
-#pragma unroll
-  for (int i = 0; i < kBc / 4; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
-}
-
 __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
 #pragma unroll
   for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
@@ -558,39 +554,54 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const int chunk = step / 4, bytes = step % 4 * 32;
     const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
-    wgmma_m64n80k16_f16_rs(s, q[step], k_step, step > 0);
+    const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
+    wgmma_m64n64k16_f16_ss(s, q_step, k_step, step > 0);
   }
   wgmma_commit();
 }
 
 // Starts o += p v for a warpgroup's rows and one tile of keys.
-__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], unsigned long long p, unsigned long long v) {
+  forget(p);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
-    wgmma_m64n80k16_f16_rs_trans(o, p[step], v + (step * 16 * 128 >> 4), true);
+    const unsigned long long p_step = p + ((step / 4 * int(sizeof(Chunk64)) + step % 4 * 32) >> 4);
+    wgmma_m64n80k16_f16_ss_trans(o, p_step, v + (step * 16 * 128 >> 4), true);
   }
   wgmma_commit();
 }
 
-// A warp's sixteen rows of Q as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
-// turns Q's sign instead.
-__device__ __forceinline__ void load_q(unsigned (&q)[kDSteps][4], const Chunk64* staged, int warp, bool negative) {
+// Brings a tile's weights to shared memory, sixteen rows by each warp, for the warpgroup's products. Those that
+// read what was there have ended.
+__device__ __forceinline__ void store_weights(Chunk64* p, const float (&s)[kBc / 2], int warp, int group) {
   const int lane = threadIdx.x % 32;
   const int row = warp * 16 + lane % 16;
 #pragma unroll
-  for (int step = 0; step < kDSteps; ++step) {
-    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
-    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
+  for (int step = 0; step < kKeySteps; ++step) {
+    unsigned m[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
+    for (int i = 0; i < 4; ++i) m[i] = pack(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
+    stmatrix_x4(p[step / 4] + row * kChunk + piece * 8, m);
   }
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+}
+
+// Turns the sign of a warpgroup's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(Chunk64* q, int group) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kGroup; i < kDChunks * 64 * kChunk / 2; i += kGroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
 }
 
 // Warpgroups compute products in turns, so that one's softmax runs beside another's products.
@@ -692,9 +703,10 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
 
   Chunk64* q = smem.q[q_turn.stage][group];
   barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
-  unsigned q_operands[kDSteps][4];
-  load_q(q_operands, q, warp, args.scale < 0.0f);
+  if (args.scale < 0.0f) negate_q(q, group);
+  const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
+  const unsigned long long p_desc = descriptor(smem.p[group]);
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.num_key_tiles; n > end_tile; --n) {
     // Keys that only other warpgroups see.
@@ -712,10 +724,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   int n = end_tile - 1;
   if (n >= 0) {
     float s[kBc / 2], rescale[2];
-    unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     await_turn(group);
-    start_qk(s, q_operands, k_desc + k_turn.stage * kNextK);
+    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
     wgmma_wait<0>();
     hold(s);
@@ -724,15 +735,15 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, rows, rescale, scale);
     weigh(s, rows, scale);
-    pack_weights(s, p);
+    store_weights(smem.p[group], s, warp, group);
 #pragma unroll 1
     for (--n; n >= 0; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
       await_turn(group);
-      start_pv(o, p, v_desc + v_turn.stage * kNextV);
+      start_pv(o, p_desc, v_desc + v_turn.stage * kNextV);
       barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-      start_qk(s, q_operands, k_desc + k_turn.stage * kNextK);
+      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       pass_turn(group);
       wgmma_wait<1>();
       hold(o);
@@ -745,10 +756,10 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
       weigh(s, rows, scale);
-      pack_weights(s, p);
+      store_weights(smem.p[group], s, warp, group);
     }
     barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-    start_pv(o, p, v_desc + v_turn.stage * kNextV);
+    start_pv(o, p_desc, v_desc + v_turn.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
     if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
@@ -816,7 +827,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
     }
   } else {
-    take_registers<160>();
+    take_registers<112>();
     const int group = warp / 4 - 1;
     if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
@@ -882,12 +893,12 @@ extern "C" int attention_f16_d80(const AttentionArgs* args, cudaStream_t stream)
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 80,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 80,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
