@@ -8,10 +8,11 @@ cache of grouped heads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..gen.problem import Problem
+from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,46 @@ SUITES: dict[str, Suite] = {
         ),
     )
 }
+
+
+#: What `Problem.name` writes.
+_NAME = re.compile(
+    r"(?P<dtype>[a-z0-9]+?)(_(?P<precision>{precisions}))?_d(?P<d>\d+)(v(?P<dv>\d+))?(?P<causal>_causal)?"
+    r"(_b(?P<batch>\d+))?(_h(?P<heads>\d+))?(_kv(?P<kv>\d+))?(_n(?P<n>\d+))?(_m(?P<m>\d+))?".format(
+        precisions="|".join(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
+    )
+)
+
+
+def workload_named(text: str) -> Workload:
+    """The problem of a name like a tuned kernel's: ``bf16_d128_causal_b2_h32_kv8_n8192``, parts in this
+    order, any but the first two left out for their defaults.
+
+    Raises:
+        ValueError: it is none; the message says how one looks.
+    """
+    found = _NAME.fullmatch(text)
+    if found is None or found["dtype"] not in ITEM_BYTES:
+        raise ValueError(
+            f"shape {text!r} is not of the form dtype_dHEADDIM[_causal][_bBATCH][_hHEADS][_kvHEADS][_nLENGTH]"
+            "[_mKEYS], as in bf16_d128_causal_b2_h32_kv8_n8192"
+        )
+    default = Problem()
+    heads = int(found["heads"] or default.num_q_heads)
+    seqlen = int(found["n"] or default.seqlen_q)
+    problem = Problem(
+        dtype=found["dtype"],
+        precision=found["precision"] or default.precision,
+        batch=int(found["batch"] or default.batch),
+        num_q_heads=heads,
+        num_kv_heads=int(found["kv"] or heads),
+        seqlen_q=seqlen,
+        seqlen_k=int(found["m"] or seqlen),
+        head_dim=int(found["d"]),
+        head_dim_v=int(found["dv"] or 0),
+        causal=found["causal"] is not None,
+    )
+    return Workload(problem.name, problem)
 
 
 def workloads(names: Sequence[str]) -> list[Workload]:

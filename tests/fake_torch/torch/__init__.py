@@ -1,0 +1,173 @@
+"""A stand-in for PyTorch by numpy: enough to time attention, on a clock that moves only when work is done.
+
+``FAKE_TORCH`` holds JSON: ``ms`` by backend, and ``refuse``, ``die`` and ``hang``, lists of backends that
+raise, kill the process and never return (``only``: at this head dim alone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+__version__ = "9.9.0+fake"
+version = SimpleNamespace(cuda="13.0")
+float32, float16, bfloat16, int8 = "float32", "float16", "bfloat16", "int8"
+BEHAVIOUR = json.loads(os.environ.get("FAKE_TORCH", "{}"))
+clock_ms = 0.0
+launches: list[str] = []
+
+
+def launch(name: str, head_dim: int = 0) -> None:
+    """Work of that name on the card."""
+    global clock_ms
+    if BEHAVIOUR.get("only", head_dim) == head_dim:
+        if name in BEHAVIOUR.get("die", ()):
+            os.abort()
+        if name in BEHAVIOUR.get("hang", ()):
+            time.sleep(600)
+        if name in BEHAVIOUR.get("refuse", ()):
+            raise RuntimeError(f"{name} is not for you\nand a trace")
+    launches.append(name)
+    clock_ms += BEHAVIOUR.get("ms", {}).get(name, 1.0)
+
+
+class Tensor:
+    requires_grad = False
+
+    def __init__(self, array, dtype=float32):
+        self.array, self.dtype = np.asarray(array), dtype
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def __getitem__(self, key):
+        return Tensor(self.array[key], self.dtype)
+
+    def to(self, dtype):
+        rounded = self.array.astype(np.float16).astype(np.float32) if dtype != float32 else self.array
+        return Tensor(rounded, dtype)
+
+    def double(self):
+        return Tensor(self.array.astype(np.float64), "float64")
+
+    def cpu(self):
+        return self
+
+    contiguous = cpu
+
+    def numpy(self):
+        return self.array
+
+    def zero_(self):
+        launch("flush")
+
+    def copy_(self, other):
+        launch("copy")
+
+    def data_ptr(self):
+        return 4096
+
+    def __matmul__(self, other):
+        launch("gemm")
+        return self
+
+    def __rmul__(self, factor):
+        return Tensor(factor * self.array, self.dtype)
+
+    def __sub__(self, other):
+        return Tensor(self.array - other, self.dtype)
+
+
+def _rng_array(draw, shape):
+    # Large tensors are only ever timed.
+    return draw(shape).astype(np.float32) if np.prod(shape) < 2**20 else np.zeros((1, 1), np.float32)
+
+
+_rng = np.random.default_rng(0)
+
+
+def manual_seed(seed):
+    global _rng
+    _rng = np.random.default_rng(seed)
+
+
+def randn(*shape, device):
+    return Tensor(_rng_array(_rng.standard_normal, shape))
+
+
+def rand(*shape, device):
+    return Tensor(_rng_array(_rng.random, shape))
+
+
+def full(shape, value, *, dtype, device):
+    return Tensor(np.full(shape, value, np.float32), dtype)
+
+
+def zeros(*shape, device):
+    return Tensor(np.zeros(shape, np.float32))
+
+
+def empty(*shape, dtype, device):
+    return Tensor(np.zeros(1), dtype)
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = clock_ms
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+def _nothing(*_):
+    return None
+
+
+no_grad = contextlib.nullcontext
+cuda = SimpleNamespace(
+    Event=Event,
+    current_device=lambda: 0,
+    current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
+    device=lambda ordinal: contextlib.nullcontext(),
+    empty_cache=_nothing,
+    get_device_properties=lambda device: SimpleNamespace(L2_cache_size=64),
+    mem_get_info=lambda: (BEHAVIOUR.get("free_bytes", 2**30), 2**31),
+    synchronize=_nothing,
+    _sleep=lambda cycles: launch("idle"),
+)
+backends = SimpleNamespace(
+    cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=False)),
+    cudnn=SimpleNamespace(version=lambda: 91900),
+)
+_dynamo = SimpleNamespace(reset=_nothing)
+
+
+def compile(function, *, dynamic, fullgraph):
+    assert fullgraph and not dynamic
+    return function
+
+
+def attention(name, q, k, v, is_causal):
+    """Right attention, or as wrong as ``noise`` says."""
+    launch(name, q.shape[-1])
+    group = q.shape[1] // k.shape[1]
+    keys, values = (np.repeat(x.array, group, axis=1) for x in (k, v))
+    scores = q.array @ keys.swapaxes(2, 3) / np.sqrt(q.shape[-1])
+    if is_causal:
+        hidden = ~np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
+        scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    o = weights / weights.sum(axis=3, keepdims=True) @ values
+    return Tensor((1 + BEHAVIOUR.get("noise", {}).get(name, 0.0)) * o, q.dtype)

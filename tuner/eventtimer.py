@@ -1,0 +1,62 @@
+"""Times of calls on torch's current stream by CUDA events, the L2 flushed before each, taken in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Bytes written to flush L2, in L2s.
+FLUSH_FACTOR = 4
+#: The card idles this long after the flush, so that the host has enqueued the call before it starts: times
+#: are the card's alone, however long the caller takes.
+IDLE_CYCLES = 300_000
+WARM_UP_CALLS = 2
+MIN_ROUNDS, MAX_ROUNDS = 5, 40
+#: Rounds of calls that take this long together may be fewer.
+LONG_ROUND_MS, LEAST_ROUNDS = 400.0, 3
+
+
+class EventTimer:
+    """Times calls on torch's current device; ``torch`` is the module."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        l2_bytes = getattr(properties, "L2_cache_size", 0) or 64 * 2**20
+        self._flush = torch.empty(FLUSH_FACTOR * l2_bytes, dtype=torch.int8, device="cuda")
+        # Not promised for ever; without it short calls carry some of the host's time.
+        self._idle: Callable[[int], None] | None = getattr(torch.cuda, "_sleep", None)
+
+    def once(self, call: Callable[[], Any]) -> float:
+        """Milliseconds of one call."""
+        start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush.zero_()
+        if self._idle is not None:
+            self._idle(IDLE_CYCLES)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def in_turns(
+        self, calls: Mapping[str, Callable[[], Any]], budget_ms: float
+    ) -> dict[str, tuple[float, ...]]:
+        """Milliseconds of every call in each of as many rounds as fit the budget.
+
+        Who follows whom changes from round to round: a call that leaves the card hot or its clock low is
+        followed by each of the others.
+        """
+        first_ms = 0.0
+        for _ in range(WARM_UP_CALLS):
+            first_ms = sum(self.once(call) for call in calls.values())
+        least = LEAST_ROUNDS if first_ms > LONG_ROUND_MS else MIN_ROUNDS
+        rounds = min(MAX_ROUNDS, max(least, int(budget_ms / max(first_ms, 1e-3))))
+        names = list(calls)
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(rounds):
+            first = number % len(names)
+            order = names[first:] + names[:first]
+            for name in order if number // len(names) % 2 == 0 else reversed(order):
+                times[name].append(self.once(calls[name]))
+        return {name: tuple(values) for name, values in times.items()}
