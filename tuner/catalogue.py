@@ -58,7 +58,7 @@ class Catalogue:
         """Where ``variant`` stands, None when it is not legal here or of another family."""
         if type(variant) is not self.family:
             return None
-        key = int(self._radices @ np.array(self._encode(variant), dtype=np.int64))
+        key = int(self._radices @ np.array(self.encode(variant), dtype=np.int64))
         at = int(np.searchsorted(self.keys, key))
         return at if at < len(self.keys) and self.keys[at] == key else None
 
@@ -82,7 +82,7 @@ class Catalogue:
         if (self.num_unseen if among_unseen else len(self)) == 0:
             return None
         distance = np.zeros(len(self), dtype=np.float32)
-        for codes, table, code in zip(self.codes, self._steps, self._encode(variant), strict=True):
+        for codes, table, code in zip(self.codes, self._steps, self.encode(variant), strict=True):
             distance += table[code][codes]
         if among_unseen:
             distance[~self.unseen] = np.inf
@@ -108,7 +108,8 @@ class Catalogue:
                 return rng.sample(np.flatnonzero(self.unseen).tolist(), count)
         return list(found)
 
-    def _encode(self, variant: Variant) -> list[int]:
+    def encode(self, variant: Variant) -> list[int]:
+        """Of each parameter, the index of the variant's value among the choices."""
         return [p.choices.index(getattr(variant, p.name)) for p in self.family.parameters()]
 
 

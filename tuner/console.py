@@ -110,6 +110,8 @@ class RunView:
             f"{event.family}: {event.legal} legal variants of {event.total}{earlier}{how} "
             f"(enumerated in {event.seconds:.1f} s)"
         )
+        if event.taught_by:
+            self._print(f"{event.family}: starts from the trials of {' and '.join(event.taught_by)}")
         self._start_bar(event.family, event.earlier, event.budget)
 
     def _go_on(self, event: SearchGoesOn) -> None:

@@ -46,6 +46,7 @@ from .study import (
     without_password,
 )
 from .team import Evaluator, Team
+from .transfer import informed, neighbours
 from .version import flashgen_version
 from .worker import Worker
 
@@ -97,6 +98,8 @@ class SpaceReady:
     budget: int | None
     sweeps: bool
     seconds: float
+    taught_by: tuple[str, ...] = ()
+    """Neighbouring problems whose trials in the storage the search starts from."""
 
 
 @dataclass(frozen=True)
@@ -380,7 +383,11 @@ def _prepare(
         "flashgen": flashgen_version(),
         "seed": options.seed,
     }
-    study = open_study(storage, options.storage, study_name(slug, problem, family, mark), about)
+    name = study_name(slug, problem, family, mark)
+    study = open_study(storage, options.storage, name, about)
+    with storage_errors(options.storage):
+        lessons = neighbours(storage, slug, problem, family, mark)
+    prior = informed(prior_of(problem, device.limits), catalogue, lessons, device.limits)
     known = library.nearest_variants(
         library.entries(library.folders(options.out)), problem, device.limits, family
     )
@@ -395,7 +402,7 @@ def _prepare(
         budget=trials,
         seed=options.seed,
         known=known,
-        prior=prior_of(problem, device.limits),
+        prior=prior,
         pulse=pulse,
         sampler=options.sampler,
     )
@@ -413,6 +420,7 @@ def _prepare(
             trials,
             search.sweeps,
             space.seconds + time.monotonic() - started,
+            tuple(lesson.problem.name for lesson in lessons),
         )
     )
     return run
