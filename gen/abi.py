@@ -21,7 +21,8 @@ from .variant import Launch
 
 #: q, k, v, o, lse; (batch, head, row) strides of q, k, v, o; batch, num_q_heads, num_kv_heads, seqlen_q,
 #: seqlen_k; scale. Pointers first, so that no padding arises.
-ARGS_FORMAT = "<5Q12q5if"
+ARGS_FORMATS = ("5Q", "12q5i", "f")
+ARGS_FORMAT = "<" + "".join(ARGS_FORMATS)
 ARGS_BYTES = struct.calcsize(ARGS_FORMAT)
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .abi import ARGS_FORMAT
+from .abi import ARGS_FORMATS
 from .kernel import Kernel
 from .problem import ITEM_BYTES, Problem
 from .render import environment, shape_options
@@ -73,13 +73,14 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             variant=variant,
             launch=kernel.launch,
             symbol=kernel.symbol,
+            operator=f"{kernel.entry}_{kernel.digest[:8]}",
             element=_ELEMENTS[problem.dtype],
             item_bytes=ITEM_BYTES[problem.dtype],
             access_width=kernel.variant.access_width(problem),
             oldest_arch=_oldest_arch(kernel),
             only_arch=kernel.arch if variant.arch_suffix else None,
             device=device,
-            args_format=ARGS_FORMAT,
+            args_formats=ARGS_FORMATS,
             tolerance=problem.tolerance,
             title=f"Flash attention for NVIDIA GPUs: {class_words(problem)}.",
             tune=" ".join(["flashgen tune", *_class_options(problem)]),

@@ -37,6 +37,13 @@ constexpr size_t kMapBytes = 128;
 constexpr uint64_t kMapMark = 0x70616d726f736e74;
 static_assert(sizeof(Map) + sizeof(kMapMark) <= kMapBytes);
 
+struct Config {
+  unsigned grid[3], block[3], smem_bytes;
+  int64_t stream;
+  const void* attributes;
+  unsigned num_attributes;
+};
+
 struct Launch {
   int64_t blocks, threads, smem, stream, context, causal;
   Args args;
@@ -319,12 +326,13 @@ int cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, uint64_t
   std::memcpy(map + sizeof(made), &kMapMark, sizeof(kMapMark));
   return 0;
 }
-int cuLaunchKernel(int64_t kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned smem, int64_t stream, void** parameters, void** extra) {
+int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, void** extra) {
   if (launch_status) return launch_status;
   if (contexts.empty()) return kInvalidContext;
-  if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return kInvalidValue;
-  Launch launch{gx, bx, smem, stream, contexts.back(), kernel - 0x1000, {}, {}};
+  const unsigned *grid = config->grid, *block = config->block;
+  if (grid[1] != 1 || grid[2] != 1 || block[1] != 1 || block[2] != 1 || extra) return kInvalidValue;
+  if (config->attributes || config->num_attributes) return kInvalidValue;
+  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), kernel - 0x1000, {}, {}};
   std::memcpy(&launch.args, parameters[0], sizeof(Args));
   for (int i = 0; i < num_maps; ++i) {
     const auto* map = static_cast<const unsigned char*>(parameters[1]) + kMapBytes * i;

@@ -134,6 +134,7 @@ class Tensor:
         self.dtype = sys.intern(f"torch.{host.dtype}")  # dtypes are compared by identity
         self.is_cuda = device >= 0
 
+    is_meta = False
     shape = property(lambda self: self.host.shape)
     device = property(lambda self: TorchDevice("cuda" if self.is_cuda else "cpu", self.index))
 
@@ -143,8 +144,30 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         return tuple(s // self.host.itemsize for s in self.host.strides)
 
-    def get_device(self) -> int:
-        return self.index
+    def is_floating_point(self) -> bool:
+        return self.host.dtype.kind == "f"
+
+    def to(self, dtype: str) -> Tensor:
+        return (
+            self
+            if dtype == self.dtype
+            else Tensor(self.host.astype(dtype.removeprefix("torch.")), self.index)
+        )
+
+    def transpose(self, i: int, j: int) -> Tensor:
+        return Tensor(self.host.swapaxes(i, j), self.index)
+
+    def contiguous(self) -> Tensor:
+        return Tensor(np.ascontiguousarray(self.host), self.index)
+
+    def new_empty_strided(self, shape: Any, strides: Any, dtype: Any = None) -> Tensor:
+        torch = sys.modules["torch"]
+        torch.allocated_on = torch.streams[-1] if torch.streams else None  # type: ignore[attr-defined]
+        host = dense(tuple(shape), tuple(strides), np.dtype((dtype or self.dtype).removeprefix("torch.")))
+        return Tensor(torch.driver.own(host, self.index, PRIMARY), self.index)  # type: ignore[attr-defined]
+
+    def new_empty(self, shape: Any, dtype: Any) -> Tensor:
+        return self.new_empty_strided(shape, [math.prod(shape[i + 1 :]) for i in range(len(shape))], dtype)
 
 
 class Stack:
@@ -170,17 +193,21 @@ def fake_torch(driver: Driver) -> ModuleType:
     torch = ModuleType("torch")
     torch.streams = []  # type: ignore[attr-defined]
 
-    def empty_strided(shape: Any, strides: Any, *, dtype: Any, device: TorchDevice) -> Tensor:
-        torch.allocated_on = torch.streams[-1] if torch.streams else None  # type: ignore[attr-defined]
-        host = dense(tuple(shape), tuple(strides), np.dtype(dtype.removeprefix("torch.")))
-        return Tensor(driver.own(host, device.index, PRIMARY), device.index)
-
     torch.__dict__.update(
         Tensor=Tensor,
-        **{name: sys.intern(f"torch.{name}") for name in ("float32", "float16", "bfloat16")},
+        **{name: sys.intern(f"torch.{name}") for name in ("float64", "float32", "float16", "bfloat16")},
         is_grad_enabled=lambda: torch.grad,
         grad=True,
-        empty_strided=empty_strided,
+        driver=driver,
+        is_autocast_enabled=lambda: torch.autocast is not None,
+        get_autocast_dtype=lambda device: torch.autocast,
+        autocast=None,
+        nn=SimpleNamespace(
+            Parameter=type("Parameter", (Tensor,), {}),
+            functional=SimpleNamespace(scaled_dot_product_attention=lambda *a, **named: ("torch", a, named)),
+        ),
+        compiler=SimpleNamespace(is_compiling=lambda: False),
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: torch.current),
         cuda=SimpleNamespace(
             current_stream=lambda device: SimpleNamespace(cuda_stream=torch.current),
             ExternalStream=lambda handle, device: handle,
@@ -712,6 +739,115 @@ def test_a_call_costs_little_beyond_reading_the_arrays(module: Any, driver: Driv
             module.attention(*tensors, out=out)
         best = min(best, (time.perf_counter() - begin) / 50)
     assert best < 150e-6
+
+
+# ---- the drop-in for torch's -------------------------------------------------------------------------------
+
+
+def test_the_drop_in_serves_what_it_can(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(driver, (2, 4, 5, D), (2, 2, 9, D))
+    torch.current = 0x5000
+    o = module.sdpa(Tensor(q), Tensor(k), Tensor(v), None, 0.0, scale=0.3, enable_gqa=True)
+    close(o.host, expected(q, k, v, scale=0.3).o)
+    # torch aligns a causal mask top-left: the later keys are seen by no row.
+    o = module.sdpa(Tensor(q), Tensor(k), Tensor(v), is_causal=True, enable_gqa=True)
+    close(o.host, expected(q, k[:, :, :5], v[:, :, :5], causal=True).o)
+    first, second = driver.launches()
+    assert (first.causal, first.args.seqlen_k, first.stream) == (0, 9, 0x5000)
+    assert (second.causal, second.args.seqlen_k, second.args.k) == (1, 5, k.ctypes.data)
+    assert list(second.args.k_strides) == [2 * 9 * D, 9 * D, D]
+
+
+def test_the_drop_in_passes_the_rest_to_torch(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = (Tensor(x) for x in qkv(driver, (2, 4, 6, D), (2, 4, 6, D)))
+    short, few = (Tensor(driver.own(host(*shape))) for shape in ((2, 4, 5, D), (2, 2, 6, D)))
+    wide = driver.own(host(2, 4, 6, D + 1))
+    for arguments, named in (
+        ((q, k, v, "mask"), {}),
+        ((q, k, v, None, 0.1), {}),
+        ((q, short, short), {"is_causal": True}),
+        ((q, few, few), {}),
+        ((q, Tensor(k.host[:, :3]), Tensor(v.host[:, :3])), {"enable_gqa": True}),
+        ((q, k, Tensor(v.host[..., :16])), {}),
+        ((Tensor(q.host[0]), Tensor(k.host[0]), Tensor(v.host[0])), {}),
+        ((q, k, Tensor(v.host.astype(np.float16))), {}),
+        ((Tensor(q.host, device=-1), k, v), {}),
+        ((q, k, Tensor(v.host, requires_grad=True)), {}),
+        ((q, Tensor(k.host.swapaxes(2, 3).copy().swapaxes(2, 3)), v), {}),
+        ((q, k, Tensor(wide[..., 1:])), {}),
+        ((Tensor(q.host[:, :, :0]), k, v), {}),
+    ):
+        who, passed, others = module.sdpa(*arguments, **named)
+        mask, dropout = (*arguments[3:], None, 0.0)[:2] if len(arguments) != 4 else ("mask", 0.0)
+        assert who == "torch" and passed[:4] == (*arguments[:3], mask)
+        assert passed[4:] == (dropout if len(arguments) == 5 else 0.0, named.get("is_causal", False))
+        assert others == {"scale": None, "enable_gqa": named.get("enable_gqa", False)}
+    assert not driver.launches()
+    with pytest.raises(TypeError, match=r"query is a numpy\.ndarray; pass torch tensors"):
+        module.sdpa(q.host, k.host, v.host)
+
+
+def test_the_drop_in_serves_autocast_of_its_type(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = (Tensor(x) for x in qkv(driver, (2, 4, 6, D), (2, 4, 6, D)))
+    torch.autocast = torch.float16
+    assert module.sdpa(q, k, v)[0] == "torch"
+    torch.autocast = torch.float32
+    close(module.sdpa(q, k, v).host, expected(q.host, k.host, v.host).o)
+
+
+def test_transformers_calls_the_drop_in(
+    module: Any, driver: Driver, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: dict[str, Any] = {}
+    masks: dict[str, Any] = {}
+    named = {
+        "AttentionInterface": SimpleNamespace(register=registered.__setitem__),
+        "AttentionMaskInterface": SimpleNamespace(register=masks.__setitem__),
+    }
+    forward = {"sdpa_attention_forward": lambda *arguments, **named: ("torch", arguments[4], named)}
+    for name, content in (
+        ("transformers", named),
+        ("transformers.integrations", {}),
+        ("transformers.integrations.sdpa_attention", forward),
+        ("transformers.masking_utils", {"sdpa_mask": lambda **asked: ("mask", asked)}),
+    ):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules[name].__dict__.update(content)
+    module.register_transformers()
+    asked = {"attention_mask": None, "allow_is_causal_skip": True, "q_length": 5, "kv_length": 5}
+    assert masks["tuned"](**asked) == ("mask", asked)
+    torch.compiler = SimpleNamespace(is_compiling=lambda: True, is_exporting=lambda: False)
+    assert masks["tuned"](**asked) is None
+    for change in (
+        {"attention_mask": 1},
+        {"allow_is_causal_skip": False},
+        {"kv_length": 9},
+        {"local_size": 3},
+    ):
+        assert masks["tuned"](**{**asked, **change}) == ("mask", {**asked, **change})
+    torch.compiler = SimpleNamespace(is_compiling=lambda: False)
+    q, k, v = qkv(driver, (2, 4, 5, D), (2, 2, 5, D))
+    tensors, layer = [Tensor(x) for x in (q, k, v)], SimpleNamespace(is_causal=True)
+    attend = registered["tuned"]
+    o, weights = attend(layer, *tensors, None, scaling=0.3, sliding_window=None)
+    close(o.host, expected(q, k, v, causal=True, scale=0.3).o.swapaxes(1, 2))
+    assert weights is None and o.host.flags.c_contiguous
+    o, _ = attend(layer, *tensors, None, is_causal=False)
+    close(o.host, expected(q, k, v).o.swapaxes(1, 2))
+    latest = [Tensor(driver.own(np.ascontiguousarray(q[:, :, :1]))), *tensors[1:]]
+    close(attend(layer, *latest, None)[0].host, expected(latest[0].host, k, v).o.swapaxes(1, 2))
+    others = {"dropout": 0.0, "scaling": None, "is_causal": None, "position_bias": None}
+    assert attend(layer, *tensors, "mask", **others) == ("torch", "mask", others)
+    assert attend(layer, *tensors, None, 0.1, position_bias=None) == (
+        "torch",
+        None,
+        {**others, "dropout": 0.1},
+    )
+    with pytest.raises(ValueError, match="attention sinks"):
+        attend(layer, *tensors, None, s_aux=object())
+    with pytest.raises(ValueError, match="choose a name without 'flash'"):
+        module.register_transformers("flashgen")
+    assert len(driver.launches()) == 3
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------

@@ -1,0 +1,484 @@
+"""The emitted module with the real PyTorch, where it is installed, and without a GPU.
+
+Tensors lie in host memory, on which the stand-in driver of `test_module` runs plain attention.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flashgen.gen.emit import emit_module
+from flashgen.gen.variant import Launch as GridOf
+from test_module import DRIVER_TYPES, D, Driver, library, load_kernel, make_kernel
+
+__all__ = ["library"]  # the fixture
+
+#: Half the last place of a result near 1, and of a sum of a few.
+BOUNDS = {"f32": 2e-6, "bf16": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="needs PyTorch")
+
+
+@pytest.fixture(scope="module")
+def modules(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The module of a dtype, which takes tensors of the CPU for such of a card. Operators are for good, so
+    there is one of each."""
+    loaded: dict[str, Any] = {}
+
+    def module_of(dtype: str) -> Any:
+        if dtype not in loaded:
+            kernel = make_kernel(GridOf(128, 4096, 64), dtype=dtype)
+            module = loaded[dtype] = load_kernel(tmp_path_factory.mktemp("module"), kernel)
+            # Compiled functions import it by its name.
+            module.__name__ = module.__spec__.name = f"emitted_{dtype}"
+            sys.modules[module.__name__] = module
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ctypes, "CDLL", lambda name: library)
+                module._driver()
+            module._TORCH_DEVICES = ("cpu", "meta")
+            module._common_device = lambda addresses: 0
+            module._compile = lambda arch, causal, cached: f"causal={int(causal)}".encode()
+        return loaded[dtype]
+
+    return module_of
+
+
+@pytest.fixture(params=["f32"])
+def module(
+    request: pytest.FixtureRequest,
+    torch: Any,
+    library: Any,
+    modules: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Any]:
+    library.fake_reset(D, 9, 0, 232448)
+    library.fake_kernel(D, DRIVER_TYPES[request.param])
+    library.fake_push(0xC001)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    torch._dynamo.reset()
+    yield modules(request.param)
+    torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.fixture
+def driver(library: Any) -> Driver:
+    return Driver(library)
+
+
+def tensors(torch: Any, *shapes: tuple[int, ...], dtype: Any = None) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype or torch.float32) for shape in shapes]
+
+
+def qkv(
+    torch: Any, rows: int = 9, keys: int = 7, heads: int = 4, kv_heads: int = 2, dtype: Any = None
+) -> Any:
+    return tensors(torch, (2, heads, rows, D), *[(2, kv_heads, keys, D)] * 2, dtype=dtype)
+
+
+def reference(torch: Any, q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None) -> Any:
+    """(o, lse) in float64, with a mask aligned bottom-right; a row without keys is zero."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q.double() @ k.transpose(2, 3) * (D**-0.5 if scale is None else scale)
+    if causal:
+        visible = torch.ones(scores.shape[2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~visible, -math.inf)
+    return scores.softmax(3).nan_to_num(0) @ v, scores.logsumexp(3)
+
+
+def close(found: Any, wanted: Any, bound: float = 1e-5) -> None:
+    assert found.shape == wanted.shape
+    difference = (found.double() - wanted).abs().nan_to_num(0)  # both -inf
+    assert (difference <= bound * (1 + wanted.abs().nan_to_num(0, 0, 0))).all(), difference.max()
+
+
+class Graphs:
+    """A backend of torch.compile that keeps the graphs; they run as they are, forward and backward."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        self.made.append(graph)
+        return aot_eager(graph, inputs)
+
+    def targets(self) -> str:
+        """What the only graph calls."""
+        (graph,) = self.made
+        return " ".join(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+
+
+# ---- the operator ------------------------------------------------------------------------------------------
+
+
+def test_compiled_without_a_break(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(torch)
+    graphs = Graphs()
+
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return 2 * module.attention(q + 1, k, v, causal=True, scale=0.3)
+
+    found = torch.compile(layer, backend=graphs, fullgraph=True)(q, k, v)
+    assert "flashgen.attention_f32_d32" in graphs.targets()
+    assert torch.equal(found, layer(q, k, v))
+    close(found, 2 * reference(torch, q + 1, k, v, causal=True, scale=0.3)[0])
+    assert len(driver.launches()) == 2
+
+
+def test_compiled_with_all_its_arguments(module: Any, torch: Any) -> None:
+    q, k, v = qkv(torch)
+    rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def into(q: Any, k: Any, v: Any, return_lse: bool) -> Any:
+        out = torch.zeros(2, 9, 3, 4, D)[:, :, 1].transpose(1, 2)
+        return module.attention(q, k, v, out=out, return_lse=return_lse), out
+
+    def bshd(q: Any, k: Any, v: Any) -> Any:
+        return module.attention(q, k, v, True, layout="bshd", return_lse=True)
+
+    o, lse = reference(torch, q, k, v)
+    graphs = Graphs()
+    found, out = torch.compile(into, backend=graphs, fullgraph=True)(q, k, v, False)
+    assert "_out" in graphs.targets() and found.stride() == out.stride() == (9 * 3 * 4 * D, D, 3 * 4 * D, 1)
+    close(found, o)
+    close(out, o)
+    (found, found_lse), out = torch.compile(into, backend=Graphs(), fullgraph=True)(q, k, v, True)
+    close(found, o)
+    close(out, o)
+    close(found_lse, lse)
+    o, lse = reference(torch, q, k, v, causal=True)
+    found, found_lse = torch.compile(bshd, backend=Graphs(), fullgraph=True)(*rows_first)
+    assert found.is_contiguous() and found_lse.is_contiguous()
+    close(found.transpose(1, 2), o)
+    close(found_lse, lse)
+
+
+def test_compiled_once_for_all_lengths(module: Any, torch: Any) -> None:
+    graphs = Graphs()
+    layer = torch.compile(module.attention, backend=graphs, fullgraph=True, dynamic=True)
+    for rows, keys in ((9, 7), (30, 11), (5, 40)):
+        q, k, v = qkv(torch, rows, keys)
+        close(layer(q, k, v), reference(torch, q, k, v)[0])
+    assert len(graphs.made) == 1
+
+
+def test_first_use_in_a_compiled_function(torch: Any, tmp_path: Path) -> None:
+    """Imported before torch, and no operator is registered before dynamo arrives."""
+    kernel = make_kernel(GridOf(128, 4096, 64), source="// of a process of its own\n")
+    (tmp_path / "best.py").write_text(emit_module(kernel, device="H200"))
+    script = (
+        "import sys, best; assert 'torch' not in sys.modules; import torch; "
+        "f = torch.compile(best.attention, backend='aot_eager', fullgraph=True); "
+        f"q = torch.randn(2, 4, 9, {D}, device='meta'); print(tuple(f(q, q, q).shape), f(q, q, q).device)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split("\n")[0] == f"(2, 4, 9, {D}) meta", done.stderr
+
+
+def test_the_operators_pass_torchs_own_checks(module: Any, torch: Any) -> None:
+    assert module.register_torch() and module.register_torch()
+    (name,) = {n for n in dir(torch.ops.flashgen) if n.startswith("attention_f32_d32") and n.endswith("_out")}
+    plain, with_lse, into = (
+        getattr(torch.ops.flashgen, name.removesuffix("_out") + suffix).default
+        for suffix in ("", "_lse", "_out")
+    )
+    for causal, layout in ((None, "bhsd"), (True, "bshd")):
+        q, k, v = qkv(torch)
+        if layout == "bshd":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        torch.library.opcheck(plain, (q, k, v, causal, 0.2, layout))
+        torch.library.opcheck(with_lse, (q, k, v, causal, 0.2, layout))
+        torch.library.opcheck(into, (q, k, v, torch.empty_like(q), causal, 0.2, layout))
+    differentiable = [x.requires_grad_() for x in qkv(torch)]
+    torch.library.opcheck(plain, tuple(differentiable))
+    torch.library.opcheck(with_lse, tuple(differentiable))
+
+
+def test_the_operators_copy_what_cannot_be_stepped_by(module: Any, torch: Any) -> None:
+    module.register_torch()
+    plain = next(
+        getattr(torch.ops.flashgen, n)
+        for n in dir(torch.ops.flashgen)
+        if n.startswith("attention_f32_d32") and not n.endswith(("_lse", "_out"))
+    )
+    _, k, v = qkv(torch)
+    wide = torch.randn(2, 9, 4, D + 1)[..., 1:].transpose(1, 2)
+    with pytest.raises(ValueError, match=r"pass q\.contiguous\(\)"):
+        module.attention(wide, k, v)
+    found = plain(wide, k, v)
+    close(found, reference(torch, wide, k, v)[0])
+    assert found.stride() == (9 * 4 * D, D, 4 * D, 1)
+
+
+def test_tensors_without_data(module: Any, torch: Any) -> None:
+    q, k, v = (x.to("meta") for x in qkv(torch))
+    o, lse = module.attention(q, k, v, return_lse=True)
+    assert o.is_meta and o.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
+    with pytest.raises(ValueError, match="q has 4 heads, k and v have 3"):
+        module.attention(q, k.expand(2, 2, 7, D).repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3])
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(2, 4, 9, D)
+        assert type(module.attention(fake, fake, fake)) is type(fake)
+
+
+def test_streams_are_not_of_graphs(module: Any, torch: Any) -> None:
+    layer = torch.compile(lambda q: module.attention(q, q, q, stream=0), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="leave stream out where gradients are needed, and under torch"):
+        layer(qkv(torch)[0])
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_refused_unless_asked_for(module: Any, torch: Any) -> None:
+    q, k, v = qkv(torch)
+    v.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"v requires a gradient.*torch\.no_grad\(\).*recompute=True"):
+        module.attention(q, k, v)
+    compiled = torch.compile(module.attention, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="v requires a gradient"):
+        compiled(q, k, v)
+    with pytest.raises(RuntimeError, match="no gradient is taken through out"):
+        module.attention(q, k, v, out=torch.empty_like(q), recompute=True)
+    with pytest.raises(ValueError, match="leave stream out"):
+        module.attention(q, k, v, stream=0, recompute=True)
+    with torch.no_grad():
+        close(module.attention(q, k, v), reference(torch, q, k, v)[0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "keys", "causal", "layout"),
+    [(9, 7, False, "bhsd"), (8, 8, True, "bhsd"), (9, 7, True, "bshd"), (5, 11, True, "bhsd")],
+)
+def test_gradients_by_recomputation(
+    module: Any, torch: Any, rows: int, keys: int, causal: bool, layout: str, compiled: bool
+) -> None:
+    def loss(attend: Callable[..., Any], arrays: list[Any], with_lse: bool) -> Any:
+        o, lse = attend(*arrays)
+        weights = torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view(o.shape)
+        seen = lse[..., max(rows - keys, 0) :] if causal else lse  # of the others it is -inf
+        return (o * weights).sum() + (seen.sin().sum() if with_lse else 0)
+
+    def ours(q: Any, k: Any, v: Any) -> Any:
+        if layout == "bshd":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        o, lse = module.attention(q, k, v, causal, 0.3, return_lse=True, layout=layout, recompute=True)
+        return (o.transpose(1, 2) if layout == "bshd" else o), lse
+
+    def theirs(q: Any, k: Any, v: Any) -> Any:
+        return reference(torch, q, k, v, causal, 0.3)
+
+    attend = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
+    for with_lse in (False, True):
+        arrays = [x.requires_grad_() for x in qkv(torch, rows, keys)]
+        exact = [x.detach().double().requires_grad_() for x in arrays]
+        loss(attend, arrays, with_lse).backward()
+        loss(theirs, exact, with_lse).backward()
+        for found, wanted in zip(arrays, exact, strict=True):
+            close(found.grad, wanted.grad.nan_to_num(0), 1e-4)
+
+
+# ---- autocast ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["bf16"], indirect=True)
+def test_autocast_casts_to_the_kernels_type(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = qkv(torch)
+    with pytest.raises(TypeError, match=r"q is torch\.float32"):
+        module.attention(q, k, v)
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    for attend in (
+        lambda: module.attention(q, k, v.bfloat16()),
+        lambda: module.attention(q, k, v, out=torch.empty_like(q, dtype=torch.bfloat16)),
+        lambda: module.sdpa(q, k, v.double().bfloat16(), enable_gqa=True),
+        lambda: torch.compile(module.attention, backend="aot_eager", fullgraph=True)(q, k, v),
+    ):
+        found = attend()
+        assert found.dtype == torch.bfloat16
+        close(found, reference(torch, q.bfloat16(), k.bfloat16(), v.bfloat16())[0], 2e-2)
+    assert len(driver.launches()) == 4
+
+
+def test_autocast_to_another_type_is_torchs(module: Any, driver: Driver, torch: Any) -> None:
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    q, k, v = qkv(torch, kv_heads=4)
+    module.sdpa(q, k, v)
+    assert not driver.launches()
+    assert module.attention(q.half(), k, v).dtype == torch.float32
+
+
+# ---- the drop-in -------------------------------------------------------------------------------------------
+
+
+def test_the_signature_is_torchs(module: Any) -> None:
+    """torch's own has no signature that Python knows, but a documented one."""
+    import inspect
+
+    from torch.nn.functional import scaled_dot_product_attention
+
+    documented = " ".join((scaled_dot_product_attention.__doc__ or "").split())
+    names = list(inspect.signature(module.sdpa).parameters)
+    assert (
+        f"scaled_dot_product_attention({', '.join(names[:3])}, attn_mask=None, dropout_p=0.0," in documented
+    )
+    assert names[3:] == ["attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    defaults = [p.default for p in inspect.signature(module.sdpa).parameters.values()][3:]
+    assert defaults == [None, 0.0, False, None, False]
+
+
+def case(name: str, served: bool, shapes: Any, change: Callable[..., Any] = lambda *x: x, **how: Any) -> Any:
+    return pytest.param(served, shapes, change, how, id=name)
+
+
+SQUARE = ((2, 4, 9, D),) * 3
+GROUPED = ((2, 4, 9, D), (2, 2, 9, D), (2, 2, 9, D))
+LONGER_KEYS = ((2, 4, 5, D), (2, 4, 9, D), (2, 4, 9, D))
+LONGER_QUERIES = ((2, 4, 9, D), (2, 4, 5, D), (2, 4, 5, D))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("served", "shapes", "change", "how"),
+    [
+        case("plain", True, SQUARE),
+        case("scale", True, LONGER_KEYS, scale=0.3),
+        case("causal", True, SQUARE, is_causal=True),
+        case("causal, longer keys", True, LONGER_KEYS, is_causal=True),
+        case("causal, longer queries", False, LONGER_QUERIES, is_causal=True),
+        case("one row", True, ((2, 4, 1, D), (2, 4, 9, D), (2, 4, 9, D))),
+        case("one row, causal", True, ((2, 4, 1, D), (2, 4, 9, D), (2, 4, 9, D)), is_causal=True),
+        case("grouped", True, GROUPED, enable_gqa=True),
+        case(
+            "transposed", True, SQUARE, lambda *x: [y.transpose(1, 2).contiguous().transpose(1, 2) for y in x]
+        ),
+        case("dropout of nothing", True, SQUARE, dropout_p=0.0),
+        case("three dimensions", False, ((4, 9, D),) * 3),
+        case("another head dim", False, ((2, 4, 9, 40),) * 3),
+        case("values of another head dim", False, (*SQUARE[:2], (2, 4, 9, 16))),
+        case("another type", False, SQUARE, lambda *x: [y.double() for y in x]),
+        case("a gradient", False, SQUARE, lambda q, k, v: (q, k.requires_grad_(), v)),
+        case("uneven strides", False, ((2, 4, 9, D + 1),) * 3, lambda *x: [y[..., 1:] for y in x]),
+        case("a head dim of strides", False, SQUARE, lambda q, k, v: (q, k.mT.contiguous().mT, v)),
+        case("no rows", False, ((2, 4, 0, D), *SQUARE[1:])),
+    ],
+)
+def test_the_drop_in_computes_what_torch_does(
+    module: Any, driver: Driver, torch: Any, served: bool, shapes: Any, change: Any, how: Any, compiled: bool
+) -> None:
+    arrays = change(*tensors(torch, *shapes))
+    sdpa = torch.compile(module.sdpa, backend="aot_eager", fullgraph=True) if compiled else module.sdpa
+    found = sdpa(*arrays, **how)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*arrays, **how)
+    assert found.dtype == wanted.dtype
+    close(found, wanted.double())
+    assert len(driver.launches()) == served
+
+
+def test_the_drop_in_passes_masks_dropout_and_errors_on(module: Any, driver: Driver, torch: Any) -> None:
+    q, k, v = tensors(torch, *SQUARE)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    close(module.sdpa(q, k, v, mask), wanted.double())
+    assert module.sdpa(q, k, v, None, 0.5).shape == q.shape
+    with pytest.raises(RuntimeError):
+        module.sdpa(*tensors(torch, *GROUPED))
+    with pytest.raises(TypeError, match=r"query is a numpy\.ndarray; pass torch tensors"):
+        module.sdpa(q.numpy(), k.numpy(), v.numpy())
+    misaligned = torch.empty(q.numel() + 1)[1:].view(q.shape).copy_(q)
+    close(module.sdpa(misaligned, k, v), reference(torch, q, k, v)[0])
+    assert not driver.launches()
+
+
+# ---- Hugging Face ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformers(torch: Any) -> Any:
+    return pytest.importorskip("transformers", reason="needs transformers")
+
+
+def gpt2(transformers: Any) -> Any:
+    config = transformers.GPT2Config(
+        n_embd=2 * D, n_head=2, n_layer=3, vocab_size=99, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def vit(transformers: Any) -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=2 * D,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+    )
+    return transformers.ViTForImageClassification(config).eval()
+
+
+def test_a_language_model(module: Any, driver: Driver, torch: Any, transformers: Any) -> None:
+    module.register_transformers()
+    torch.manual_seed(0)
+    model = gpt2(transformers)
+    words = torch.randint(1, 99, (2, 20))
+    padded = torch.ones_like(words)
+    padded[0, :5] = 0
+    found = {}
+    for name in ("sdpa", "tuned"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            plain, with_padding = model(words).logits, model(words, attention_mask=padded).logits
+            longer = model.generate(words, max_new_tokens=3, do_sample=False)
+        found[name] = plain, with_padding, longer
+    close(found["tuned"][0], found["sdpa"][0].double())
+    close(found["tuned"][1], found["sdpa"][1].double())
+    assert torch.equal(found["tuned"][2], found["sdpa"][2])
+    # Three layers each: of the plain run, and of the first pass and two more words; padding needs a mask.
+    assert len(driver.launches()) == 3 + 3 * 3
+    assert [launch.causal for launch in driver.launches()] == [1] * 6 + [0] * 6
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        close(compiled(words).logits, found["sdpa"][0].double())
+    assert len(driver.launches()) == 15
+
+
+def test_a_vision_model(module: Any, driver: Driver, torch: Any, transformers: Any) -> None:
+    module.register_transformers("mine")
+    torch.manual_seed(0)
+    model, images = vit(transformers), torch.randn(2, 3, 32, 32)
+    found = []
+    for name in ("sdpa", "mine"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            found.append(model(images).logits)
+    close(found[1], found[0].double())
+    assert len(driver.launches()) == 2
+    model(images).logits.sum().backward()  # by PyTorch's attention
+    assert len(driver.launches()) == 2
+
+
+def test_attention_sinks_are_refused(module: Any, torch: Any, transformers: Any) -> None:
+    with pytest.raises(ValueError, match="choose a name without 'flash'"):
+        module.register_transformers("flashgen")
+    module.register_transformers("sinks")
+    attend = transformers.AttentionInterface()["sinks"]
+    q, k, v = tensors(torch, *SQUARE)
+    with pytest.raises(ValueError, match="attention sinks"):
+        attend(torch.nn.Module(), q, k, v, None, s_aux=torch.zeros(4))
