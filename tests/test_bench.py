@@ -12,13 +12,15 @@ from types import SimpleNamespace
 import pytest
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
-from flashgen.tuner import bench, benchrun, library
+from flashgen.tuner import bench, benchrun, devices, library
 from flashgen.tuner.bench import BenchOptions, contender_names, make_plan, run_bench
 from flashgen.tuner.benchrun import BEST, OURS, BenchRun, Row
+from flashgen.tuner.cli import app
 from flashgen.tuner.device import FlashgenError
 from flashgen.tuner.eventtimer import MAX_ROUNDS, EventTimer
 from flashgen.tuner.suites import SUITES, Workload
 from test_library import H200, tuned
+from typer.testing import CliRunner
 
 FAKES = Path(__file__).parent / "fake_torch"
 #: No shipped kernel has that head dim.
@@ -349,3 +351,48 @@ def test_what_is_written_is_read_back(fake, tmp_path):
 def test_rows_of_asdict_are_whole() -> None:
     row = Row(name="x", problem=HALF)
     assert set(row.to_dict()) == {*asdict(row), "ratios"}
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_command_times_writes_fills_and_draws(fake, tmp_path, monkeypatch):
+    keep(fake.out, HALF)
+    monkeypatch.setattr(devices, "resolve", lambda spec: Card())
+    monkeypatch.setenv("COLUMNS", "200")
+    readme, target = tmp_path / "README.md", tmp_path / "run.json"
+    readme.write_text(f"<!-- bench:{HALF.name} -->\n<!-- /bench -->\n")
+    shape = ["--shape", HALF.name, "--contenders", "flash,cudnn", "--out", str(fake.out)]
+    printed = invoke(*shape, "--to", str(target), "--readme", str(readme), "--plots", str(tmp_path / "plots"))
+    assert f"{HALF.name}: flashgen 1.000 ms, flash 1.000 (1.00x), cudnn 1.000 (1.00x)" in printed
+    assert "geometric mean of 1 workloads" in printed
+    filled = readme.read_text()
+    assert "| bf16 | 2 | 4 / 2 | 12 | 24 |  | 1.000 |" in filled
+    assert (tmp_path / "plots" / "shapes.svg").exists()
+    readme.write_text(f"<!-- bench:{HALF.name} -->\nold\n<!-- /bench -->\n")
+    invoke("--from", str(target), "--readme", str(readme))
+    assert readme.read_text() == filled
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lmm"], "did you mean 'llm'?"),
+        (["--shape", "bf16"], "is not of the form dtype_dHEADDIM"),
+        (["--contenders", "flsh", "llm"], "did you mean 'flash'?"),
+        (["--from", "x.json", "llm"], "leave suites, shapes and --errors out"),
+        (["--device", "sim:h200", "gpt2"], "is an emulated card"),
+        (["--from", "none.json"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_told(arguments, words):
+    code = 1 if words in ("is an emulated card", "cannot be read") else 2
+    assert words in " ".join(invoke(*arguments, code=code).split())

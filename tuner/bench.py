@@ -180,7 +180,7 @@ def make_plan(options: BenchOptions, folder: Path) -> _Plan:
                 row,
                 kernel=kernel.problem.name,
                 family=kernel.variant.family,
-                exact=match.exact,
+                exact=kernel.problem == workload.problem,
                 how=match.how,
             )
         plan.rows.append(row)

@@ -155,12 +155,15 @@ def roofline(run: BenchRun) -> Figure:
         xs = [low, ridge, high] if low < ridge < high else [low, high]
         ys = [min(flops, bandwidth * x) / 1e12 for x in xs]
         axis.plot(xs, ys, color="#555555", linewidth=1, linestyle=style)
+        # Lines lie close to each other: dashed ones have their words below.
+        above = style == "-"
         axis.annotate(
             label,
             (high, ys[-1]),
-            xytext=(-4, 3),
+            xytext=(-4, 3 if above else -3),
             textcoords="offset points",
             ha="right",
+            va="bottom" if above else "top",
             fontsize=8,
             color="#555555",
         )

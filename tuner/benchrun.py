@@ -103,7 +103,17 @@ class Row:
         return None if bound is None or self.ours is None else bound.ms / self.ours
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "disturbances": list(self.disturbances), "ratios": self._ratios()}
+        plain = asdict(Cell())
+        cells = {
+            name: {key: value for key, value in cell.items() if value != plain[key]}
+            for name, cell in asdict(self)["cells"].items()
+        }
+        return {
+            **asdict(self),
+            "cells": cells,
+            "disturbances": list(self.disturbances),
+            "ratios": self._ratios(),
+        }
 
     def _ratios(self) -> dict[str, float | None]:
         names = [name for name in (*self.cells, *self.scaled, BEST) if name != OURS]

@@ -39,7 +39,7 @@ START_S, TURNS_S = 180.0, 120.0
 #: Calls in a row for the host's share, taken so many times.
 HOST_CALLS, HOST_TIMES = 100, 7
 #: A launch expected to take longer is not made; lengths up to `SAFE_LENGTH` are, longer ones in such steps.
-LIMIT_MS, SAFE_LENGTH, LENGTH_FACTOR = 1000.0, 512, 4
+LIMIT_MS, SAFE_LENGTH, LENGTH_FACTOR = 400.0, 512, 4
 #: The problems that errors alone are taken on: (batch, query heads, key heads) and the longest sequences.
 ERROR_SHAPE, ERROR_LENGTH = (2, 4, 4), 4096
 SEED = 0

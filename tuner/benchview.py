@@ -115,6 +115,11 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         notes.append(f"\\* by the nearest kernel, tuned for another shape: {', '.join(nearest)}.")
     if any(c.scaled_from for row in rows for n, c in row.cells.items() if n in shown):
         notes.append("~ scaled from a shorter length.")
+    doubts = [(row.name, why) for row in rows for why in row.disturbances]
+    if doubts:
+        notes.append(
+            f"{len({name for name, _ in doubts})} of {len(rows)} doubtful, such as {': '.join(doubts[0])}."
+        )
     if scaled:
         notes.append(f"Scaled: as {run.reference} has it, times cuDNN's here over cuDNN's there.")
     return Table(
@@ -363,7 +368,8 @@ def fill(text: str, run: BenchRun) -> str:
     """The text with what stands between its markers generated anew.
 
     A marker names suites or patterns of workloads (``bench:fp32 bf16-d64-*``), or one of ``summary``,
-    ``ladder``, ``host``, ``ceilings``, ``errors`` and ``about``.
+    ``ladder``, ``host``, ``ceilings``, ``errors`` and ``about``, or ``plots`` and the folder of those wanted
+    (``bench:plots plots/llm plots/roofline``).
 
     Raises:
         FlashgenError: a marker names what the run does not have.
@@ -393,6 +399,8 @@ def section(words: str, run: BenchRun) -> str:
     }
     if words == "about":
         return about(run)
+    if words.startswith("plots "):
+        return "\n\n".join(f"![{Path(each).name}, {run.device}]({each}.svg)" for each in words.split()[1:])
     if words in whole:
         table = whole[words]()
     else:

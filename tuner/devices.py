@@ -114,7 +114,7 @@ def survey() -> list[Tool]:
             lambda: _versioned(find_nvrtc().version, find_nvrtc().path),
         ),
         _module("PyCUDA", "pycuda", "running kernels on a card, and the emitted modules", GET_PYCUDA),
-        _module("PyTorch", "torch", "comparing with PyTorch in `flashgen ladder`", GET_TORCH),
+        _module("PyTorch", "torch", "comparing with it in `flashgen bench` and `ladder`", GET_TORCH),
     ]
 
 

@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from ..gen.problem import Problem
+from .contenders import Inputs, refusal, unserved
 
 MIN_REPEATS, MAX_REPEATS = 5, 100
-#: torch's name of a dtype.
-TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 #: For all problems together.
 TIMEOUT_S = 600.0
 #: Begins the child's lines; PyTorch may print others.
@@ -118,33 +117,16 @@ def serve(text: str) -> None:
             for name, backend, fused in backends:
                 if backend is None or (name == "flash" and problem.dtype == "f32"):
                     continue
-                median, reason = None, _unserved(problem)
+                median, reason = None, unserved(problem)
                 if not reason:
                     with warnings.catch_warnings(record=True) as told:
                         warnings.simplefilter("always")
                         try:
                             median = _time(problem, backend, request["budget_ms"])
                         except (RuntimeError, TypeError) as error:  # unsupported there, or out of memory
-                            reason = _reason(error, [str(each.message) for each in told])
+                            reason = refusal(error, [str(each.message) for each in told])
                             torch.cuda.empty_cache()
                 print(MARK + json.dumps(asdict(PeerTime(index, name, fused, median, reason))), flush=True)
-
-
-def _unserved(problem: Problem) -> str:
-    """Why PyTorch does not compute that problem, whatever the backend; empty where it does."""
-    if problem.causal and problem.seqlen_q != problem.seqlen_k:
-        return (
-            f"PyTorch aligns the causal mask top-left, which differs for {problem.seqlen_q} queries and "
-            f"{problem.seqlen_k} keys"
-        )
-    return ""
-
-
-def _reason(error: Exception, told: Sequence[str]) -> str:
-    """Why a backend refused. PyTorch says so in warnings, among others about the backends left out."""
-    words = [text.partition(" (Triggered internally")[0] for text in told]
-    causes = [text for text in words if not text.endswith("because:") and "runtime disabled" not in text]
-    return (causes[-1] if causes else str(error)).strip().splitlines()[0]
 
 
 def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
@@ -153,15 +135,10 @@ def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
     from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    def random(heads: int, length: int, columns: int) -> Any:
-        drawn = torch.randn(problem.batch, heads, length, columns, device="cuda")
-        return drawn if problem.dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[problem.dtype]))
-
-    q = random(problem.num_q_heads, problem.seqlen_q, problem.head_dim)
-    k = random(problem.num_kv_heads, problem.seqlen_k, problem.head_dim)
-    v = random(problem.num_kv_heads, problem.seqlen_k, problem.head_dim_v)
+    inputs = Inputs.draw(torch, problem)
+    q, k, v = inputs.q, inputs.k, inputs.v
     # PyTorch before 2.5 does not know the option; where heads are not grouped it is not needed.
-    grouped = {"enable_gqa": True} if problem.num_kv_heads != problem.num_q_heads else {}
+    grouped = {"enable_gqa": True} if inputs.grouped else {}
     l2_bytes = getattr(torch.cuda.get_device_properties(q.device), "L2_cache_size", 64 * 2**20)
     flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
 
