@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -390,6 +391,16 @@ def test_emit_writes_the_last_tuned(tuned, flashgen, nothing_shipped):
         text = flashgen("emit", name, "--out", str(folder / "out")).stdout
         assert "the last tuned" in text and "predicted" in text
         assert Path(name).read_text() == (folder / result["files"][name[5:]]).read_text()
+
+
+def test_emit_renews_the_module_of_an_older_flashgen(tuned, flashgen, nothing_shipped, tmp_path):
+    folder, result, _ = tuned
+    shutil.copytree(folder / "out", tmp_path / "out")
+    module = tmp_path / result["files"]["py"]
+    whole = module.read_text()
+    module.write_text(whole.partition("# ---- PyTorch")[0])
+    flashgen("emit", "best.py", "--out", str(tmp_path / "out"))
+    assert Path("best.py").read_text() == whole
 
 
 def test_emit_says_when_it_is_a_nearest_match(tuned, flashgen, nothing_shipped):

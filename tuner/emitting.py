@@ -97,7 +97,7 @@ def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.
 
 
 def emit_tuned(match: library.Match, suffix: str) -> Emitted:
-    """The matched kernel as it was written when it was tuned."""
+    """The matched kernel as it was written when it was tuned, in a module as it is made today."""
     entry = match.entry
     tuned = entry.kernel
     if entry.rendered is not None:
@@ -105,10 +105,12 @@ def emit_tuned(match: library.Match, suffix: str) -> Emitted:
     else:
         assert entry.json_path is not None
         path = entry.json_path.with_suffix(suffix)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise FlashgenError(f"{path} cannot be read: {error.strerror or error}; tune again") from error
+        if suffix == ".py":
+            from .prove import read_emitted
+
+            text = _text(read_emitted(path).kernel, suffix, tuned.device, library.figures(tuned))
+        else:
+            text = tuned.source
     return Emitted(
         text,
         match.how,
