@@ -31,10 +31,12 @@ import torch
 
 
 def _compile(arch, causal, cached):
-    open(__file__ + f".{arch}.{causal}", "w").close()
+    open(__file__ + f".{arch}.{causal}", "a").write("compiled")
+    return f"for {arch}, {causal}".encode()
 
 
 def attention(q, k, v, causal=None, out=None):
+    assert _compile(90, causal, True) == f"for 90, {causal}".encode()
     o = torch.attention("ours", q, k, v, causal)
     if out is not None:
         out.array[...] = o.array
@@ -129,8 +131,9 @@ def test_every_contender_is_timed_and_compared(fake):
     # Cheap contenders have their turn on all workloads before dear ones have theirs.
     assert [len([c for row in s.rows for c in row.cells.values() if c.ms]) for s in saved[:2]] == [4, 6]
     # Compiled before for that mask alone.
-    made = sorted(path.name for path in (fake.out / H200.slug).glob("*.py.*"))
-    assert made == [f"{HALF.name}.py.90.False", f"{SINGLE.name}.py.90.True"]
+    made = sorted((fake.out / H200.slug).glob("*.py.*.*"))
+    assert [path.name for path in made] == [f"{HALF.name}.py.90.False", f"{SINGLE.name}.py.90.True"]
+    assert all(path.read_text() == "compiled" for path in made)
 
 
 def test_a_refusal_a_crash_and_a_hang_cost_one_cell_each(fake):
@@ -273,6 +276,7 @@ def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
                 "steps": {"ladder-4.2.2": str(module)},
             }
         ],
+        "cubins": {},
         "tasks": [(0, 0)],
         "skip": {"0": {OURS: "none"}},
         "until": time.time() + 60,

@@ -19,6 +19,7 @@ from flashgen.tuner.benchview import (
     host_table,
     ladder_table,
     row_line,
+    show,
     suite_table,
     summary_table,
     tables,
@@ -148,7 +149,7 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     assert run.rows[0].ratio("fa3") == 1.5 and not run.rows[1].scaled
     assert run.rows[0].best == CUDNN
     table = suite_table("llm", [run.rows[0]], run)
-    assert column(table, "fa3, scaled") == ["0.7500"] and column(table, "over fa3") == ["1.50"]
+    assert column(table, "fa3, scaled") == ["0.7500"] and column(table, "over fa3, scaled") == ["1.50"]
     assert "there.json (NVIDIA H200, 2.11)" in table.notes[-1]
     assert "over fa3 (scaled) 1.500" in table.notes[0]
     path.write_text("{}")
@@ -229,10 +230,9 @@ def test_host_times_and_errors() -> None:
 
 
 def test_all_tables_print(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(width=200)
-    for table in tables(RUN):
-        console.print(table.rich())
+    show(Console(width=40), RUN)
     shown = capsys.readouterr().out
+    assert "│ bf16-d64-512     │" in shown  # however narrow the terminal
     for words in ("bf16-d256-16384c", "dec-8k", "running maximum", "wgmma alone", "by suite"):
         assert (words in shown) is (words != "running maximum"), words
     line = row_line(rows_of("llm")[0])

@@ -75,6 +75,8 @@ class _Plan:
     modules: list[str | None]
     contenders: list[dict[str, int]]
     steps: list[dict[str, str]]
+    cubins: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Files of what was compiled ahead, by module and by mask ("True", "False")."""
     skip: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def leave_out(self, index: int, name: str, reason: str) -> None:
@@ -137,11 +139,11 @@ def run_bench(
     lock = CardLock(options.device.lock_key or "bench")
     with tempfile.TemporaryDirectory(prefix="flashgen-bench-") as folder:
         plan = make_plan(options, Path(folder))
-        cubin = compile_ahead(plan, limits, options, note)
+        rates = compile_ahead(plan, limits, options, Path(folder), note)
         lock.open()
         try:
             with lock.held(tell=lambda holder: note(f"waiting for the card, which {holder} uses")):
-                bench = _Bench(options, plan, run, cubin, Path(folder), until, lock.inherited)
+                bench = _Bench(options, plan, run, rates, Path(folder), until, lock.inherited)
                 bench.run(note, on_row, save, stop or threading.Event())
         finally:
             lock.close()
@@ -222,10 +224,13 @@ def _steps(plan: _Plan, index: int, limits: DeviceLimits, folder: Path) -> dict[
 
 
 def compile_ahead(
-    plan: _Plan, limits: DeviceLimits, options: BenchOptions, note: Callable[[str], None]
+    plan: _Plan, limits: DeviceLimits, options: BenchOptions, folder: Path, note: Callable[[str], None]
 ) -> Path | None:
-    """Compiles every module into PyCUDA's cache, on all cores, and the ceilings' kernels, whose cubin it
-    returns. What does not compile is left out with the reason."""
+    """Compiles every module on all cores, into ``folder``, and the ceilings' kernels, whose cubin it returns.
+    What does not compile is left out with the reason.
+
+    PyCUDA has a cache, but starts nvcc even for what is in it, to find what a source includes: with the card
+    waiting, modules are given their cubins."""
     wanted: dict[tuple[str, bool], list[tuple[int, str]]] = {}
     for index, row in enumerate(plan.rows):
         modules = {OURS: plan.modules[index], **plan.steps[index]}
@@ -240,9 +245,11 @@ def compile_ahead(
     with ThreadPoolExecutor(options.jobs) as pool:
         rates = pool.submit(ceilings.build, limits.arch)
         futures = {key: pool.submit(_compile_module, *key, limits.arch) for key in wanted}
-        for key, future in futures.items():
+        for number, (key, future) in enumerate(futures.items()):
+            path = folder / f"{number}.cubin"
             try:
-                future.result()
+                path.write_bytes(future.result())
+                plan.cubins.setdefault(key[0], {})[str(key[1])] = str(path)
             except Exception as error:  # of a module from anywhere: a reason, not the end
                 for index, name in wanted[key]:
                     plan.leave_out(index, name, f"does not compile: {_first_line(error)}")
@@ -254,9 +261,9 @@ def compile_ahead(
     return cubin
 
 
-def _compile_module(path: str, causal: bool, arch: int) -> None:
-    """What the module's first call would do, which then finds it done."""
-    load(Path(path))._compile(arch, causal, True)
+def _compile_module(path: str, causal: bool, arch: int) -> bytes:
+    """What the module's first call under that mask would do."""
+    return load(Path(path))._compile(arch, causal, True)
 
 
 def _first_line(error: BaseException) -> str:
@@ -356,6 +363,7 @@ class _Bench:
                 }
                 for i, row in enumerate(plan.rows)
             ],
+            "cubins": plan.cubins,
             "tasks": tasks,
             "skip": {str(index): names for index, names in plan.skip.items()},
             "until": self.until,

@@ -188,7 +188,15 @@ class _Server:
 
     def _module(self, path: str) -> ModuleType:
         if path not in self._modules:
-            self._modules[path] = load(Path(path))
+            module, ahead = load(Path(path)), self._request["cubins"].get(path, {})
+            compiles = module._compile
+
+            def compiled(arch: int, causal: bool, cached: bool) -> bytes:
+                made = ahead.get(str(causal))
+                return compiles(arch, causal, cached) if made is None else Path(made).read_bytes()
+
+            module._compile = compiled  # type: ignore[attr-defined]
+            self._modules[path] = module
         return self._modules[path]
 
     # -- the host's share ------------------------------------------------------------------------------------
@@ -200,9 +208,8 @@ class _Server:
             if problem.dtype in done or row["module"] is None or OURS in self._skip.get(str(index), {}):
                 continue
             done.add(problem.dtype)
-            tiny = replace(
-                problem, batch=1, num_q_heads=1, num_kv_heads=1, seqlen_q=16, seqlen_k=16, causal=False
-            )
+            # Under the mask that was compiled ahead.
+            tiny = replace(problem, batch=1, num_q_heads=1, num_kv_heads=1, seqlen_q=16, seqlen_k=16)
             inputs = Inputs.draw(self._torch, tiny)
             ours = self._maker(index, OURS, inputs)
             backends = {"sdpa": None, "sdpa, cudnn forced": "CUDNN_ATTENTION"}
@@ -217,7 +224,7 @@ class _Server:
 
     def _without_out(self, index: int, inputs: Inputs) -> Callable[[], Any]:
         module = self._module(self._rows[index]["module"])
-        return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=False)
+        return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=inputs.problem.causal)
 
     def _host_us(self, call: Callable[[], Any]) -> float:
         """The least of some means: what interrupts the caller is not the call's."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from ..gen.families.ladder import STEPS
@@ -63,6 +65,14 @@ class Table:
         return table
 
 
+def show(console: Console, run: BenchRun) -> None:
+    """All tables, each as wide as its numbers need: a narrower terminal wraps their lines."""
+    room = console.options.update(width=10_000)
+    for table in (each.rich() for each in tables(run)):
+        console.width = max(console.width, Measurement.get(console, room, table).maximum)
+        console.print(table)
+
+
 def milliseconds(ms: float | None) -> str:
     return NOTHING if ms is None else f"{ms:.0f}" if ms >= 1e4 else f"{ms:#.4g}".rstrip(".")
 
@@ -102,7 +112,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     columns += [
         (f"{name}, scaled", lambda row, name=name: milliseconds(row.scaled.get(name))) for name in scaled
     ]
-    columns += [(f"over {n}", lambda row, name=n: ratio(row.ratio(name))) for n in (*over, BEST, *scaled)]
+    columns += [(f"over {n}", lambda row, name=n: ratio(row.ratio(name))) for n in (*over, BEST)]
+    columns += [(f"over {n}, scaled", lambda row, name=n: ratio(row.ratio(name))) for n in scaled]
     columns.append(("of roofline", lambda row: percent(row.of_roofline(run.ceilings))))
     columns.append(("bound by", lambda row: b.resource if (b := row.bound(run.ceilings)) else NOTHING))
     columns.append(("error", lambda row: error(row.cells[OURS].error if OURS in row.cells else None)))

@@ -1053,7 +1053,7 @@ def bench_command(
     """
     from . import benchrun
     from .bench import BenchOptions, contender_names, run_bench
-    from .benchview import row_line, tables
+    from .benchview import row_line, show
     from .devices import resolve
     from .ladder import parse_names
     from .suites import SUITES, Workload, workload_named, workloads
@@ -1104,8 +1104,7 @@ def bench_command(
     if json_:
         _print_json(json.loads(benchrun.as_json(run)))
         return
-    for table in tables(run):
-        console.print(table.rich())
+    show(console, run)
 
 
 def _show_bench(
