@@ -19,7 +19,8 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from ..gen.families import family_named
-from ..gen.limits import PRESETS
+from ..gen.limits import PRESETS, DeviceLimits
+from ..gen.problem import Problem
 from .cache import DISK_ERRORS
 from .compile import usable_cores
 from .device import FlashgenError
@@ -345,9 +346,9 @@ def _flashgen(
     pass
 
 
-@app.command("tune")
-@takes_shape
+@app.command("tune", cls=ManyCommand)
 @reports_errors
+@takes_shapes
 def tune_command(
     device: Annotated[
         str,
@@ -357,7 +358,7 @@ def tune_command(
             help="A CUDA card (0), several (0,1,2), all of them (all) or an emulated one (sim:gtx-1080).",
         ),
     ] = "0",
-    shape: Shape = NO_SHAPE,
+    shapes: Shapes = NO_SHAPES,
     family: Annotated[
         list[str] | None,
         typer.Option(
@@ -367,10 +368,14 @@ def tune_command(
     trials: Annotated[
         int | None,
         typer.Option(
-            "--trials", min=1, help="Variants to try in all; 200 by default, 24 on an emulated card."
+            "--trials",
+            min=1,
+            help="Variants to try in all, of each problem; 200 by default, 24 on an emulated card.",
         ),
     ] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Time to search for.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, help="Time to search for, in all.")
+    ] = None,
     settings: Settings = None,
     sampler: Annotated[
         str,
@@ -393,33 +398,39 @@ def tune_command(
 
     The same command resumes an interrupted run; Ctrl-C ends one with the best so far. Cards of one kind share
     the work, each kind is tuned for itself. So do runs on many hosts that name one --storage.
+
+    With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
+    turn, each from what the ones before taught.
     """
-    from .console import RunView, show_result
+    from .batch import BatchResult, Competing, tune_each
+    from .console import RunView, show_batch, show_result
     from .devices import resolve_all
     from .study import default_storage
-    from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions, tune
+    from .tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions
 
-    problem = shape.problem()
+    problems = shapes.problems()
     how = parse_sampler(sampler)
     named = parse_families(family or [])
     if settings and named:
         parse_settings(one_family(named), settings)  # a wrong one is told before a card is looked for
     kinds = resolve_all(device)
     console = _console(json_)
-    results = []
+    batches: list[BatchResult] = []
+
+    def competing(limits: DeviceLimits, problem: Problem) -> Competing:
+        families = named or serving_families(problem, limits, settings or [])
+        return families, parse_settings(one_family(families), settings) if settings else {}
+
     with RunView(console) as view, _ends_softly(view.note) as stop:
         for card, *more in kinds:
-            families = named or serving_families(problem, card.limits, settings or [])
-            held = parse_settings(one_family(families), settings) if settings else {}
             most = trials
             if trials is None and minutes is None and how is not SamplerName.EXHAUSTIVE:
                 most = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
             options = TuneOptions(
                 device=card,
                 more_devices=tuple(more),
-                problem=problem,
-                families=families,
-                held=held,
+                problem=problems[0],
+                families=named,
                 trials=most,
                 minutes=minutes,
                 sampler=how,
@@ -431,14 +442,20 @@ def tune_command(
             if more or len(kinds) > 1:
                 workers = "1 worker" if not more else f"{1 + len(more)} workers"
                 view.note(f"{card.limits.name}: {workers} ({', '.join(d.spec for d in (card, *more))})")
-            results.append(tune(options, report=view, stop=stop))
+            compete = functools.partial(competing, card.limits)
+            batches.append(tune_each(options, problems, compete, view=view, stop=stop))
             if stop.is_set():
                 break
     if json_:
-        _print_json(results[0].to_dict() if len(kinds) == 1 else [each.to_dict() for each in results])
-        return
-    for result in results:
-        show_result(console, result)
+        told = [each.to_dict() if len(problems) > 1 else each.results[0].to_dict() for each in batches]
+        _print_json(told[0] if len(kinds) == 1 else told)
+    for batch in batches:
+        if len(problems) > 1:
+            show_batch(console, batch)
+        elif not json_:
+            show_result(console, batch.results[0])
+    if any(batch.failed for batch in batches):
+        raise typer.Exit(1)
 
 
 @app.command("space")

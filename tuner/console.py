@@ -21,6 +21,7 @@ from rich.table import Table
 from ..gen.limits import KIB, PRESETS, DeviceLimits
 from ..gen.problem import Problem
 from ..gen.variant import Value, Variant
+from .batch import BatchResult
 from .cuda import CudaDevice
 from .devices import Tool
 from .emitting import Emitted
@@ -97,6 +98,13 @@ class RunView:
                 measured = [o.measurement for o in event.finalists if o.measurement is not None]
                 timed = "" if any(m.predicted for m in measured) else ", then timing them in turns"
                 self._print(f"validating the {len(event.finalists)} fastest in full{timed}")
+
+    def begin(self, problem: Problem, number: int, count: int) -> None:
+        """Another problem's trials follow."""
+        self._stop()
+        self._best, self._families = None, set()
+        if count > 1:
+            self._print(f"-- {problem.name}, {number} of {count}")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -208,6 +216,42 @@ def show_result(console: Console, result: TuneResult) -> None:
         for path in (result.paths.cu, result.paths.py, result.paths.json):
             console.print(f"wrote {path}", highlight=False, soft_wrap=True, markup=False)
     if result.interrupted:
+        console.print("stopped early; the same command goes on from here", highlight=False)
+
+
+def show_batch(console: Console, batch: BatchResult) -> None:
+    """The winner of each problem, a line each, and what was left out."""
+    make_room(console)
+    if batch.results:
+        first = batch.results[0].kernel
+        predicted = first.measurement.predicted
+        kind = "predicted, not measured" if predicted else "measured"
+        table = Table(title=f"{escape(first.device)} ({kind})", title_justify="left")
+        for heading in ("kernel", "family"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("time", "TFLOP/s", "error", "trials"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for result in batch.results:
+            m = result.kernel.measurement
+            table.add_row(
+                result.kernel.problem.name,
+                result.kernel.variant.family,
+                microseconds(m.median_us),
+                f"{m.tflops:.2f}",
+                f"{m.error:.1e}",
+                str(sum(result.counts.values())),
+                style="yellow" if m.busy else None,
+            )
+        console.print(table)
+        kept = sum(result.kept_faster is not None for result in batch.results)
+        told = f"wrote {len(batch.results) - kept} kernels to {batch.results[0].paths.py.parent}"
+        if kept:
+            told += f"; {kept} that were known are faster and stay as they are"
+        console.print(told, highlight=False, soft_wrap=True, markup=False)
+    for name, reason in batch.failed.items():
+        text = f"not tuned: {name}: {reason}"
+        console.print(text, style="red", highlight=False, soft_wrap=True, markup=False)
+    if batch.interrupted:
         console.print("stopped early; the same command goes on from here", highlight=False)
 
 

@@ -38,6 +38,10 @@ class UsageError(FlashgenError):
     """The command was given something that does not exist or is out of range; it exits 2."""
 
 
+class NotServed(FlashgenError):
+    """Nothing computes this problem on this card; of several problems, others may go on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The problem's options, None where they were not given."""
@@ -216,7 +220,7 @@ def serving_families(
 
     Raises:
         UsageError: no family has such settings.
-        FlashgenError: no family computes the problem there; the message says why each does not.
+        NotServed: no family computes the problem there; the message says why each does not.
     """
     families = [f for name, f in FAMILIES.items() if name not in TEACHING]
     families.sort(key=lambda family: family.family != FIRST_FAMILY)
@@ -237,13 +241,13 @@ def serving_families(
     return tuple(knowing)
 
 
-def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> FlashgenError:
+def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> NotServed:
     """``reasons`` tells of each family why it does not serve."""
     told = "; ".join(
         reason if f"family {family} " in reason else f"family {family}: {reason}"
         for family, reason in reasons.items()
     )
-    return FlashgenError(
+    return NotServed(
         f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}; choose another "
         "--dtype, --precision or card"
     )

@@ -30,7 +30,7 @@ from .compile import CompilePool
 from .device import Build, BuildError, Device, FlashgenError
 from .heartbeat import Pulse
 from .kept import TUNED
-from .options import SamplerName, UsageError, none_serves, why_not
+from .options import NotServed, SamplerName, UsageError, none_serves, why_not
 from .outcome import Outcome, Status, TunedKernel
 from .presence import StorageFile
 from .prior import cost_model_version, prior_of
@@ -84,6 +84,10 @@ class TuneOptions:
     storage: str
     out: Path
     jobs: int = 1
+
+
+class NoneLegal(NotServed, UsageError):
+    """The parameters held allow no variant for the problem."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,8 @@ def tune(
     whatever ends the run, the same options resume it.
 
     Raises:
-        FlashgenError: a tool or folder is missing, or no variant works; nothing finished is lost.
+        NotServed: no variant is legal, or none works.
+        FlashgenError: a tool or folder is missing; nothing finished is lost.
     """
     started = time.monotonic()
     stop = stop or threading.Event()
@@ -254,7 +259,7 @@ def tune(
         everything = [o for run in runs for o in run.all_outcomes]
         candidates = _candidates(everything)
         if not candidates:
-            raise FlashgenError(_nothing_works(options, runs, interrupted))
+            raise NotServed(_nothing_works(options, runs, interrupted))
         finalists: list[Outcome] = []
         if not interrupted:
             report(FinalsStarted(tuple(candidates)))
@@ -310,7 +315,7 @@ class _Space:
 
 
 def _legal_spaces(options: TuneOptions) -> list[_Space]:
-    """The families with a legal variant. Raises FlashgenError, naming the reasons, where there is none."""
+    """The families with a legal variant. Raises NotServed, naming the reasons, where there is none."""
     problem, limits = options.problem, options.device.limits
     spaces = []
     for family in options.families:
@@ -426,20 +431,20 @@ def _prepare(
     return run
 
 
-def _nothing_legal(catalogue: Catalogue, held: Mapping[str, Value]) -> FlashgenError:
+def _nothing_legal(catalogue: Catalogue, held: Mapping[str, Value]) -> NotServed:
     problem, limits = catalogue.problem, catalogue.limits
     what = f"no variant of {catalogue.family.family!r}"
     where = f"is legal for {problem.name} on {limits.name}"
     why = _why_empty(catalogue)
     if not held or why_not(catalogue.family, problem, limits):
-        return FlashgenError(f"{what} {where} ({why}); `flashgen space` shows more")
+        return NotServed(f"{what} {where} ({why}); `flashgen space` shows more")
     settings = " ".join(f"{name}={value}" for name, value in held.items())
     example = ""
     try:
         catalogue.family(**held).check(problem, limits)
     except Illegal as error:
         example = f"; with defaults elsewhere: {error}"
-    return UsageError(f"{what} with {settings} {where} ({why}{example}); hold fewer or others")
+    return NoneLegal(f"{what} with {settings} {where} ({why}{example}); hold fewer or others")
 
 
 def _why_empty(catalogue: Catalogue) -> str:
