@@ -109,7 +109,8 @@ def test_nothing_told_is_lost_or_repeated(tmp_path, undisturbed, suffix, kills):
     storage = open_storage(str(tmp_path / f"trials.{suffix}"))
     (name,) = get_all_study_names(storage)
     trials = load_study(study_name=name, storage=storage).trials
-    assert {t.state.name for t in trials} <= {"COMPLETE", "FAIL"}
+    # One that was killed before it said whose it is holds no variant; it is given up when it has aged.
+    assert {t.state.name for t in trials if t.user_attrs} <= {"COMPLETE", "FAIL"}
     complete = [t.user_attrs[OUTCOME]["variant"] for t in trials if t.state.name == "COMPLETE"]
     kept = [json.dumps(variant, sort_keys=True) for variant in complete]
     assert len(set(kept)) == len(kept)

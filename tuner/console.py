@@ -28,6 +28,7 @@ from .emitting import Emitted
 from .outcome import Measurement, Outcome
 from .spaceview import SpaceView
 from .tune import Event, FinalsStarted, Notice, SearchGoesOn, SpaceReady, TrialDone, TuneResult
+from .walltime import WallTime
 
 #: Without a terminal, a line at least this often, so that a log shows the run is alive.
 LINE_SECONDS = 20.0
@@ -200,6 +201,7 @@ def show_result(console: Console, result: TuneResult) -> None:
     table.add_row("trials", trial_words(result))
     for doubt, count in result.doubtful.items():
         table.add_row("doubtful", escape(f"times of {count} trials: {doubt}"), style="yellow")
+    table.add_row("wall time", wall_time_words(result.wall_time))
     table.add_row("trials kept in", result.storage)
     console.print(table)
     if len(result.finalists) > 1:
@@ -265,6 +267,17 @@ def trial_words(result: TuneResult) -> str:
     if result.trials_elsewhere:
         earlier += f" and {result.trials_elsewhere} of other coordinators meanwhile"
     return f"{result.trials_run} in {result.seconds:.0f} s{earlier}: {counts}"
+
+
+def wall_time_words(spent: WallTime) -> str:
+    """What the cards did with the run's wall time, and the compilers beside them."""
+    percent = {name: f"{100 * share:.0f} %" for name, share in spent.shares().items()}
+    cards = "the card" if spent.cards == 1 else "the cards"
+    return (
+        f"{cards} busy {100 * spent.busy:.0f} %: validating {percent['validate']}, timing {percent['time']}, "
+        f"finalists {percent['finals']}; waiting for compilers {percent['wait for compilers']}, "
+        f"idle {percent['idle']}; compilers busy {percent['compile']}"
+    )
 
 
 def finalists_table(finalists: Sequence[Outcome]) -> Table:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Protocol
 
 from ..gen.problem import Problem
+from .cardlock import GaveUp
 from .device import Build
 from .outcome import Outcome
 
@@ -31,10 +33,12 @@ class Evaluator(Protocol):
 
 
 class Team:
-    """Evaluates as many builds at a time as it has evaluators. Leave the ``with`` block to end them all."""
+    """Evaluates as many builds at a time as it has evaluators; further ones wait, until ``stop`` is set.
+    Leave the ``with`` block to end them all."""
 
-    def __init__(self, evaluators: Sequence[Evaluator]) -> None:
+    def __init__(self, evaluators: Sequence[Evaluator], stop: threading.Event | None = None) -> None:
         self.size = len(evaluators)
+        self._stop = stop or threading.Event()
         self._evaluators = list(evaluators)
         self._free: SimpleQueue[Evaluator] = SimpleQueue()
         for each in evaluators:
@@ -42,7 +46,8 @@ class Team:
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="card")
 
     def submit(self, build: Build, problem: Problem, best_us: float | None) -> Future[Outcome]:
-        """The outcome on whichever card is free first."""
+        """The outcome on whichever card is free first. The future raises GaveUp where the run was stopped
+        before one was."""
         return self._threads.submit(self._evaluate, build, problem, best_us)
 
     def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
@@ -50,6 +55,8 @@ class Team:
         return self._threads.submit(self._evaluators[0].finals, builds, problem).result()
 
     def _evaluate(self, build: Build, problem: Problem, best_us: float | None) -> Outcome:
+        if self._stop.is_set():
+            raise GaveUp("the run ended before a card was free")
         evaluator = self._free.get()
         try:
             return evaluator.evaluate(build, problem, best_us=best_us)

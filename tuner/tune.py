@@ -48,6 +48,7 @@ from .study import (
 from .team import Evaluator, Team
 from .transfer import informed, neighbours
 from .version import flashgen_version
+from .walltime import Stopwatch, WallTime
 from .worker import Worker
 
 #: Trials unless told otherwise: on a card, on an emulated card (where each takes seconds).
@@ -61,6 +62,8 @@ STARTUP_TRIALS = 24
 FIRST_ROUND, LEADER_SLACK = 0.5, 1.25
 #: Builds in flight beyond one per compiler, so that no compiler waits while the card is busy.
 BUILDS_AHEAD = 2
+#: Builds that wait for a card beside those on one, so that no card waits while the search thinks.
+QUEUED = 1
 #: How often a wait looks whether the run was told to stop.
 POLL_SECONDS = 0.2
 
@@ -161,6 +164,7 @@ class TuneResult:
     trials_earlier: int
     interrupted: bool
     seconds: float
+    wall_time: WallTime
     storage: str
     studies: tuple[str, ...]
     trials_elsewhere: int = 0
@@ -182,6 +186,7 @@ class TuneResult:
             "trials_elsewhere": self.trials_elsewhere,
             "interrupted": self.interrupted,
             "seconds": round(self.seconds, 1),
+            "wall_time": self.wall_time.to_dict(),
             "storage": self.storage,
             "studies": list(self.studies),
         }
@@ -234,12 +239,13 @@ def tune(
     runs: list[_FamilyRun] = []
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(CompilePool(toolchain, options.jobs))
+        watch = Stopwatch(1 + len(options.more_devices), pool.size)
 
         def notify(text: str) -> None:
             report(Notice(text))
 
         make = make_evaluator or (lambda each: Worker(each, seed=options.seed, notify=notify, stop=stop))
-        team = stack.enter_context(Team([make(each) for each in (device, *options.more_devices)]))
+        team = stack.enter_context(Team([make(each) for each in (device, *options.more_devices)], stop))
         pulse = Pulse()
         stack.callback(pulse.close)
         spaces = _legal_spaces(options)
@@ -249,12 +255,12 @@ def tune(
             run = _prepare(options, space, storage, toolchain.version, report, len(spaces), pulse)
             runs.append(run)
             with storage_errors(options.storage):
-                _search(run, options, pool, team, file, report, stop, _best_of(runs))
+                _search(run, options, pool, team, file, report, stop, watch, _best_of(runs))
         for run in _second_round(runs, options, started, report):
             if stop.is_set():
                 break
             with storage_errors(options.storage):
-                _search(run, options, pool, team, file, report, stop, _best_of(runs))
+                _search(run, options, pool, team, file, report, stop, watch, _best_of(runs))
         interrupted = stop.is_set()
         everything = [o for run in runs for o in run.all_outcomes]
         candidates = _candidates(everything)
@@ -263,7 +269,8 @@ def tune(
         finalists: list[Outcome] = []
         if not interrupted:
             report(FinalsStarted(tuple(candidates)))
-            finalists = _finals(options, pool, team, candidates, stop)
+            with watch.finals():
+                finalists = _finals(options, pool, team, candidates, stop)
             interrupted = stop.is_set()
     winner = _winner(finalists, candidates)
     rendered = render(winner.variant, options.problem, device.limits)
@@ -301,6 +308,7 @@ def tune(
         trials_elsewhere=sum(len(run.search.others.outcomes) for run in runs),
         interrupted=interrupted,
         seconds=time.monotonic() - started,
+        wall_time=watch.read(),
         storage=without_password(options.storage),
         studies=tuple(run.study.study_name for run in runs),
     )
@@ -461,6 +469,7 @@ def _search(
     file: StorageFile,
     report: Report,
     stop: threading.Event,
+    watch: Stopwatch,
     best: Outcome | None,
 ) -> None:
     """Spends the family's budget. On return no trial of the run is left in flight."""
@@ -468,10 +477,12 @@ def _search(
     building: dict[Future[Build | BuildError], Proposal] = {}
     running: dict[Future[Outcome], Proposal] = {}
     doubts: set[str] = set()
+    most_in_flight = pool.size + BUILDS_AHEAD + team.size - 1 + QUEUED
 
     def finish(proposal: Proposal, outcome: Outcome) -> None:
         nonlocal best
         file.check()
+        watch.trial(outcome)
         if not search.tell(proposal, outcome):
             return
         run.done.append(outcome)
@@ -492,7 +503,7 @@ def _search(
 
     def ask() -> None:
         """Has variants built ahead of the cards."""
-        while len(building) + len(running) < pool.size + BUILDS_AHEAD + team.size - 1 and not over():
+        while len(building) + len(running) < most_in_flight and not over():
             proposal = search.ask()
             if proposal is None:
                 break
@@ -504,34 +515,31 @@ def _search(
             building[pool.submit(kernel)] = proposal
 
     def evaluate() -> None:
-        """Gives builds to the cards that are free, the first asked first."""
+        """Gives builds to the cards, the first asked first."""
         ready = sorted((f for f in building if f.done()), key=lambda f: building[f].trial.number)
         for future in ready:
-            if len(running) == team.size:
+            if len(running) == team.size + QUEUED:
                 break
             proposal, built = building[future], future.result()
             del building[future]
             if isinstance(built, BuildError):
                 failed = Outcome(variant=proposal.variant, status=Status.COMPILE_FAILED, reason=str(built))
                 finish(proposal, failed)
-                # The compilers must not run dry meanwhile.
-                ask()
             else:
                 # What is recorded for others to search must be timed in full, slow or not.
                 beaten_by = None if options.sampler is SamplerName.EXHAUSTIVE else search.best_us
                 running[team.submit(built, options.problem, beaten_by)] = proposal
 
     try:
-        while True:
+        while not (stop.is_set() or out_of_time()):
+            # Cards come first: asking takes a good part of the time that a trial does.
+            evaluate()
             ask()
-            if stop.is_set() or out_of_time():
-                break
             if building or running:
-                evaluate()
-                awaited: list[Future[Any]] = [*running]
-                if len(running) < team.size:
-                    awaited += building
-                wait(awaited, POLL_SECONDS, return_when=FIRST_COMPLETED)
+                room = len(running) < team.size + QUEUED
+                awaited: list[Future[Any]] = [*running, *(building if room else ())]
+                with watch.waits(max(0, team.size - len(running)) if building else 0):
+                    wait(awaited, POLL_SECONDS, return_when=FIRST_COMPLETED)
             elif search.others.in_flight:
                 # They end, or die and leave their variants to this run.
                 time.sleep(POLL_SECONDS)
@@ -542,7 +550,7 @@ def _search(
                 if stop.is_set() and isinstance(future.exception(), GaveUp):
                     break
                 finish(running.pop(future), future.result())
-        for future in list(running):
+        for future in [f for f in running if not f.cancel()]:
             # Those that wait for a card that another tuner holds are given up.
             with contextlib.suppress(GaveUp):
                 finish(running[future], future.result())
