@@ -1094,7 +1094,7 @@ def bench_command(
             asked.append(Workload(problem.name, problem))
         named = list(dict.fromkeys(suites or ([] if asked else list(SUITES))))
         wanted = None if contenders is None else parse_names(contenders, contender_names(), "contender")
-        target = to or out / "bench.json"
+        target = to or out / ("bench-errors.json" if errors else "bench.json")
         card = resolve(device)
         with _ends_softly(say) as stop:
             run = run_bench(
