@@ -188,12 +188,10 @@ def test_first_use_in_a_compiled_function(torch: Any, tmp_path: Path) -> None:
 
 
 def test_the_operators_pass_torchs_own_checks(module: Any, torch: Any) -> None:
-    assert module.register_torch() and module.register_torch()
-    (name,) = {n for n in dir(torch.ops.flashgen) if n.startswith("attention_f32_d32") and n.endswith("_out")}
-    plain, with_lse, into = (
-        getattr(torch.ops.flashgen, name.removesuffix("_out") + suffix).default
-        for suffix in ("", "_lse", "_out")
-    )
+    name = module.register_torch()
+    assert name == module.register_torch() and name.startswith("attention_f32_d32_")
+    operators = [getattr(torch.ops.flashgen, name + suffix).default for suffix in ("", "_lse", "_out")]
+    plain, with_lse, into = operators
     for causal, layout in ((None, "bhsd"), (True, "bshd")):
         q, k, v = qkv(torch)
         if layout == "bshd":
@@ -207,12 +205,7 @@ def test_the_operators_pass_torchs_own_checks(module: Any, torch: Any) -> None:
 
 
 def test_the_operators_copy_what_cannot_be_stepped_by(module: Any, torch: Any) -> None:
-    module.register_torch()
-    plain = next(
-        getattr(torch.ops.flashgen, n)
-        for n in dir(torch.ops.flashgen)
-        if n.startswith("attention_f32_d32") and not n.endswith(("_lse", "_out"))
-    )
+    plain = getattr(torch.ops.flashgen, module.register_torch())
     _, k, v = qkv(torch)
     wide = torch.randn(2, 9, 4, D + 1)[..., 1:].transpose(1, 2)
     with pytest.raises(ValueError, match=r"pass q\.contiguous\(\)"):
