@@ -88,6 +88,10 @@ class StandInEvaluator:
         self.finalists: list[Variant] = []
         self.closed = False
         self.on_evaluate = lambda: None
+        self.started = 0
+
+    def start(self) -> None:
+        self.started += 1
 
     def evaluate(self, build: Build, problem: Problem, *, best_us: float | None = None) -> Outcome:
         self.on_evaluate()

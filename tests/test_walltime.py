@@ -96,6 +96,7 @@ def test_a_card_goes_on_while_the_search_thinks(options, monkeypatch):
     evaluator = Slow(0.06, 0.06)
     evaluator.on_evaluate = asking.set
     result = tune(options, make_evaluator=lambda device: evaluator)
+    assert evaluator.started == 1
     assert sorted(evaluator.pauses)[len(evaluator.pauses) // 2] < 0.04
     shares = result.wall_time.shares()
     assert shares["validate"] == pytest.approx(shares["time"]) and shares["time"] > 0.15

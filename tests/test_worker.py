@@ -146,11 +146,23 @@ def test_what_is_not_the_builds_fault_is_raised(worker):
 
 def test_device_that_cannot_be_opened_says_so():
     with Worker(FakeDevice(opens="no CUDA device was found")) as worker:
+        worker.start()  # leaves it to the first request
         for _ in range(2):
             with pytest.raises(FlashgenError, match="no CUDA device was found"):
                 worker.evaluate(fake_build(), PROBLEM)
-    with Worker(FakeDevice(opens="bug")) as worker, pytest.raises(RuntimeError, match="could not start"):
-        worker.evaluate(fake_build(), PROBLEM)
+    with Worker(FakeDevice(opens="bug")) as worker:
+        worker.start()
+        with pytest.raises(RuntimeError, match="could not start"):
+            worker.evaluate(fake_build(), PROBLEM)
+
+
+def test_a_device_opened_ahead_is_not_opened_again():
+    with Worker(FakeDevice(), deadline_s=20) as worker:
+        worker.start()
+        opened = pid_of(worker)
+        worker.start()
+        assert worker.evaluate(fake_build(), PROBLEM).status is Status.OK
+        assert pid_of(worker) == opened
 
 
 def test_death_while_the_device_opens_is_no_builds_fault():

@@ -17,6 +17,10 @@ from .outcome import Outcome
 class Evaluator(Protocol):
     """What tests and times builds on one card; its worker process may die and be replaced."""
 
+    def start(self) -> None:
+        """Opens the card, so that the first build need not wait for that. Raises nothing."""
+        ...
+
     def evaluate(self, build: Build, problem: Problem, *, best_us: float | None = None) -> Outcome:
         """Validates and times one build."""
         ...
@@ -34,16 +38,17 @@ class Evaluator(Protocol):
 
 class Team:
     """Evaluates as many builds at a time as it has evaluators; further ones wait, until ``stop`` is set.
-    Leave the ``with`` block to end them all."""
+
+    The cards are opened at once, while there is nothing to evaluate yet. Leave the ``with`` block to end all.
+    """
 
     def __init__(self, evaluators: Sequence[Evaluator], stop: threading.Event | None = None) -> None:
         self.size = len(evaluators)
         self._stop = stop or threading.Event()
         self._evaluators = list(evaluators)
         self._free: SimpleQueue[Evaluator] = SimpleQueue()
-        for each in evaluators:
-            self._free.put(each)
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="card")
+        self._opening = [self._threads.submit(self._open, each) for each in evaluators]
 
     def submit(self, build: Build, problem: Problem, best_us: float | None) -> Future[Outcome]:
         """The outcome on whichever card is free first. The future raises GaveUp where the run was stopped
@@ -52,7 +57,14 @@ class Team:
 
     def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
         """The finalists in turns, all on one card: two of a kind differ by more than finalists do."""
+        self._opening[0].result()
         return self._threads.submit(self._evaluators[0].finals, builds, problem).result()
+
+    def _open(self, evaluator: Evaluator) -> None:
+        try:
+            evaluator.start()
+        finally:
+            self._free.put(evaluator)
 
     def _evaluate(self, build: Build, problem: Problem, best_us: float | None) -> Outcome:
         if self._stop.is_set():

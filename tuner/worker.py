@@ -104,6 +104,16 @@ class Worker:
 
     # -- requests --------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Opens the device ahead of the first request; what goes wrong here, that one raises."""
+        with contextlib.suppress(FlashgenError, RuntimeError), self._card():
+            self._busy = True
+            try:
+                if self._process is None:
+                    self._start()
+            finally:
+                self._busy = False
+
     def evaluate(
         self,
         build: Build,
