@@ -3,6 +3,7 @@
 ``AttentionArgs`` is the first, or the only one; the C declaration stands in ``templates/_kernel.cu.jinja``.
 Strides are in elements; the head dim is contiguous. ``lse`` may be null; else it is contiguous
 ``(batch, num_q_heads, seqlen_q)`` and receives the natural logarithm of each row's softmax denominator.
+Kernels of tensors with scales take that of the values last; those of q and k are in ``scale``.
 
 The second, where a launch has tensor maps, is a struct of as many ``CUtensorMap``: opaque, and made by the
 driver from what `describe_maps` says. By what they are aligned within a kernel's parameters differs from one
@@ -24,15 +25,38 @@ from .variant import Launch
 ARGS_FORMATS = ("5Q", "12q5i", "f")
 ARGS_FORMAT = "<" + "".join(ARGS_FORMATS)
 ARGS_BYTES = struct.calcsize(ARGS_FORMAT)
+#: With the values' scale behind, and what fills the struct up to a multiple of its alignment.
+SCALED_FORMAT = ARGS_FORMATS[2] + "f4x"
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 #: Byte strides that a map can hold are multiples of the one and below the other.
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 
 
-def pack_args(pointers: Sequence[int], strides: Sequence[int], sizes: Sequence[int], scale: float) -> bytes:
-    """``AttentionArgs`` as bytes: five addresses, twelve strides, five sizes and the softmax scale."""
-    return struct.pack(ARGS_FORMAT, *pointers, *strides, *sizes, scale)
+def args_formats(problem: Problem) -> tuple[str, str, str]:
+    """``AttentionArgs`` of the problem's kernels, for `struct`: pointers, extents, scales."""
+    return (*ARGS_FORMATS[:2], SCALED_FORMAT) if problem.has_scales else ARGS_FORMATS
+
+
+def args_bytes(problem: Problem) -> int:
+    """How large it is in C."""
+    return struct.calcsize("<" + "".join(args_formats(problem)))
+
+
+def pack_args(
+    pointers: Sequence[int],
+    strides: Sequence[int],
+    sizes: Sequence[int],
+    scale: float,
+    value_scale: float | None = None,
+) -> bytes:
+    """``AttentionArgs`` as bytes: five addresses, twelve strides, five sizes, the softmax scale and, for
+    kernels of tensors with scales, that of the values."""
+    if value_scale is None:
+        return struct.pack(ARGS_FORMAT, *pointers, *strides, *sizes, scale)
+    return struct.pack(
+        f"<{''.join(ARGS_FORMATS[:2])}{SCALED_FORMAT}", *pointers, *strides, *sizes, scale, value_scale
+    )
 
 
 @dataclass(frozen=True)
@@ -43,16 +67,18 @@ class Arguments:
     strides: tuple[int, ...]
     sizes: tuple[int, ...]
     scale: float
+    value_scale: float | None = None
 
     def pack(self) -> bytes:
-        return pack_args(self.pointers, self.strides, self.sizes, self.scale)
+        return pack_args(self.pointers, self.strides, self.sizes, self.scale, self.value_scale)
 
 
 @dataclass(frozen=True)
 class MapDescription:
     """What ``cuTensorMapEncodeTiled`` is told of an array of rank 4, the innermost dimension first: columns,
     rows, heads, batch. ``sizes`` are in elements, ``strides`` of the three outer dimensions in bytes; a box
-    is ``columns`` by ``rows`` of one head; ``swizzle`` and ``l2_promotion`` are in bytes."""
+    is ``columns`` by ``rows`` of one head; ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16
+    is none."""
 
     array: str
     dtype: str
@@ -74,11 +100,12 @@ class MapDescription:
 def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tuple[MapDescription, ...]:
     """The launch's maps, in order, of the arrays that ``arguments`` names; of ``problem`` only the type and
     the head dims count. Nothing is checked: the driver refuses what it cannot take."""
-    size = ITEM_BYTES[problem.dtype]
     batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k = arguments.sizes
     described = []
     for each in launch.tensor_maps:
         index = "qkvo".index(each.array)
+        dtype = problem.output_dtype if each.array == "o" else problem.dtype
+        size = ITEM_BYTES[dtype]
         heads, rows = (num_kv_heads, seqlen_k) if each.array in "kv" else (num_q_heads, seqlen_q)
         lengths, address = (rows, heads, batch), arguments.pointers[index]
         if rows == 0:
@@ -94,7 +121,7 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
         described.append(
             MapDescription(
                 each.array,
-                problem.dtype,
+                dtype,
                 address,
                 (columns, *lengths),
                 (of_row, of_head, of_batch),

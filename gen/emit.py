@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .abi import ARGS_FORMATS
+from .abi import args_formats
 from .kernel import Kernel
 from .problem import ITEM_BYTES, Problem
 from .render import environment, shape_options
@@ -38,6 +38,7 @@ _ELEMENTS = {
     "f32": Element("float32", "<f4", "float", "floats"),
     "f16": Element("float16", "<f2", "half", "elements"),
     "bf16": Element("bfloat16", "bfloat16", "bfloat16", "elements"),
+    "e4m3": Element("float8_e4m3fn", "float8_e4m3fn", "", "elements"),
 }
 
 
@@ -75,12 +76,13 @@ def emit_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] |
             symbol=kernel.symbol,
             operator=f"{kernel.entry}_{kernel.digest[:8]}",
             element=_ELEMENTS[problem.dtype],
+            output=_ELEMENTS[problem.output_dtype],
             item_bytes=ITEM_BYTES[problem.dtype],
             access_width=kernel.variant.access_width(problem),
             oldest_arch=_oldest_arch(kernel),
             only_arch=kernel.arch if variant.arch_suffix else None,
             device=device,
-            args_formats=ARGS_FORMATS,
+            args_formats=args_formats(problem),
             tolerance=problem.tolerance,
             title=f"Flash attention for NVIDIA GPUs: {class_words(problem)}.",
             tune=" ".join(["flashgen tune", *_class_options(problem)]),

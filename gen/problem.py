@@ -6,14 +6,21 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 MAX_HEAD_DIM = 256
-ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
+#: What outputs are where they are not of the inputs' type: eight bits hold factors, not averages.
+OUTPUT_DTYPES = {"e4m3": "bf16"}
 #: How accurate the result must be, the default first. ``auto``: the dtype's own accuracy, by whichever
 #: arithmetic is fastest; ``ieee``: float32 multiply-adds alone; ``3xtf32``: tensor cores with all three terms
 #: of both products, as accurate; ``tf32``: tensor cores with inputs rounded to eleven bits.
-PRECISIONS = {"f32": ("auto", "ieee", "3xtf32", "tf32"), "f16": ("auto",), "bf16": ("auto",)}
+PRECISIONS = {
+    "f32": ("auto", "ieee", "3xtf32", "tf32"),
+    "f16": ("auto",),
+    "bf16": ("auto",),
+    "e4m3": ("auto",),
+}
 #: Bound on a kernel's error against float64, ‖o - ref‖ / ‖ref‖ per head: by dtype, and by precision where a
 #: class of its own is asked for.
-TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "tf32": 1e-3}
+TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "e4m3": 1e-2, "tf32": 1e-3}
 #: The largest grid a CUDA device accepts along x.
 MAX_GRID = 2**31 - 1
 
@@ -22,9 +29,9 @@ MAX_GRID = 2**31 - 1
 class Problem:
     """softmax(scale · q kᵀ) v over tensors shaped ``(batch, heads, seqlen, head_dim)``.
 
-    v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``. ``num_q_heads`` is a multiple of
-    ``num_kv_heads`` (grouped-query attention). A causal mask is aligned bottom-right: query row i sees keys
-    0 .. i + seqlen_k - seqlen_q.
+    v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``; o is of ``output_dtype``. ``num_q_heads``
+    is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned bottom-right: query
+    row i sees keys 0 .. i + seqlen_k - seqlen_q.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -63,6 +70,16 @@ class Problem:
             )
 
     @property
+    def output_dtype(self) -> str:
+        """What o is made of: the inputs' type, bf16 for e4m3."""
+        return OUTPUT_DTYPES.get(self.dtype, self.dtype)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether tensors come with a scale each, as those of eight bits do."""
+        return ITEM_BYTES[self.dtype] == 1
+
+    @property
     def flops(self) -> int:
         """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask."""
         pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k
@@ -72,8 +89,10 @@ class Problem:
     @property
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: q, k, v read once and o written once."""
-        rows = self.num_q_heads * self.seqlen_q + self.num_kv_heads * self.seqlen_k
-        return self.batch * rows * (self.head_dim + self.head_dim_v) * ITEM_BYTES[self.dtype]
+        queries, keys = self.num_q_heads * self.seqlen_q, self.num_kv_heads * self.seqlen_k
+        read = queries * self.head_dim + keys * (self.head_dim + self.head_dim_v)
+        written = queries * self.head_dim_v
+        return self.batch * (read * ITEM_BYTES[self.dtype] + written * ITEM_BYTES[self.output_dtype])
 
     @property
     def tolerance(self) -> float:

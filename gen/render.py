@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from .abi import ARGS_BYTES
+from .abi import args_bytes
 from .kernel import Kernel
 from .limits import DeviceLimits
 from .problem import ITEM_BYTES, Problem
@@ -19,6 +19,7 @@ ELEMENTS = {
     "f32": ("float", ""),
     "f16": ("__half", "cuda_fp16.h"),
     "bf16": ("__nv_bfloat16", "cuda_bf16.h"),
+    "e4m3": ("__nv_fp8_e4m3", "cuda_fp8.h"),
 }
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 
@@ -54,8 +55,9 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
             launch=launch,
             entry=entry,
             symbol=f"{entry}_kernel",
-            args_bytes=ARGS_BYTES,
+            args_bytes=args_bytes(problem),
             element=element,
+            output=ELEMENTS[problem.output_dtype][0],
             element_header=element_header,
             access_width=variant.access_width(problem),
             access_bytes=variant.access_width(problem) * ITEM_BYTES[problem.dtype],

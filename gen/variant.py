@@ -108,8 +108,8 @@ class TensorMap:
     """One array as the copy engine of sm_90 and later reads or writes it, a box of rows at a time.
 
     A box has ``columns`` elements of each of ``rows`` positions in the sequence; its rows are swizzled in
-    shared memory within ``swizzle`` bytes, which a row fills. ``l2_promotion`` is the bytes that a miss
-    brings to L2, 0 for no more than are asked for.
+    shared memory within ``swizzle`` bytes, which a row fills; 16 are none. ``l2_promotion`` is the bytes that
+    a miss brings to L2, 0 for no more than are asked for.
     """
 
     array: str

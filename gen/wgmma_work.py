@@ -79,11 +79,15 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
     heads = problem.batch * problem.num_q_heads
     item = ITEM_BYTES[problem.dtype]
-    factor_bytes = item * (bc * (d + dv) + (0 if variant.q_in_registers else GROUP_ROWS * d))
+    # Of 16 bits; scores of eight bits are half the work and half the bytes.
+    score_size = item / 2
+    factor_bytes = 2 * bc * dv + score_size * 2 * d * (bc + (0 if variant.q_in_registers else GROUP_ROWS))
     weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
+    if problem.has_scales:
+        weight_bytes = 3 * bc * dv / groups  # of values, read as they came and written as f16
     return GroupWork(
         groups=groups,
-        score_cycles=flops * d / WGMMA_FLOPS_PER_CLOCK,
+        score_cycles=flops * d * score_size / WGMMA_FLOPS_PER_CLOCK,
         output_cycles=flops * dv / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,

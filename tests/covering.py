@@ -68,6 +68,8 @@ LOOSE = {"dims", "min_blocks"}
 #: Dtype and precision: 16 bits, 3xTF32 and TF32.
 NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "auto"), ("f32", "tf32"))
 WGMMA_NUMBERS = NUMBERS[:2]
+#: Less than a step, rows that no step divides, one chunk, several of each kind.
+E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
 
 
 def pairwise(
@@ -219,3 +221,8 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
 def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
     return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=LOOSE, seed=seed)
+
+
+def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """As `wgmma_settings`, of eight bits."""
+    return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=LOOSE, seed=seed)

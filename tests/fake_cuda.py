@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flashgen.gen.abi import ARGS_BYTES, ARGS_FORMAT, MAP_BYTES
+from flashgen.gen.abi import MAP_BYTES, args_bytes, args_formats
 from flashgen.gen.problem import Problem
 from flashgen.tuner.dtypes import numpy_dtype
 
@@ -88,12 +88,13 @@ class Arguments:
     """AttentionArgs, unpacked, with the tensors as views of device memory, and the maps beside them."""
 
     def __init__(self, buffer: bytes, problem: Problem, maps: list[Map]) -> None:
-        values = struct.unpack(ARGS_FORMAT, buffer)
+        values = struct.unpack("<" + "".join(args_formats(problem)), buffer)
         self.maps = maps
         self.pointers, self.strides = values[:5], [values[5 + 3 * i : 8 + 3 * i] for i in range(4)]
         self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = values[17:22]
         self.scale = values[22]
         self.problem, self.dtype = problem, numpy_dtype(problem.dtype)
+        self.output_dtype = numpy_dtype(problem.output_dtype)
         self.columns = (problem.head_dim, problem.head_dim, problem.head_dim_v, problem.head_dim_v)
 
     def tensor(self, index: int) -> np.ndarray:
@@ -104,7 +105,7 @@ class Arguments:
         shape = (self.batch, heads, rows, self.columns[index])
         strides = (*self.strides[index], 1)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        flat = state.at(self.pointers[index], extent, self.dtype)
+        flat = state.at(self.pointers[index], extent, self.output_dtype if index == 3 else self.dtype)
         return np.lib.stride_tricks.as_strided(flat, shape, tuple(flat.itemsize * s for s in strides))
 
     def lse(self) -> np.ndarray | None:
@@ -369,7 +370,7 @@ class Libcuda:
         state.clock_ms += state.durations_ms.get(symbol, 1.0) * (1.0 if state.l2_cold else 0.1)
         state.l2_cold = False
         maps = [] if len(parameters) == 1 else self._maps_at(parameters[1], NUM_MAPS[symbol])
-        packed = ctypes.string_at(parameters[0], ARGS_BYTES)
+        packed = ctypes.string_at(parameters[0], args_bytes(PROBLEMS[symbol]))
         KERNELS[symbol](Arguments(packed, PROBLEMS[symbol], maps))
         return 0
 

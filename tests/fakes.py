@@ -78,7 +78,7 @@ def attend_f32(q, k, v, scale, causal, fault=Fault.NONE):
 def attend(q, k, v, scale, causal, arithmetic, fault=Fault.NONE):
     """Attention by multiply-adds (``ieee``) or tensor cores (``3xtf32``, ``tf32``, ``f16``, ``bf16``)."""
     group = q.shape[1] // k.shape[1]
-    dtype = q.dtype
+    dtype = np.dtype(np.float16) if q.dtype.itemsize == 1 else q.dtype  # of weights
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
     if fault is Fault.WRONG_KV_HEAD:
         k, v = (np.tile(x, (1, group, 1, 1)) for x in (k, v))
@@ -163,7 +163,7 @@ def rounded_to_tf32(x):
 def arithmetic_of(problem: Problem) -> str:
     """How a fake kernel computes that problem."""
     if problem.dtype != "f32":
-        return problem.dtype
+        return "f16" if problem.has_scales else problem.dtype
     return "ieee" if problem.precision == "auto" else problem.precision
 
 

@@ -145,9 +145,9 @@ def test_any_layout_arrives_and_comes_back(runner, tmp_path, layout, want_lse, d
     q, k, v, scale = make_inputs(case, problem, np.random.default_rng(0), access_width=8)
     build = build_of(tmp_path, right, problem=problem)
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=want_lse)
-    assert o.shape == (*q.shape[:3], head_dim_v) and o.dtype == q.dtype
+    assert o.shape == (*q.shape[:3], head_dim_v) and o.dtype == numpy_dtype(problem.output_dtype)
     if head_dim_v == 32:
-        assert o.strides == q.strides
+        assert [s // o.itemsize for s in o.strides] == [s // q.itemsize for s in q.strides]
     else:
         assert np.argsort(o.strides).tolist() == np.argsort(q.strides).tolist()
         assert (min(o.strides[:3]) > 40 * o.itemsize) == (layout == "padded"), "a gap where q has one"
@@ -193,7 +193,7 @@ def stray(offset, tensor=3):
         (stray(0, tensor=0), "elements before o"),
     ],
 )
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", sorted({*DTYPES} - {"e4m3"}))
 def test_stray_writes_are_seen(runner, tmp_path, kernel, complaint, dtype):
     q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
     build = build_of(tmp_path, kernel, problem=replace(PROBLEM, dtype=dtype))
@@ -236,7 +236,7 @@ def test_overwritten_input_and_gap_are_seen(runner, tmp_path):
 def test_unwritten_output_is_seen(runner, tmp_path, dtype):
     def forgets(args):
         # As bits: the mark of unwritten memory is no number that numpy need keep.
-        bits = args.tensor(3).view(bits_dtype(args.dtype))
+        bits = args.tensor(3).view(bits_dtype(args.output_dtype))
         saved = bits[0, 0, 4:6].copy()
         right(args)
         bits[0, 0, 4:6] = saved
@@ -514,7 +514,7 @@ def test_timed_inputs_are_random_and_kept(runner, tmp_path, card, dtype, head_di
 
     def looks(args):
         seen.append([args.tensor(i).copy() for i in range(3)])
-        outputs.append(args.tensor(3).copy().view(bits_dtype(args.dtype)))
+        outputs.append(args.tensor(3).copy().view(bits_dtype(args.output_dtype)))
         right(args)
 
     build = build_of(tmp_path, looks, problem=problem)
@@ -525,7 +525,7 @@ def test_timed_inputs_are_random_and_kept(runner, tmp_path, card, dtype, head_di
         assert x.dtype == numpy_dtype(dtype)
         assert 0.9 < x.astype(float).std() < 1.1 and np.abs(x.astype(float).mean()) < 0.15
     assert not np.array_equal(k[..., :7], v[..., :7])
-    unwritten = unwritten_bits(numpy_dtype(dtype))
+    unwritten = unwritten_bits(numpy_dtype(problem.output_dtype))
     assert (outputs[0] == unwritten).all() and (outputs[1] != unwritten).all()
     allocations = set(card.live)
     runner.measure(build, problem, budget_ms=5)

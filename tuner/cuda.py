@@ -22,7 +22,7 @@ from . import nvml
 from .compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from .device import Build, FlashgenError, LaunchError, Timing
 from .driver import DriverError, Function, Parameters, encode_maps
-from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
 from .guarded import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides
 
 MIN_FLUSH_BYTES = 32 * 2**20
@@ -233,7 +233,8 @@ class CudaRunner:
         image = GuardedImage(q.dtype)
         (q_at, q_strides), (k_at, k_strides), (v_at, v_strides) = (image.add_input(x) for x in (q, k, v))
         o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
-        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]))
+        output = numpy_dtype(build.kernel.problem.output_dtype)
+        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]), output)
         lse_at = None
         if want_lse:
             strides = contiguous_strides(lse_shape)
@@ -256,7 +257,8 @@ class CudaRunner:
             pointers.append(0 if lse_at is None else base + q.itemsize * lse_at)
             strides = tuple(s for each in (q_strides, k_strides, v_strides, o_strides) for s in each[:3])
             sizes = (batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k)
-            launch = self._launcher(build, problem, Arguments(tuple(pointers), strides, sizes, scale))
+            arguments = Arguments(tuple(pointers), strides, sizes, scale, unit_scale(problem))
+            launch = self._launcher(build, problem, arguments)
             self._cuda.memcpy_htod(base, before)
             launch()
             self._stream.synchronize()
@@ -358,7 +360,7 @@ class CudaRunner:
         if self._tensors is not None and self._tensors.problem == problem:
             return self._tensors
         self._tensors = None
-        dtype = numpy_dtype(problem.dtype)
+        dtype, output = numpy_dtype(problem.dtype), numpy_dtype(problem.output_dtype)
         q_heads, kv_heads = problem.num_q_heads, problem.num_kv_heads
         shapes = (
             (problem.batch, q_heads, problem.seqlen_q, problem.head_dim),
@@ -367,18 +369,18 @@ class CudaRunner:
             (problem.batch, q_heads, problem.seqlen_q, problem.head_dim_v),
         )
         starts, total = [], 0
-        for shape in shapes:
+        for shape, each in zip(shapes, (dtype, dtype, dtype, output), strict=True):
             starts.append(total)
-            total += -(-dtype.itemsize * math.prod(shape) // ALIGN_BYTES) * ALIGN_BYTES
+            total += -(-each.itemsize * math.prod(shape) // ALIGN_BYTES) * ALIGN_BYTES
         memory = self._allocate(total, f"q, k, v and o of {problem.name}")
         inputs_bytes, output_bytes = starts[-1], total - starts[-1]
         self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
-        poison = np.full(4 // dtype.itemsize, unwritten_bits(dtype), bits_dtype(dtype)).view(np.uint32)[0]
+        poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
         self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), output_bytes // 4)
         pointers = (*(int(memory) + start for start in starts), 0)
         strides = tuple(stride for shape in shapes for stride in contiguous_strides(shape)[:3])
         sizes = (problem.batch, q_heads, kv_heads, problem.seqlen_q, problem.seqlen_k)
-        arguments = Arguments(pointers, strides, sizes, problem.head_dim**-0.5)
+        arguments = Arguments(pointers, strides, sizes, problem.head_dim**-0.5, unit_scale(problem))
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors
 

@@ -20,8 +20,8 @@ from ..gen.abi import MAP_ALIGNMENT, MAP_BYTES, MAP_STRIDE_END, MapDescription
 #: CUfunction_attribute.
 NUM_REGS, MAX_DYNAMIC_SMEM = 4, 8
 #: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion, the last two by bytes.
-MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9}
-MAP_SWIZZLES = {32: 1, 64: 2, 128: 3}
+MAP_DTYPES = {"e4m3": 0, "f16": 6, "f32": 7, "bf16": 9}
+MAP_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: outside of the array zeros are read.
 NO_INTERLEAVE, ZERO_FILL = 0, 0

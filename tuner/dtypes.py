@@ -11,11 +11,12 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 #: What marks memory that nobody wrote: a signalling NaN of the type, which no arithmetic yields. That of f32
 #: is another one than what the emulation fills shared memory with (``kUninitialized``), which a kernel may
-#: copy.
-_UNWRITTEN = {"f32": 0x7FA5A5A5, "f16": 0x7DA5, "bf16": 0x7FA5}
+#: copy. e4m3 has one NaN of each sign, and is never written.
+_UNWRITTEN = {"f32": 0x7FA5A5A5, "f16": 0x7DA5, "bf16": 0x7FA5, "e4m3": 0x7F}
 _UNWRITTEN_BITS = {dtype: _UNWRITTEN[name] for name, dtype in NUMPY_DTYPES.items()}
 
 
@@ -35,6 +36,11 @@ def unwritten_bits(dtype: np.dtype) -> int:
 def bits_dtype(dtype: np.dtype) -> np.dtype:
     """The unsigned integers as wide as an element."""
     return np.dtype(f"u{dtype.itemsize}")
+
+
+def unit_scale(problem: Problem) -> float | None:
+    """The values' scale of inputs that are taken as they are; None where a kernel knows of none."""
+    return 1.0 if problem.has_scales else None
 
 
 def require_inputs(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:

@@ -28,7 +28,7 @@ from ..gen.variant import Illegal, Launch, TensorMap
 from .cuda import CudaDevice, CudaRunner
 from .device import Build, Device, FlashgenError, LaunchError, Toolchain
 from .devices import cards, resolve
-from .dtypes import require_inputs
+from .dtypes import numpy_dtype, require_inputs
 from .guarded import FLOAT32, GuardedImage, contiguous_strides, output_strides
 from .library import same_card
 from .options import UsageError
@@ -379,7 +379,8 @@ class ModuleRunner(CudaRunner):
         image = GuardedImage(q.dtype)
         placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
         o_shape = (*q.shape[:3], v.shape[3])
-        placed.append((*image.add_output("o", o_shape, output_strides(q, v.shape[3])), o_shape))
+        output = numpy_dtype(build.kernel.problem.output_dtype)
+        placed.append((*image.add_output("o", o_shape, output_strides(q, v.shape[3]), output), o_shape))
         rows = q.shape[:3]
         lse_at = None
         if want_lse:
@@ -398,12 +399,12 @@ class ModuleRunner(CudaRunner):
             arrays = [
                 GPUArray(
                     shape,
-                    q.dtype,
+                    dtype,
                     allocator=allocate,
                     gpudata=base + q.itemsize * at,
-                    strides=tuple(q.itemsize * s for s in strides),
+                    strides=tuple(dtype.itemsize * s for s in strides),
                 )
-                for at, strides, shape in placed
+                for (at, strides, shape), dtype in zip(placed, [q.dtype] * 3 + [output], strict=True)
             ]
             causal = build.kernel.problem.causal
             try:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gen.abi import pack_args
+from ..gen.abi import args_bytes, pack_args
 from ..gen.kernel import Kernel
 from ..gen.limits import WARP, DeviceLimits
 from ..gen.problem import Problem
@@ -30,7 +30,7 @@ from . import costmodel
 from .cache import cached
 from .compile import run_compiler, usable_cores
 from .device import Build, CorruptedMemory, LaunchError, Timing
-from .dtypes import bits_dtype, require_inputs, unwritten_bits
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
 from .toolchain import HostCompiler, find_host_compiler
 
 PREFIX = "sim:"
@@ -129,7 +129,13 @@ class SimToolchain:
         started = time.monotonic()
         suffix, extra = ".so", ["-shared"]
         if self.sanitize:
-            suffix, extra = ".run", [f"-DEMULATION_ENTRY={kernel.entry}"]
+            suffix, extra = (
+                ".run",
+                [
+                    f"-DEMULATION_ENTRY={kernel.entry}",
+                    f"-DEMULATION_ARGS_BYTES={args_bytes(kernel.problem)}",
+                ],
+            )
         runtime = self._runtime()
 
         def produce(artifact: Path) -> Mapping[str, Any]:
@@ -219,7 +225,8 @@ class SimRunner:
         require_inputs(build.kernel.problem, q, k, v)
         batch, num_q_heads, seqlen_q, _ = q.shape
         # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
-        o = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]))
+        output = numpy_dtype(build.kernel.problem.output_dtype)
+        o = np.empty_like(q, output, shape=(*q.shape[:3], v.shape[3]))
         lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
         arrays = {"q": _Array.like(q), "k": _Array.like(k), "v": _Array.like(v)}
         arrays["o"] = _Array.like(o, copy=False)
@@ -250,14 +257,17 @@ class SimRunner:
         pointers = [arrays[name].view.ctypes.data if name in arrays else 0 for name in ARRAY_NAMES]
         library = _load(build.artifact)
         library.emulation_configure(ctypes.byref(self._config()))
-        status = library[build.kernel.entry](pack_args(pointers, strides, sizes, scale), None)
+        status = library[build.kernel.entry](
+            pack_args(pointers, strides, sizes, scale, unit_scale(build.kernel.problem)), None
+        )
         if status:
             raise _launch_error(build.kernel, status, library.emulation_message().decode())
 
     def _launch_sanitized(
         self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
     ) -> None:
-        args = pack_args([0] * len(ARRAY_NAMES), strides, sizes, scale)
+        values = unit_scale(build.kernel.problem)
+        args = pack_args([0] * len(ARRAY_NAMES), strides, sizes, scale, values)
         with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
             request, reply = Path(folder) / "request", Path(folder) / "reply"
             with request.open("wb") as file:

@@ -21,9 +21,12 @@ weight. So the bound grows for each unit of the largest score beyond `plain_scor
 Elementwise, |o - ref| <= factor · bound · max|v| + bound · |ref|: an output is an average of v. The factor is
 6 for float32, 3 for TF32 and 1 for 16-bit numbers, whose bounds hold for P's rounding element by element.
 
+- e4m3: 2⁻¹⁴ · (3/2 + √d / 9). Tensor cores keep thirteen bits behind the largest product's first, and add
+  the next products to a sum cut off like that. The worst met on an emulated card is a third of it.
+
 The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
-1e-4, less than the rounding then loses. So it is held to 2e-4 plus the growth above, that of the others to
-factor · bound; in proportion to its size where that exceeds 1.
+1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3) plus the growth above, that of
+the others to factor · bound; in proportion to its size where that exceeds 1.
 """
 
 from __future__ import annotations
@@ -52,9 +55,11 @@ UNIT_ROUNDOFF = 2.0**-24
 #: Largest relative rounding error of eleven bits: TF32's factors.
 TF32_ROUNDOFF = 2.0**-11
 #: How much larger than the bound, times max|v|, the error of one element may be: by dtype, or TF32.
-ELEMENT_FACTORS = {"f32": 6.0, "tf32": 3.0, "f16": 1.0, "bf16": 1.0}
-#: Largest error of a 16-bit kernel's log-sum-exp.
-HALF_LSE_TOLERANCE = 2e-4
+ELEMENT_FACTORS = {"f32": 6.0, "tf32": 3.0, "f16": 1.0, "bf16": 1.0, "e4m3": 1.0}
+#: Of a sum of products of e4m3, tensor cores keep thirteen bits behind the largest term's first.
+E4M3_ROUNDOFF = 2.0**-14
+#: Largest error of a 16-bit kernel's log-sum-exp, and of one of eight bits.
+HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE = 2e-4, 5e-3
 #: Rows of each head of the real problem that are compared.
 SAMPLED_ROWS = 64
 #: Most bytes of q, k, v and o that the check of the real problem may take.
@@ -246,7 +251,8 @@ def error_bound(problem: Problem, max_score: float) -> float:
 def lse_bound(problem: Problem, max_score: float) -> float:
     """The largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
     if problem.dtype != "f32":
-        return HALF_LSE_TOLERANCE + _growth(problem, max_score)
+        tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
+        return tolerance + _growth(problem, max_score)
     return _element_factor(problem) * error_bound(problem, max_score)
 
 
@@ -260,7 +266,7 @@ def _growth(problem: Problem, max_score: float) -> float:
     beyond, root = max(0.0, max_score - plain_score(problem)), math.sqrt(problem.head_dim)
     if problem.precision == "tf32":
         return beyond * TF32_ROUNDOFF * max(1 / root, 1 / 8)
-    unit = UNIT_ROUNDOFF if problem.dtype == "f32" else 2 * UNIT_ROUNDOFF
+    unit = {"f32": UNIT_ROUNDOFF, "e4m3": E4M3_ROUNDOFF}.get(problem.dtype, 2 * UNIT_ROUNDOFF)
     return beyond * unit * (1.5 + root / 9)
 
 

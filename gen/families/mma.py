@@ -235,6 +235,8 @@ class Mma(Variant):
 
     @rule("arithmetic", after="br")
     def _tensor_cores_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.has_scales:
+            return f"family mma multiplies f16, bf16 and f32, this problem is {problem.dtype}"
         needed = 75 if problem.dtype == "f16" else 80
         if limits.arch < needed:
             return f"tensor cores multiply {problem.dtype} from sm_{needed} on, this is {limits.sm}"

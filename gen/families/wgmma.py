@@ -1,4 +1,4 @@
-"""The Hopper family: products by warpgroups (wgmma), copies by the tensor memory engine (TMA), f16 and bf16.
+"""The Hopper family: products by warpgroups (wgmma), copies by the tensor memory engine (TMA), 16 or 8 bits.
 
 One warpgroup copies and gives most of its registers to the others, of which each computes 64 rows of ``br``.
 Tiles of keys come from the last to the first through rings of buffers in shared memory, so that those with a
@@ -7,6 +7,10 @@ scores before these outputs and makes weights while both are multiplied (Shah et
 "FlashAttention-3", section 3.2); ``chained`` lets the next scores follow these outputs and leaves the rest to
 the other warpgroup. In a ``cluster`` two blocks with neighbouring query tiles of one head walk the same
 keys: each copies half of every tile of K and V to both, which halves what they ask of L2.
+
+Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned into
+f16, exactly, by the warps that have nothing to copy: wgmma reads no eight bits by rows of keys, and weights
+in f16 lose nothing worth mention, where in e4m3 they would keep four bits.
 """
 
 from __future__ import annotations
@@ -21,13 +25,17 @@ from ..variant import Launch, TensorMap, Variant, param, rule
 from ..wgmma_work import GROUP, GROUP_ROWS, GroupWork, wgmma_work
 from .mma import EXP2_CUBIC
 
-#: Columns of a chunk of shared memory: 128 bytes, swizzled whole.
-CHUNK = 64
+#: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
+CHUNK_BYTES, CHUNK = 128, 64
 #: Where chunks must start, and so what shared memory is measured in.
 ALIGNMENT = 1024
 BARRIER_BYTES = 8
 #: What a thread of the copying warpgroup keeps: the least that there is.
 COPYING_REGISTERS = 24
+#: The same where it also turns values into f16, and tiles of these that wait for it in shared memory.
+CONVERTING_REGISTERS, RAW_STAGES = 40, 2
+#: Threads that do so: of the warps that copy nothing.
+CONVERTERS = 96
 #: What one may have of those that others gave up, and what makes that needless.
 MAX_COMPUTING_REGISTERS, ENOUGH_REGISTERS = 240, 248
 #: What ptxas wants for one product beside its sums, of the registers that a launch gives.
@@ -87,17 +95,20 @@ class Wgmma(Variant):
         return self.br
 
     def access_width(self, problem: Problem) -> int:
-        """Eight elements: the engine's strides are multiples of 16 bytes."""
+        """As many elements as the engine's strides are multiples of: 16 bytes."""
         return 16 // ITEM_BYTES[problem.dtype]
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        d, dv = _chunks(problem.head_dim), _chunks(problem.head_dim_v)
-        row_bytes = CHUNK * ITEM_BYTES[problem.dtype]
+        d, dv = _qk_chunks(problem), _chunks(problem.head_dim_v)
         kv_chunks = self.k_stages * d + self.v_stages * dv
         row_chunks = self.q_stages * d + dv if self.o_apart else self.q_stages * max(d, dv)
         row_chunks += _chunks(self.bc) if self.p_in_shared else 0
-        tiles = row_bytes * (self.br * row_chunks + self.bc * kv_chunks)
+        tiles = CHUNK_BYTES * (self.br * row_chunks + self.bc * kv_chunks)
         barriers = 2 * (self.q_stages + self.k_stages + self.v_stages)
+        if problem.has_scales:
+            chunks, columns = _raw_chunks(problem)
+            tiles += RAW_STAGES * chunks * columns * self.bc
+            barriers += 2 * RAW_STAGES
         return _whole(tiles + BARRIER_BYTES * barriers, ALIGNMENT)
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
@@ -110,7 +121,7 @@ class Wgmma(Variant):
         given = self.registers(problem, limits)
         if given >= ENOUGH_REGISTERS:
             return ENOUGH_REGISTERS  # nothing to gain
-        spare = given * (1 + self.consumers) - COPYING_REGISTERS
+        spare = given * (1 + self.consumers) - _copying_registers(problem)
         return min(MAX_COMPUTING_REGISTERS, spare // self.consumers // 8 * 8)
 
     def needed_registers(self, problem: Problem) -> int:
@@ -128,14 +139,18 @@ class Wgmma(Variant):
         return wgmma_work(self, problem, limits)
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
+        columns = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+        values = TensorMap("v", self.bc // self.cluster)
+        if problem.has_scales:
+            values = TensorMap("v", self.bc, _raw_chunks(problem)[1], swizzle=16)
         return Launch(
             self.threads(),
             self.smem_bytes(problem, limits),
             self.br,
             tensor_maps=(
-                TensorMap("q", GROUP_ROWS),
-                TensorMap("k", self.bc // self.cluster),
-                TensorMap("v", self.bc // self.cluster),
+                TensorMap("q", GROUP_ROWS, columns),
+                TensorMap("k", self.bc // self.cluster, columns),
+                values,
                 TensorMap("o", GROUP_ROWS),
             ),
             max_blocks=self._resident_blocks(limits) if self.persistent else None,
@@ -152,12 +167,15 @@ class Wgmma(Variant):
         shares = given < ENOUGH_REGISTERS
         return {
             "consumers": self.consumers,
-            "d_chunks": _chunks(problem.head_dim),
+            "d_chunks": _qk_chunks(problem),
             "dv_chunks": _chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
-            "registers_of_copying": COPYING_REGISTERS if shares else 0,
+            "registers_of_copying": _copying_registers(problem) if shares else 0,
             "registers_of_computing": self.computing_registers(problem, limits) if shares else 0,
             "poly": EXP2_CUBIC,
+            "raw_stages": RAW_STAGES,
+            "raw_columns": _raw_chunks(problem)[1],
+            "converters": CONVERTERS,
         }
 
     # -- limits: what cannot run -----------------------------------------------------------------------
@@ -166,15 +184,24 @@ class Wgmma(Variant):
     def _warpgroups_multiply(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if limits.arch != 90:
             return f"warpgroups multiply on sm_90 alone, this is {limits.sm}"
-        if problem.dtype not in ("f16", "bf16"):
-            return f"family wgmma computes f16 and bf16, this problem is {problem.dtype}"
+        if problem.dtype not in ("f16", "bf16", "e4m3"):
+            return f"family wgmma computes f16, bf16 and e4m3, this problem is {problem.dtype}"
         return None
 
     @rule("alignment", after="br")
     def _rows_suit_the_copy_engine(self, problem: Problem, limits: DeviceLimits) -> str | None:
         for dim in (problem.head_dim, problem.head_dim_v):
-            if dim % 8:
+            if dim * ITEM_BYTES[problem.dtype] % 16:
                 return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
+        return None
+
+    @rule("combination", after="cluster")
+    def _eight_bits_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for name in ("p_in_shared", "q_in_registers"):
+            if problem.has_scales and getattr(self, name):
+                return f"{name}=True: not made for {problem.dtype}, whose Q and weights differ in size"
+        if problem.has_scales and self.cluster > 1:
+            return f"cluster={self.cluster}: each block turns values of {problem.dtype} into f16 for itself"
         return None
 
     @rule("shared memory", after="v_stages")
@@ -353,8 +380,23 @@ class Wgmma(Variant):
         return -(-problem.seqlen_k // self.bc)
 
 
-def _chunks(head_dim: int) -> int:
-    return -(-head_dim // CHUNK)
+def _chunks(columns: int) -> int:
+    """Of columns of 16 bits."""
+    return -(-columns // CHUNK)
+
+
+def _qk_chunks(problem: Problem) -> int:
+    return -(-problem.head_dim * ITEM_BYTES[problem.dtype] // CHUNK_BYTES)
+
+
+def _raw_chunks(problem: Problem) -> tuple[int, int]:
+    """Chunks in which values of eight bits come, and the columns of each, not swizzled."""
+    columns = min(problem.head_dim_v, CHUNK_BYTES)
+    return -(-problem.head_dim_v // columns), columns
+
+
+def _copying_registers(problem: Problem) -> int:
+    return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
 
 
 def _whole(n: int, unit: int) -> int:

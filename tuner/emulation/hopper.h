@@ -137,7 +137,14 @@ void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long
                                                    bool accumulate, int line = __builtin_LINE()) {                  \
     emulation::start_product(mma, d, a, 0, b, true, accumulate, "wgmma_m64n" #N "k16_" #type "_rs_trans", line);    \
   }
+#define EMULATION_WGMMA_E4M3(N)                                                                                    \
+  inline void wgmma_m64n##N##k32_e4m3_ss(float (&d)[N / 2], unsigned long long a, unsigned long long b,             \
+                                         bool accumulate, int line = __builtin_LINE()) {                            \
+    emulation::start_product(emulation::Mma::kK32E4m3, d, nullptr, a, b, false, accumulate,                         \
+                             "wgmma_m64n" #N "k32_e4m3_ss", line);                                                  \
+  }
 #define EMULATION_WGMMA_OF(N)                      \
+  EMULATION_WGMMA_E4M3(N)                          \
   EMULATION_WGMMA(N, f16, emulation::Mma::kK16F16) \
   EMULATION_WGMMA(N, bf16, emulation::Mma::kK16Bf16)
 EMULATION_WGMMA_OF(8)
@@ -174,3 +181,4 @@ EMULATION_WGMMA_OF(248)
 EMULATION_WGMMA_OF(256)
 #undef EMULATION_WGMMA_OF
 #undef EMULATION_WGMMA
+#undef EMULATION_WGMMA_E4M3

@@ -16,7 +16,7 @@ extern "C" int EMULATION_ENTRY(const void* args, cudaStream_t stream);
 namespace {
 
 constexpr int kLaunchFailed = 3;
-constexpr size_t kArgsBytes = 160;
+constexpr size_t kArgsBytes = EMULATION_ARGS_BYTES;
 
 struct Array {
   const char* name;

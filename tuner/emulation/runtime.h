@@ -59,12 +59,12 @@ void work_together(WarpWork work, void* operands, const char* what, int line);
 void load_matrices(unsigned* registers, const void* row, int count, bool transposed, const char* what, int line);
 
 // mma.m16n8kK of elements of a type, accumulating in float32, in the arithmetic of a generation of cards.
-enum class Mma { kK16F16, kK16Bf16, kK8F16, kK8Bf16, kK8Tf32 };
+enum class Mma { kK16F16, kK16Bf16, kK8F16, kK8Bf16, kK8Tf32, kK32E4m3 };
 enum class TensorCores { kAmpere, kHopper };
 void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line,
               TensorCores cores = TensorCores::kAmpere);
 
-// One product of a warpgroup: D of 64 by `columns` elements, a thread's share of it in `d`; A of 64 by 16 in registers, or
+// One product of a warpgroup: D of 64 by `columns` elements, a thread's share of it in `d`; A of 64 by 32 bytes in registers, or
 // in shared memory where a descriptor says; B by columns, or by rows.
 struct Product {
   Mma mma;

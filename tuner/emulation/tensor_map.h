@@ -80,6 +80,7 @@ static_assert(sizeof(BoxMap) <= sizeof(CUtensorMap), "a map holds its descriptio
 
 inline unsigned bytes_of(CUtensorMapDataType type) {
   switch (type) {
+    case CU_TENSOR_MAP_DATA_TYPE_UINT8: return 1;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
     case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return 2;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: return 4;

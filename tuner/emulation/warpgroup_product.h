@@ -1,5 +1,6 @@
 // The arithmetic of wgmma: D (64 x N) = A (64 x 16) B (16 x N), or with D added, of 16-bit factors, as matrix_product.h has
-// it for Hopper's tensor cores: the sixteen products of an element and its accumulator are one block.
+// it for Hopper's tensor cores: the sixteen products of an element and its accumulator are one block. Of 8-bit factors it
+// is 32 products, and of their sum far fewer bits are kept.
 //
 // Most of what an emulated kernel does is this. Factors are decoded once, and sums formed side by side in the host's vector
 // registers: there a product of two factors is exact as a float, and so is its multiple of a power of two.
@@ -10,6 +11,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <array>
 
 #include "matrix_product.h"
 
@@ -17,7 +19,7 @@ namespace emulation {
 
 constexpr int kGroupRows = 64, kMaxColumns = 256, kDepth = 16;
 
-// Bits of the factors, columns of B side by side.
+// Bits of the factors, columns of B side by side. Of 8-bit factors each place holds two, neighbours along the depth.
 struct Factors {
   alignas(64) uint16_t a[kGroupRows][kDepth];
   alignas(64) uint16_t b[kDepth][kMaxColumns];
@@ -32,6 +34,7 @@ class WarpgroupProduct {
     if (!accumulate) {
       for (auto& row : d) std::fill_n(row, columns, 0.0f);
     }
+    if (mma == Mma::kK32E4m3) return run_e4m3(factors, columns);
     mma == Mma::kK16F16 ? run_as<F16>(factors, columns) : run_as<Bf16>(factors, columns);
   }
 
@@ -99,6 +102,60 @@ class WarpgroupProduct {
       for (int j = 0; j < columns; j += kLanes) sum(row, j);
       if (special_row) add_special<Element>(factors, row, columns, c);
     }
+  }
+
+  // Products of e4m3 are exact as floats. Those of an element and its accumulator are cut off to thirteen bits behind the
+  // largest one's leading bit and summed exactly (Xie et al., table of Hopper).
+  void run_e4m3(const Factors& factors, int columns) {
+    constexpr int kE4m3FractionBits = 13, kFactors = 2 * kDepth;
+    static const std::array<float, 256> values = e4m3_values();
+    float a[kFactors];
+    for (int k = 0; k < kDepth; ++k) {
+      for (int j = 0; j < columns; ++j) {
+        b8_[2 * k][j] = values[factors.b[k][j] & 0xff];
+        b8_[2 * k + 1][j] = values[factors.b[k][j] >> 8];
+      }
+    }
+    for (int row = 0; row < kGroupRows; ++row) {
+      for (int k = 0; k < kDepth; ++k) {
+        a[2 * k] = values[factors.a[row][k] & 0xff];
+        a[2 * k + 1] = values[factors.a[row][k] >> 8];
+      }
+      for (int j = 0; j < columns; j += kLanes) {
+        const Floats c = load<Floats>(&d[row][j]);
+        // As integers, magnitudes compare as they are.
+        Ints largest = bits_as<Ints>(c) & 0x7fffffff;
+        for (int k = 0; k < kFactors; ++k) {
+          const Ints magnitude = bits_as<Ints>(load<Floats>(&b8_[k][j]) * a[k]) & 0x7fffffff;
+          largest = magnitude > largest ? magnitude : largest;
+        }
+        if (any(largest >= 0x7f800000)) {
+          Floats sum = c;  // not a number, whatever the order
+          for (int k = 0; k < kFactors; ++k) sum += load<Floats>(&b8_[k][j]) * a[k];
+          store(&d[row][j], sum);
+          continue;
+        }
+        const Ints least = Ints{} + 64;  // below the least product's, 2^-18
+        Ints exponent = largest >> 23;
+        exponent = exponent > least ? exponent : least;
+        const Floats scale = bits_as<Floats>((254 + kE4m3FractionBits - exponent) << 23);
+        Ints sum = __builtin_convertvector(c * scale, Ints);
+        for (int k = 0; k < kFactors; ++k) sum += __builtin_convertvector(load<Floats>(&b8_[k][j]) * a[k] * scale, Ints);
+        const Floats unit = bits_as<Floats>((exponent - kE4m3FractionBits) << 23);
+        store(&d[row][j], __builtin_convertvector(sum, Floats) * unit);
+      }
+    }
+  }
+
+  // Four bits of exponent, biased by 7, and three of fraction; all ones are no number, and none is infinite.
+  static std::array<float, 256> e4m3_values() {
+    std::array<float, 256> values;
+    for (int bits = 0; bits < 256; ++bits) {
+      const int field = bits >> 3 & 15, fraction = bits & 7;
+      const float magnitude = field == 0 ? fraction * 0x1p-9f : (8 + fraction) * bit_cast<float>((field + 117) << 23);
+      values[bits] = (bits & 0x7f) == 0x7f ? bit_cast<float>(0x7fffffff) : bits & 0x80 ? -magnitude : magnitude;
+    }
+    return values;
   }
 
   // Values and exponents of some elements; zero for what is not finite. Whether something is not.
@@ -204,7 +261,7 @@ class WarpgroupProduct {
   }
 
   alignas(64) float a_[kGroupRows][kDepth];
-  alignas(64) float b_[kDepth][kMaxColumns];
+  alignas(64) float b_[kDepth][kMaxColumns], b8_[2 * kDepth][kMaxColumns];
   alignas(64) int16_t a_exponents_[kGroupRows][kDepth];
   alignas(64) int16_t b_exponents_[kDepth][kMaxColumns];
 };
