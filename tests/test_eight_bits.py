@@ -82,11 +82,11 @@ def test_outputs_are_multiplied_by_the_scale_of_values(monkeypatch):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("    fence_proxy_async();\n    barrier_arrive(&smem.v_full", "    barrier_arrive(&smem.v_full"),
+        ("    fence_proxy_async();\n    __syncwarp();\n    if (conv", "    __syncwarp();\n    if (conv"),
         ("barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);\n#pragma", "\n#pragma"),
         ("barrier_wait(&smem.raw_full[raw_turn.stage], raw_turn.parity);", ""),
         ("barrier_arrive(&smem.raw_empty[raw_turn.stage]);", ""),
-        ("(piece % 4 * 2 + half) ^ row % 8", "piece % 4 * 2 + half"),
+        ("column / 8 ^ first_row % 8", "column / 8"),
     ],
     ids=["no fence", "full stages", "empty stages", "kept for ever", "no swizzle"],
 )

@@ -33,9 +33,11 @@ BARRIER_BYTES = 8
 #: What a thread of the copying warpgroup keeps: the least that there is.
 COPYING_REGISTERS = 24
 #: The same where it also turns values into f16, and tiles of these that wait for it in shared memory.
-CONVERTING_REGISTERS, RAW_STAGES = 40, 2
+CONVERTING_REGISTERS, RAW_STAGES = 56, 2
 #: Threads that do so: of the warps that copy nothing.
 CONVERTERS = 96
+#: Loads of sixteen values that each of these has under way at once.
+CONVERTED_TOGETHER = 4
 #: What one may have of those that others gave up, and what makes that needless.
 MAX_COMPUTING_REGISTERS, ENOUGH_REGISTERS = 240, 248
 #: What ptxas wants for one product beside its sums, of the registers that a launch gives.
@@ -176,6 +178,7 @@ class Wgmma(Variant):
             "raw_stages": RAW_STAGES,
             "raw_columns": _raw_chunks(problem)[1],
             "converters": CONVERTERS,
+            "converted_together": CONVERTED_TOGETHER,
         }
 
     # -- limits: what cannot run -----------------------------------------------------------------------
