@@ -255,6 +255,11 @@ def class_words(problem: Problem) -> str:
     return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}"
 
 
+def dtype_name(problem: Problem) -> str:
+    """What array libraries call the problem's type: ``bfloat16``."""
+    return _ELEMENTS[problem.dtype].name
+
+
 def source_literal(source: str) -> str:
     """``source`` as a Python string literal, raw wherever that yields exactly the same text."""
     for quote in ('"""', "'''"):

@@ -346,5 +346,10 @@ int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, vo
   if (head_dim) attend(launch.args, launch.causal);
   return 0;
 }
+int cuLaunchKernel(int64_t kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned smem, int64_t stream, void** parameters, void** extra) {
+  const Config config = {{gx, gy, gz}, {bx, by, bz}, smem, stream, nullptr, 0};
+  return cuLaunchKernelEx(&config, kernel, parameters, extra);
+}
 
 }  // extern "C"

@@ -518,6 +518,14 @@ def emit_command(
     shape: Shape = NO_SHAPE,
     family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None,
     settings: Settings = None,
+    main: Annotated[
+        bool,
+        typer.Option("--main", help="A program that reads Q, K and V from a file and writes O to another."),
+    ] = False,
+    cmake: Annotated[
+        bool,
+        typer.Option("--cmake", help="Also a header, CMakeLists.txt and an example that uses the library."),
+    ] = False,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
     json_: Json = False,
@@ -528,7 +536,7 @@ def emit_command(
 
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
     capability, the same mask, the nearest lengths and number of heads. With --set, that variant is rendered
-    untuned.
+    untuned. Of a .cu, --main makes a program and --cmake a library.
     """
     from .devices import limits_named, preset_named
     from .emitting import (
@@ -536,12 +544,14 @@ def emit_command(
         choose,
         complete,
         emit_untuned,
+        files_beside,
         known_kernels,
+        with_program,
         write_target,
     )
     from .study import default_storage
 
-    check_target(target)
+    check_target(target, native=main or cmake)
     if device is not None and preset is not None:
         raise UsageError("--device and --preset both name the card; give one")
     limits = None
@@ -563,13 +573,17 @@ def emit_command(
         emitted = emit_untuned(variant, problem, limits, how, target.suffix)
     else:
         emitted = choose(known, shape, limits, kind, target.suffix)
-    write_target(target, emitted.text)
+    beside = files_beside(target, emitted) if cmake else {}
+    write_target(target, with_program(emitted) if main else emitted.text)
+    for path, text in beside.items():
+        write_target(path, text)
     if json_:
-        _print_json({"target": str(target), **emitted.to_dict()})
+        files = {"target": str(target), **({"beside": [str(path) for path in beside]} if cmake else {})}
+        _print_json({**files, **emitted.to_dict()})
     else:
         from .console import show_emitted
 
-        show_emitted(_console(False), target, emitted)
+        show_emitted(_console(False), target, emitted, list(beside))
 
 
 @app.command("list", cls=ManyCommand)

@@ -409,8 +409,10 @@ def show_verdict(console: Console, view: SpaceView) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_emitted(console: Console, target: Path, emitted: Emitted) -> None:
+def show_emitted(console: Console, target: Path, emitted: Emitted, beside: Sequence[Path] = ()) -> None:
     lines = [f"wrote {target}: {emitted.how}", f"{emitted.variant.family}: {settings_words(emitted.variant)}"]
+    if beside:
+        lines.insert(1, f"and beside it {', '.join(path.name for path in beside)}")
     if emitted.measurement is not None:
         lines.append(figures(Measurement.from_dict(dict(emitted.measurement))))
     for line in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from ..gen.emit import class_words, emit_cuda, emit_module
 from ..gen.kernel import Kernel
 from ..gen.limits import PRESETS, DeviceLimits
+from ..gen.native import library as library_files
+from ..gen.native import program
 from ..gen.problem import Problem
 from ..gen.render import render
 from ..gen.variant import Illegal, Value, Variant
@@ -25,6 +28,8 @@ from .prior import prior_of
 from .ranking import predicted_fastest
 
 SUFFIXES = (".cu", ".py")
+#: CMake's own targets and the example's; no library can be called so.
+RESERVED_STEMS = ("all", "clean", "example", "help", "install", "test")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class Emitted:
     arch: int
     measurement: Mapping[str, Any] | None
 
+    @property
+    def sm(self) -> str:
+        """The architecture, as nvcc calls it."""
+        return f"sm_{self.arch}{self.variant.arch_suffix}"
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "how": self.how,
@@ -55,8 +65,10 @@ class Emitted:
         }
 
 
-def check_target(target: Path) -> None:
-    """Raises UsageError unless the target is a .cu or .py file, FlashgenError where it cannot be written."""
+def check_target(target: Path, *, native: bool = False) -> None:
+    """Raises UsageError unless the target is a .cu or .py file, and if ``native`` a .cu file."""
+    if native and target.suffix != ".cu":
+        raise UsageError(f"--main and --cmake are of CUDA C++, not of {target.name}: name a .cu file")
     if target.suffix not in SUFFIXES:
         raise UsageError(f"cannot emit {str(target)!r}; name the file .cu (CUDA C++) or .py (Python module)")
     if target.suffix == ".py" and (not target.stem.isidentifier() or keyword.iskeyword(target.stem)):
@@ -74,6 +86,30 @@ def write_target(target: Path, text: str) -> None:
         raise FlashgenError(
             f"{target} cannot be written: {error.strerror or error}; free some space or name another file"
         ) from error
+
+
+def with_program(emitted: Emitted) -> str:
+    """The .cu as a program."""
+    return emitted.text + program(emitted.problem, emitted.sm)
+
+
+def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
+    """What makes the .cu a library. Raises UsageError where files of others are in the way, or for a name
+    that no library can have."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", target.stem) or target.stem in RESERVED_STEMS:
+        raise UsageError(
+            f"{target.name!r} cannot name a library; choose letters, digits and _, as in best.cu"
+        )
+    files = library_files(emitted.problem, emitted.variant, emitted.sm, target.stem)
+    beside = {target.with_name(name): text for name, text in files.items()}
+    for path in beside:
+        # What was written for a file of that name before names it in its first line.
+        if (
+            path.exists()
+            and target.name not in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        ):
+            raise UsageError(f"{path} is another's; emit into an empty folder, as in lib/{target.name}")
+    return beside
 
 
 def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:

@@ -173,7 +173,8 @@ class SimToolchain:
 
     def _command(self) -> list[str]:
         header = str(EMULATION / "cuda_emulation.h")
-        return [str(self.compiler.path), *self._flags(), f"-I{EMULATION}", "-include", header]
+        flags = (*self._flags(), "-DFLASHGEN_LIBRARY")  # of a program, only the kernel
+        return [str(self.compiler.path), *flags, f"-I{EMULATION}", "-include", header]
 
     def _how(self) -> tuple[str, ...]:
         """All that determines an artifact beside the kernel's source."""

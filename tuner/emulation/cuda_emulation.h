@@ -7,6 +7,7 @@
 #pragma once
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <utility>
@@ -224,6 +225,34 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   };
   return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), grid, block, parameters, shared_bytes));
 }
+
+struct cudaFuncAttributes {};
+template <typename... Parameters>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*)(Parameters...)) {
+  return cudaSuccess;
+}
+
+// Memory of the card is the host's.
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+template <typename T>
+cudaError_t cudaMalloc(T** array, size_t bytes) {
+  *array = static_cast<T*>(aligned_alloc(256, (bytes + 255) / 256 * 256));
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* array) { return free(array), cudaSuccess; }
+inline cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes, cudaMemcpyKind) {
+  if (bytes) memcpy(target, source, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return *stream = nullptr, cudaSuccess; }
+
+// No time passes.
+typedef struct CUevent_st* cudaEvent_t;
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = nullptr, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { return *ms = 0, cudaSuccess; }
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }

@@ -1,0 +1,246 @@
+"""A kernel as a program and as a library: run on the emulated card, built by the real compilers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashgen.gen.emit import emit_cuda
+from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.mma import Mma
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import preset
+from flashgen.gen.native import library, program
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner import reference
+from flashgen.tuner.cli import app
+from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.devices import resolve
+from flashgen.tuner.prove import read_emitted
+from flashgen.tuner.toolchain import find_nvcc
+from typer.testing import CliRunner
+
+H200 = preset("h200")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "f32": {"head_dim": 32},
+    "bf16": {"head_dim": 40, "head_dim_v": 24, "dtype": "bf16", "causal": True},
+}
+
+
+def kernel_of(kind: str) -> Kernel:
+    problem = Problem(**KINDS[kind])
+    variant = steps(32)["4.2.10"] if kind == "f32" else Mma(br=64, bc=32, rows_per_warp=16, stages=1)
+    return render(variant, problem, H200)
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return kernel_of(request.param)
+
+
+def emulated(sources: list[Path], target: Path) -> None:
+    """Builds programs whose kernels run on the host."""
+    toolchain = resolve("sim:h200").toolchain()
+    command = [part for part in toolchain._command() if part != "-DFLASHGEN_LIBRARY"]  # type: ignore[attr-defined]
+    command = [*command, "-x", "c++", *map(str, sources), "-x", "none", str(toolchain._runtime())]  # type: ignore[attr-defined]
+    subprocess.run([*command, "-o", str(target)], check=True)
+
+
+def run(*words: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+
+
+# ---- the program -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    source = folder / "best.cu"
+    source.write_text(emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.sm))
+    emulated([source], folder / "best")
+    return folder / "best"
+
+
+def write_input(path: Path, batch: int, rows: int, head_dim: int, arrays: list[np.ndarray]) -> None:
+    """As the report writes it: sizes, then Q, K and V of each batch."""
+    with path.open("wb") as file:
+        np.array([batch, rows, head_dim], np.int32).tofile(file)
+        for b in range(batch):
+            for array in arrays:
+                array[b].tofile(file)
+
+
+def test_the_program_reads_and_writes_the_reports_format(kernel: Kernel, built: Path, tmp_path: Path) -> None:
+    problem, batch, rows = kernel.problem, 3, 75
+    rng = np.random.default_rng(0)
+    columns = (problem.head_dim, problem.head_dim, problem.head_dim_v)
+    arrays = [rng.uniform(-3, 3, (batch, rows, n)).astype(np.float32) for n in columns]
+    if problem.dtype == "bf16":
+        arrays = [(x.view(np.uint32) & 0xFFFF0000).view(np.float32) for x in arrays]
+    write_input(tmp_path / "input", batch, rows, problem.head_dim, arrays)
+    done = run(built, tmp_path / "input", tmp_path / "output")
+    assert done.returncode == 0, done.stderr
+    o = np.fromfile(tmp_path / "output", np.float32).reshape(batch, rows, problem.head_dim_v)
+    q, k, v = (x[:, None].astype(np.float64) for x in arrays)
+    wanted = reference.attention(q, k, v, scale=problem.head_dim**-0.5, causal=problem.causal).o[:, 0]
+    distance = np.linalg.norm(o - wanted, axis=(1, 2)) / np.linalg.norm(wanted, axis=(1, 2))
+    assert (distance <= problem.tolerance).all(), distance
+    seconds = {name: float(s) for name, s in re.findall(r"^(\w+) +([\d.]+) s", done.stdout, re.MULTILINE)}
+    assert list(seconds) == ["total", "input", "computing", "output"]
+    assert seconds["total"] >= seconds["input"] + seconds["computing"] + seconds["output"] - 1e-5
+
+
+def test_the_program_takes_nothing_and_says_what_is_wrong(
+    kernel: Kernel, built: Path, tmp_path: Path
+) -> None:
+    d = kernel.problem.head_dim
+    write_input(tmp_path / "none", 0, 9, d, [])
+    assert run(built, tmp_path / "none", tmp_path / "output").returncode == 0
+    assert (tmp_path / "output").read_bytes() == b""
+    write_input(tmp_path / "other", 1, 2, d + 1, [np.zeros((1, 2, d + 1), np.float32)] * 3)
+    write_input(tmp_path / "cut", 1, 2, d, [np.zeros((1, 2, d), np.float32)])
+    (tmp_path / "tiny").write_bytes(b"1234")
+    wrong = f"has the head dim {d + 1}, this serves {d}; make another: flashgen emit best.cu --main "
+    wrong += "" if kernel.problem.dtype == "f32" else "--dtype bf16 "
+    for words, code, message in (
+        ((), 2, "usage: "),
+        ((tmp_path / "other", "o"), 1, f"{wrong}--d {d + 1}"),
+        ((tmp_path / "cut", "o"), 1, "cut ends "),
+        ((tmp_path / "tiny", "o"), 1, "is shorter than its three sizes"),
+        ((tmp_path / "missing", "o"), 1, "cannot be read: No such file"),
+        ((tmp_path / "none", tmp_path / "no" / "folder"), 1, "cannot be written: No such file"),
+    ):
+        done = run(built, *words)
+        assert done.returncode == code and message in done.stderr, (words, done.stderr)
+
+
+def test_a_program_is_proved_as_its_kernel(kernel: Kernel, built: Path) -> None:
+    """Its own main is in nobody's way."""
+    read = read_emitted(built.with_suffix(".cu")).kernel
+    assert (read.problem.stem, read.variant) == (kernel.problem.stem, kernel.variant)
+    if kernel.problem.dtype == "f32":  # one will do
+        assert replace(resolve("sim:h200"), sanitize=True).toolchain().build(read).artifact.exists()
+
+
+# ---- the library -------------------------------------------------------------------------------------------
+
+
+def test_the_library_is_called_by_its_example(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200"))
+    for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
+        (tmp_path / name).write_text(text)
+    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
+    done = run(tmp_path / "example")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
+    assert told is not None and 0 < float(told[1]) <= float(told[2]) == kernel.problem.tolerance
+
+
+def nvcc_or_skip() -> Path:
+    try:
+        return Path(find_nvcc(90).path)
+    except FlashgenError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.nvcc
+def test_the_program_builds_as_it_says(tmp_path: Path) -> None:
+    nvcc, kernel = nvcc_or_skip(), kernel_of("f32")
+    text = program(kernel.problem, kernel.sm)
+    source = tmp_path / f"{kernel.entry}.cu"
+    source.write_text(emit_cuda(kernel, device="H200") + text)
+    build = re.search(r"^// +nvcc (.*) -o attention$", text, re.MULTILINE)
+    assert build is not None
+    command = [
+        str(nvcc),
+        *build[1].replace("-O3", "-O1").split(),
+        "-Werror",
+        "all-warnings",
+        "-o",
+        "attention",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert run(tmp_path / "attention").stderr.startswith("usage: ")
+
+
+@pytest.mark.nvcc
+def test_the_header_is_c(kernel: Kernel, tmp_path: Path) -> None:
+    """And has the layout that the kernel reads."""
+    nvcc = nvcc_or_skip()
+    files = library(kernel.problem, kernel.variant, kernel.sm, "best")
+    (tmp_path / "best.h").write_text(files["best.h"])
+    (tmp_path / "use.c").write_text(
+        '#include <stddef.h>\n#include "best.h"\n#include "best.h"\n'
+        '_Static_assert(sizeof(AttentionArgs) == 160 && offsetof(AttentionArgs, scale) == 156, "layout");\n'
+        f"int use(const AttentionArgs* args) {{ return {kernel.entry}(args, 0); }}\n"
+    )
+    command = [str(nvcc), "-Xcompiler=-std=c11,-Wall,-Werror", "-c", "use.c", "-o", "use.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.nvcc
+def test_cmake_builds_the_library(tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("CMake is not installed")
+    nvcc, kernel = nvcc_or_skip(), kernel_of("f32")
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.sm))
+    for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
+        (tmp_path / name).write_text(text)
+    configure = ["cmake", "-B", "build", f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_COMPILER_WORKS=1"]
+    for command in (configure, ["cmake", "--build", "build"]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "build" / "libbest.a").exists() and (tmp_path / "build" / "example").exists()
+
+
+# ---- the command line --------------------------------------------------------------------------------------
+
+
+def emit(*words: str) -> Any:
+    return CliRunner().invoke(app, ["emit", *words, "--preset", "h200", "--d", "32", "--family", "ladder"])
+
+
+def test_emit_writes_programs_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert emit("plain.cu").exit_code == 0
+    assert emit("best.cu", "--main").exit_code == 0
+    plain, main = Path("plain.cu").read_text(), Path("best.cu").read_text()
+    assert main.startswith(plain) and "int main(int count, char** words)" in main.removeprefix(plain)
+    result = emit("lib/best.cu", "--cmake")
+    assert result.exit_code == 0 and "beside it best.h, CMakeLists.txt, example.cpp" in result.stdout
+    assert Path("lib/best.cu").read_text() == plain
+    assert "add_library(best best.cu)" in Path("lib/CMakeLists.txt").read_text()
+    assert emit("lib/best.cu", "--cmake", "--json").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("best.py", "--main"), "--main and --cmake are of CUDA C++, not of best.py"),
+        (("best.py", "--cmake"), "name a .cu file"),
+        (("lib/best.cu", "--cmake"), "CMakeLists.txt is another's; emit into an empty folder"),
+        (("my-best.cu", "--cmake"), "'my-best.cu' cannot name a library"),
+        (("test.cu", "--cmake"), "'test.cu' cannot name a library"),
+    ],
+)
+def test_emit_refuses(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lib").mkdir()
+    Path("lib/CMakeLists.txt").write_text("project(mine)\n")
+    result = emit(*words)
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
+    assert Path("lib/CMakeLists.txt").read_text() == "project(mine)\n"
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["CMakeLists.txt"]
