@@ -207,8 +207,12 @@ def test_cmake_builds_the_library(tmp_path: Path) -> None:
 # ---- the command line --------------------------------------------------------------------------------------
 
 
+EIGHT = ("--preset", "h200", "--d", "64", "--dtype", "e4m3", "--family", "wgmma")
+
+
 def emit(*words: str) -> Any:
-    return CliRunner().invoke(app, ["emit", *words, "--preset", "h200", "--d", "32", "--family", "ladder"])
+    ladder = () if EIGHT[0] in words else ("--preset", "h200", "--d", "32", "--family", "ladder")
+    return CliRunner().invoke(app, ["emit", *words, *ladder])
 
 
 def test_emit_writes_programs_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +236,8 @@ def test_emit_writes_programs_and_libraries(tmp_path: Path, monkeypatch: pytest.
         (("lib/best.cu", "--cmake"), "CMakeLists.txt is another's; emit into an empty folder"),
         (("my-best.cu", "--cmake"), "'my-best.cu' cannot name a library"),
         (("test.cu", "--cmake"), "'test.cu' cannot name a library"),
+        (("best.cu", "--main", *EIGHT), "tensors of e4m3 come with scales"),
+        (("best.cu", "--cmake", *EIGHT), "--main and --cmake serve f32, f16 and bf16"),
     ],
 )
 def test_emit_refuses(

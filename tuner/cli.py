@@ -150,7 +150,8 @@ def _shapes(
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="NAMES", help="Data type: f32 (the default), f16, bf16, e4m3.")
+        str | None,
+        typer.Option("--dtype", metavar="NAMES", help="Data type: f32 (the default), f16, bf16, e4m3."),
     ] = None,
     precision: Annotated[
         str | None,

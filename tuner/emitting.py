@@ -89,7 +89,8 @@ def write_target(target: Path, text: str) -> None:
 
 
 def with_program(emitted: Emitted) -> str:
-    """The .cu as a program."""
+    """The .cu as a program. Raises UsageError for kernels that it could not call."""
+    _check_native(emitted.problem)
     return emitted.text + program(emitted.problem, emitted.sm)
 
 
@@ -100,6 +101,7 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
         raise UsageError(
             f"{target.name!r} cannot name a library; choose letters, digits and _, as in best.cu"
         )
+    _check_native(emitted.problem)
     files = library_files(emitted.problem, emitted.variant, emitted.sm, target.stem)
     beside = {target.with_name(name): text for name, text in files.items()}
     for path in beside:
@@ -110,6 +112,14 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
         ):
             raise UsageError(f"{path} is another's; emit into an empty folder, as in lib/{target.name}")
     return beside
+
+
+def _check_native(problem: Problem) -> None:
+    if problem.has_scales:
+        raise UsageError(
+            f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which a "
+            "caller of the launcher in the plain .cu passes"
+        )
 
 
 def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
