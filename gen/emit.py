@@ -126,7 +126,9 @@ def emit_many(
         raise ValueError(f"two kernels were tuned for {', '.join(twice)}; give one of each")
     scaled = [each.kernel.problem.name for each in made if each.kernel.problem.has_scales]
     if scaled:
-        raise ValueError(f"{scaled[0]} takes scales, which calls of several kernels do not; make a module of it alone")
+        raise ValueError(
+            f"{scaled[0]} takes scales, which calls of several kernels do not; make a module of it alone"
+        )
     for dtype in dict.fromkeys(each.kernel.problem.dtype for each in made):
         classes = {each.kernel.problem.precision for each in made if each.kernel.problem.dtype == dtype}
         if len(classes) > 1:

@@ -6,6 +6,7 @@ Tensors lie in host memory, on which the stand-in driver of `test_module` runs p
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import math
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit import emit_module
+from flashgen.gen.emit import Made, emit_many, emit_module
 from flashgen.gen.variant import Launch as GridOf
-from test_module import DRIVER_TYPES, D, Driver, library, load_kernel, make_kernel
+from test_module import DRIVER_TYPES, D, Driver, library, make_kernel
 
 __all__ = ["library"]  # the fixture
 
@@ -31,26 +32,42 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def modules(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """The module of a dtype, which takes tensors of the CPU for such of a card. Operators are for good, so
-    there is one of each."""
+    """The module of a dtype, or of "several" kernels, which takes tensors of the CPU for such of a card.
+    Operators are for good, so there is one of each."""
     loaded: dict[str, Any] = {}
 
-    def module_of(dtype: str) -> Any:
-        if dtype not in loaded:
-            kernel = make_kernel(GridOf(128, 4096, 64), dtype=dtype)
-            module = loaded[dtype] = load_kernel(tmp_path_factory.mktemp("module"), kernel)
+    def module_of(kind: str) -> Any:
+        if kind not in loaded:
             # Compiled functions import it by its name.
-            module.__name__ = module.__spec__.name = f"emitted_{dtype}"
-            sys.modules[module.__name__] = module
+            path = tmp_path_factory.mktemp("module") / f"emitted_{kind}.py"
+            path.write_text(text_of(kind))
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None
+            module = loaded[kind] = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(ctypes, "CDLL", lambda name: library)
                 module._driver()
             module._TORCH_DEVICES = ("cpu", "meta")
             module._common_device = lambda addresses: 0
-            module._compile = lambda arch, causal, cached: f"causal={int(causal)}".encode()
-        return loaded[dtype]
+            compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
+            module._compile = lambda *arguments: compiled[arguments[-2]]
+        return loaded[kind]
 
     return module_of
+
+
+def text_of(kind: str) -> str:
+    if kind != "several":
+        return emit_module(make_kernel(GridOf(128, 4096, 64), dtype=kind), device="H200")
+    # Of 64 rows and of 2000, which threads tell apart.
+    made = [
+        Made(
+            make_kernel(GridOf(threads, 4096, 64), f"// {rows}\n", seqlen_q=rows, seqlen_k=rows), "H200", None
+        )
+        for threads, rows in ((128, 64), (256, 2000))
+    ]
+    return emit_many(made, name="several", command=())
 
 
 @pytest.fixture(params=["f32"])
@@ -62,7 +79,7 @@ def module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Any]:
     library.fake_reset(D, 9, 0, 232448)
-    library.fake_kernel(D, DRIVER_TYPES[request.param])
+    library.fake_kernel(D, DRIVER_TYPES.get(request.param, 0))
     library.fake_push(0xC001)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     torch._dynamo.reset()
@@ -284,6 +301,33 @@ def test_gradients_by_recomputation(
         loss(theirs, exact, with_lse).backward()
         for found, wanted in zip(arrays, exact, strict=True):
             close(found.grad, wanted.grad.nan_to_num(0), 1e-4)
+
+
+# ---- several kernels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["several"], indirect=True)
+def test_the_nearest_kernel_serves_in_graphs_too(module: Any, driver: Driver, torch: Any) -> None:
+    compiled = torch.compile(module.attention, backend="aot_eager", fullgraph=True, dynamic=True)
+    operator = getattr(torch.ops.flashgen, module.register_torch())
+    for rows, threads in ((70, 128), (900, 256)):
+        q, k, v = qkv(torch, rows, rows)
+        wanted, lse = reference(torch, q, k, v, causal=True)
+        for o in (compiled(q, k, v, True), operator(q, k, v, True), module.attention(q, k, v, True)):
+            close(o, wanted)
+        found, found_lse = compiled(q, k, v, True, return_lse=True)
+        close(found, wanted)
+        close(found_lse, lse)
+        sdpa = torch.compile(module.sdpa, backend="aot_eager", fullgraph=True)
+        close(sdpa(q, k, v, is_causal=True, enable_gqa=True), wanted)
+        launched = {launch.threads for launch in driver.launches()[-5:]}
+        assert launched == {threads}
+    q, k, v = (x.requires_grad_() for x in qkv(torch, 20, 20))
+    module.attention(q, k, v, True, recompute=True).sum().backward()
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    reference(torch, *exact, causal=True)[0].sum().backward()
+    close(q.grad, exact[0].grad, 1e-4)
+    assert module.attention(*(x.detach().to("meta") for x in (q, k, v))).is_meta
 
 
 # ---- autocast ----------------------------------------------------------------------------------------------

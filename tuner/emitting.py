@@ -117,8 +117,8 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
 def _check_native(problem: Problem) -> None:
     if problem.has_scales:
         raise UsageError(
-            f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which a "
-            "caller of the launcher in the plain .cu passes"
+            f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
+            "callers of the launcher in the plain .cu pass"
         )
 
 
