@@ -14,6 +14,7 @@ from flashgen.tuner.batch import tune_each
 from flashgen.tuner.console import RunView, show_batch
 from flashgen.tuner.device import FlashgenError
 from flashgen.tuner.options import NotServed, Shapes, UsageError
+from flashgen.tuner.prove import read_each
 from flashgen.tuner.tune import NoneLegal, TuneOptions, tune
 from rich.console import Console
 from test_listing import flashgen as flashgen
@@ -144,5 +145,9 @@ def test_from_the_command_line(flashgen, monkeypatch, tmp_path):
     assert [each["problem"] for each in told["kernels"]] == [p.to_dict() for p in wanted]
     assert len(told["failed"]) == 2 and all("bf16" in name for name in told["failed"])
     assert "2 of 4" in result.stderr
-    names = {path.name for path in (tmp_path / "out" / "sim_gtx_1080").glob("*.json")}
-    assert names == {f"{p.name}.json" for p in wanted}
+    folder = tmp_path / "out" / "sim_gtx_1080"
+    assert {path.name for path in folder.glob("*.json")} == {f"{p.name}.json" for p in wanted}
+    # And one module of both.
+    assert told["module"] == "out/sim_gtx_1080/f32_bf16_d32_many.py"
+    module = read_each(folder / "f32_bf16_d32_many.py")
+    assert [each.kernel.problem for each in module] == wanted

@@ -54,7 +54,6 @@ def shown(show, *arguments, **options) -> str:
 
 def test_lists_are_multiplied_out():
     shapes = Shapes(head_dim=(64, 128), seqlen=(512, 2048), causal=(False, True), dtype=("bf16",))
-    assert shapes.are_several
     problems = shapes.problems()
     assert len(problems) == len(set(problems)) == 8
     assert {(p.head_dim, p.seqlen_q, p.seqlen_k, p.causal) for p in problems} == {
@@ -65,11 +64,19 @@ def test_lists_are_multiplied_out():
 
 def test_one_problem_is_what_a_shape_is():
     shapes = Shapes(head_dim=(40,), seqlen_q=(7,), causal=(True,))
-    assert not shapes.are_several and shapes.one == Shape(head_dim=40, seqlen_q=7, causal=True)
-    assert shapes.problems() == [shapes.one.problem()]
-    assert Shapes().problems() == [Problem()] and Shapes().one == Shape()
-    with pytest.raises(UsageError, match="several problems"):
-        _ = Shapes(suites=("gpt2",)).one
+    (problem,) = shapes.problems()
+    assert shapes.of_one(problem) == Shape(head_dim=40, seqlen_q=7, causal=True)
+    assert shapes.of_one(problem).problem() == problem
+    assert Shapes().problems() == [Problem()] and Shapes().of_one(Problem()) == Shape()
+    suite = Shapes(suites=("gpt2",))
+    (problem,) = suite.problems()
+    assert suite.of_one(problem).problem() == problem and suite.of_one(problem).has_sizes
+
+
+def test_options_are_written_as_they_are_typed():
+    shapes = Shapes(suites=("llm",), head_dim=(64, 128), kv_heads=(4,), causal=(False, True))
+    assert shapes.words() == ["--suite llm", "--d 64,128", "--kv-heads 4", "--causal both"]
+    assert Shapes(causal=(False,)).words() == ["--no-causal"] and Shapes().words() == []
 
 
 def test_of_a_suite_the_other_options_choose():

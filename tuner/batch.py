@@ -10,11 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..gen.problem import Problem
 from ..gen.variant import Value, Variant
-from .options import NotServed
+from . import library
+from .bundle import bundle
+from .emitting import write_target
+from .options import NotServed, UsageError
 from .tune import Event, TuneOptions, TuneResult, tune
 
 #: The families that compete for a problem, and the parameters held.
@@ -42,12 +46,15 @@ class BatchResult:
     results: tuple[TuneResult, ...]
     failed: Mapping[str, str]
     interrupted: bool
+    module: Path | None = None
+    """What holds all the kernels."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "kernels": [result.to_dict() for result in self.results],
             "failed": dict(self.failed),
             "interrupted": self.interrupted,
+            "module": str(self.module) if self.module is not None else None,
         }
 
 
@@ -92,3 +99,24 @@ def tune_each(
         if stop.is_set():
             break
     return BatchResult(tuple(results), failed, stop.is_set())
+
+
+def write_module(
+    batch: BatchResult, out: Path, name: str, command: Sequence[str], *, note: Callable[[str], None]
+) -> BatchResult:
+    """Writes the module of the batch's kernels, ``name`` in the card's folder; where the library has a faster
+    one, that. ``command`` is what emits it again. What does not go together is noted.
+
+    Raises:
+        FlashgenError: it cannot be written.
+    """
+    files = [result.kept_faster or result.paths.json for result in batch.results]
+    entries = [library.read(path, batch.results[0].slug) for path in files]
+    path = out / batch.results[0].slug / f"{name}.py"
+    try:
+        text = bundle(entries, name=name, command=command)
+    except UsageError as error:
+        note(f"no module of all: {error}")
+        return batch
+    write_target(path, text)
+    return replace(batch, module=path)

@@ -42,6 +42,7 @@ from .version import flashgen_version
 
 if TYPE_CHECKING:
     from .benchrun import BenchRun
+    from .bundle import Pick
 
 P = ParamSpec("P")
 
@@ -401,9 +402,10 @@ def tune_command(
     the work, each kind is tuned for itself. So do runs on many hosts that name one --storage.
 
     With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
-    turn, each from what the ones before taught.
+    turn, each from what the ones before taught, and one module is written that holds all their kernels.
     """
-    from .batch import BatchResult, Competing, tune_each
+    from .batch import BatchResult, Competing, tune_each, write_module
+    from .bundle import module_name
     from .console import RunView, show_batch, show_result
     from .devices import resolve_all
     from .study import default_storage
@@ -444,7 +446,12 @@ def tune_command(
                 workers = "1 worker" if not more else f"{1 + len(more)} workers"
                 view.note(f"{card.limits.name}: {workers} ({', '.join(d.spec for d in (card, *more))})")
             compete = functools.partial(competing, card.limits)
-            batches.append(tune_each(options, problems, compete, view=view, stop=stop))
+            batch = tune_each(options, problems, compete, view=view, stop=stop)
+            if len(batch.results) > 1:
+                batch = write_module(
+                    batch, out, module_name(shapes, problems), shapes.words(), note=view.note
+                )
+            batches.append(batch)
             if stop.is_set():
                 break
     if json_:
@@ -501,11 +508,15 @@ def space_command(
         show_space(_console(False), view)
 
 
-@app.command("emit")
-@takes_shape
+@app.command("emit", cls=ManyCommand)
 @reports_errors
+@takes_shapes
 def emit_command(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: best.cu or best.py.")],
+    kernels: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KERNEL]...", help="These, as `list` names them, or their files."),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="DEVICE", help="For this card: 0, sim:gtx-1080 or a preset's name."),
@@ -516,7 +527,7 @@ def emit_command(
             "--preset", metavar="NAME", help="For a card that need not be here: h200, or any of sm_90."
         ),
     ] = None,
-    shape: Shape = NO_SHAPE,
+    shapes: Shapes = NO_SHAPES,
     family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None,
     settings: Settings = None,
     main: Annotated[
@@ -527,8 +538,13 @@ def emit_command(
         bool,
         typer.Option("--cmake", help="Also a header, CMakeLists.txt and an example that uses the library."),
     ] = False,
+    embed: Annotated[
+        bool,
+        typer.Option("--embed", help="Let a .py carry its kernels compiled; other cards compile the source."),
+    ] = False,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
+    jobs: Jobs = None,
     json_: Json = False,
 ) -> None:
     """Writes the best known kernel: the last tuned one, or the best for what the options ask.
@@ -538,12 +554,18 @@ def emit_command(
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
     capability, the same mask, the nearest lengths and number of heads. With --set, that variant is rendered
     untuned. Of a .cu, --main makes a program and --cmake a library.
+
+    With --suite, lists or several kernels, as in [bold]flashgen emit llm.py --suite llm[/bold], the module
+    holds the best for each and calls the one that was tuned for the nearest shape. Lists without lengths,
+    batch and heads, as in [bold]--d 64,128[/bold], mean all that were tuned.
     """
     from .devices import limits_named, preset_named
     from .emitting import (
+        card_of_last,
         check_target,
         choose,
         complete,
+        emit_tuned,
         emit_untuned,
         files_beside,
         known_kernels,
@@ -555,25 +577,48 @@ def emit_command(
     check_target(target, native=main or cmake)
     if device is not None and preset is not None:
         raise UsageError("--device and --preset both name the card; give one")
+    if embed and target.suffix != ".py":
+        raise UsageError(f"--embed is for modules, and {target} is none; name a .py file")
     limits = None
     if preset is not None:
         limits = preset_named(preset)
     elif device is not None:
         limits = limits_named(device)
-    problem = shape.problem()
+    problems = shapes.problems()
     kind = None if family is None else checked(lambda: family_named(family))
     known = known_kernels(out, storage or default_storage(out), storage is not None)
+    at_once = (jobs or usable_cores()) if embed else 0
+    if kernels or len(problems) > 1:
+        from .bundle import kernels_of, named, pick, widened
 
-    if settings:
+        if settings:
+            raise UsageError("--set renders one variant, untuned; leave it out, or ask for one problem")
+        if kernels and (shapes.words() or limits is not None or kind is not None):
+            raise UsageError("the kernels are named; leave out what would choose them")
+        if kernels:
+            picks = named(known, kernels)
+        else:
+            card = limits or card_of_last(known)
+            picks = pick(known, widened(known, shapes, problems, card), card, kind)
+        entries = kernels_of(picks)
+        if len(entries) > 1:
+            options = {"device": device, "preset": preset, "family": family}
+            command = [*(kernels or shapes.words())]
+            command += [f"--{name} {value}" for name, value in options.items() if value is not None]
+            _emit_bundle(target, picks, command, at_once, json_)
+            return
+        emitted = emit_tuned(picks[0].match, target.suffix, embed=at_once)
+    elif settings:
+        problem = problems[0]
         if limits is None:
             raise UsageError("--set needs a card to render for; name one with --device or --preset")
         chosen = kind or one_family(serving_families(problem, limits, settings))
         held = parse_settings(chosen, settings)
         variant = complete(chosen, problem, limits, held, chosen())
         how = f"the variant asked for, untuned: {problem.name} for {limits.name}"
-        emitted = emit_untuned(variant, problem, limits, how, target.suffix)
+        emitted = emit_untuned(variant, problem, limits, how, target.suffix, embed=at_once)
     else:
-        emitted = choose(known, shape, limits, kind, target.suffix)
+        emitted = choose(known, shapes.of_one(problems[0]), limits, kind, target.suffix, embed=at_once)
     beside = files_beside(target, emitted) if cmake else {}
     write_target(target, with_program(emitted) if main else emitted.text)
     for path, text in beside.items():
@@ -585,6 +630,25 @@ def emit_command(
         from .console import show_emitted
 
         show_emitted(_console(False), target, emitted, list(beside))
+
+
+def _emit_bundle(target: Path, picks: list[Pick], command: list[str], embed: int, as_json: bool) -> None:
+    """Writes a module of several kernels. ``embed`` is as in `bundle`."""
+    from .bundle import bundle, kernels_of
+    from .console import show_bundle
+    from .emitting import write_target
+
+    entries = kernels_of(picks)
+    if target.suffix != ".py":
+        raise UsageError(f"{len(entries)} kernels make a module; name the file .py, or ask for one")
+    words = [*command, "--embed"] if embed else command
+    text = bundle(entries, name=target.stem, command=words, embed=embed)
+    write_target(target, text)
+    if as_json:
+        kernels = [pick.to_dict() for pick in picks]
+        _print_json({"target": str(target), "embedded": bool(embed), "kernels": kernels})
+    else:
+        show_bundle(_console(False), target, picks, len(text.encode()))
 
 
 @app.command("list", cls=ManyCommand)
@@ -942,21 +1006,26 @@ def validate_command(
     """Proves an emitted kernel correct again, on this machine, against float64.
 
     Example: [bold]flashgen validate best.py --device sim:gtx-1080[/bold]
-    """
-    from .prove import prove
 
-    proof = prove(file, device=device, sanitize=sanitize, seed=seed)
+    Of a module that holds several, each.
+    """
+    from .prove import prove_each
+
+    proofs = []
+    for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed):
+        proofs.append(proof.to_dict())
+        masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
+        of_several = f", {proof.kernel}," if proof.kernel else ""
+        _console(json_).print(
+            f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
+            f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases, largest error per head "
+            f"{masks} ({proof.bound:.0e} allowed)",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if json_:
-        _print_json(proof.to_dict())
-        return
-    masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
-    _console(False).print(
-        f"{proof.file} is correct on {proof.device}: {proof.how}{', sanitized' if proof.sanitized else ''}, "
-        f"{proof.cases} cases, largest error per head {masks} ({proof.bound:.0e} allowed)",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+        _print_json(proofs[0] if len(proofs) == 1 else proofs)
 
 
 @app.command("ladder")

@@ -22,6 +22,7 @@ from ..gen.limits import KIB, PRESETS, DeviceLimits
 from ..gen.problem import Problem
 from ..gen.variant import Value, Variant
 from .batch import BatchResult
+from .bundle import Pick, kernels_of
 from .cuda import CudaDevice
 from .devices import Tool
 from .emitting import Emitted
@@ -250,6 +251,9 @@ def show_batch(console: Console, batch: BatchResult) -> None:
         if kept:
             told += f"; {kept} that were known are faster and stay as they are"
         console.print(told, highlight=False, soft_wrap=True, markup=False)
+    if batch.module is not None:
+        told = f"wrote {batch.module}, a module of them all"
+        console.print(told, highlight=False, soft_wrap=True, markup=False)
     for name, reason in batch.failed.items():
         text = f"not tuned: {name}: {reason}"
         console.print(text, style="red", highlight=False, soft_wrap=True, markup=False)
@@ -415,6 +419,18 @@ def show_emitted(console: Console, target: Path, emitted: Emitted, beside: Seque
         lines.insert(1, f"and beside it {', '.join(path.name for path in beside)}")
     if emitted.measurement is not None:
         lines.append(figures(Measurement.from_dict(dict(emitted.measurement))))
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_bundle(console: Console, target: Path, picks: Sequence[Pick], num_bytes: int) -> None:
+    """What a module of several kernels holds, and where the nearest stands for what was asked."""
+    count = len(kernels_of(picks))
+    lines = [f"wrote {target}: {count} kernels, {num_bytes / 2**20:.1f} MiB"]
+    exact = sum(pick.match.exact for pick in picks)
+    if picks[0].asked is not None:
+        lines[0] += f"; {exact} of {len(picks)} problems were tuned for just this"
+    lines += [f"{pick.asked.name}: {pick.match.how}" for pick in picks if pick.asked and not pick.match.exact]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -142,21 +142,18 @@ def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.
     return found
 
 
-def emit_tuned(match: library.Match, suffix: str) -> Emitted:
-    """The matched kernel as it was written when it was tuned, in a module as it is made today."""
+def emit_tuned(match: library.Match, suffix: str, *, embed: int = 0) -> Emitted:
+    """The matched kernel as it was written when it was tuned, in a module as it is made today. ``embed``:
+    compile it, so many at a time, for the module to carry."""
+    from .bundle import rendered
+
     entry = match.entry
     tuned = entry.kernel
-    if entry.rendered is not None:
-        text = _text(entry.rendered, suffix, tuned.device, library.figures(tuned))
+    if suffix == ".cu" and entry.rendered is None:
+        text = tuned.source
     else:
-        assert entry.json_path is not None
-        path = entry.json_path.with_suffix(suffix)
-        if suffix == ".py":
-            from .prove import read_emitted
-
-            text = _text(read_emitted(path).kernel, suffix, tuned.device, library.figures(tuned))
-        else:
-            text = tuned.source
+        kernel = rendered(entry)
+        text = _text(kernel, suffix, tuned.device, library.figures(tuned), _cubins(kernel, embed))
     return Emitted(
         text,
         match.how,
@@ -170,7 +167,9 @@ def emit_tuned(match: library.Match, suffix: str) -> Emitted:
     )
 
 
-def emit_untuned(variant: Variant, problem: Problem, limits: DeviceLimits, how: str, suffix: str) -> Emitted:
+def emit_untuned(
+    variant: Variant, problem: Problem, limits: DeviceLimits, how: str, suffix: str, *, embed: int = 0
+) -> Emitted:
     """A variant rendered without having been tried. Raises UsageError for an illegal one."""
     try:
         kernel = render(variant, problem, limits)
@@ -179,7 +178,7 @@ def emit_untuned(variant: Variant, problem: Problem, limits: DeviceLimits, how: 
             f"{error}; {variant.name} cannot run {problem.name} on {limits.name}: change it with --set, "
             "`flashgen space` lists what is legal"
         ) from error
-    text = _text(kernel, suffix, limits.name, None)
+    text = _text(kernel, suffix, limits.name, None, _cubins(kernel, embed))
     return Emitted(text, how, False, False, problem, variant, limits.name, limits.arch, None)
 
 
@@ -189,8 +188,11 @@ def choose(
     limits: DeviceLimits | None,
     family: type[Variant] | None,
     suffix: str,
+    *,
+    embed: int = 0,
 ) -> Emitted:
-    """The best known kernel for what was asked, or the cost model's best guess without one.
+    """The best known kernel for what was asked, or the cost model's best guess without one. ``embed`` is as
+    in `emit_tuned`.
 
     Raises:
         FlashgenError: nothing was asked for and nothing was ever tuned.
@@ -202,19 +204,19 @@ def choose(
                 "nothing was tuned yet; tune with `flashgen tune --device 0 --d 64` (--device sim:gtx-1080 "
                 "without a GPU), or emit an untuned kernel with --preset or --device"
             )
-        return emit_tuned(match, suffix)
+        return emit_tuned(match, suffix, embed=embed)
     if limits is None:
-        limits = _card_of_last(known)
+        limits = card_of_last(known)
     problem = shape.problem()
     match = library.find(known, problem, limits, family=family, any_shape=not shape.has_sizes)
     if match is not None:
-        return emit_tuned(match, suffix)
+        return emit_tuned(match, suffix, embed=embed)
     how = (
         f"nothing was tuned for {class_words(problem)} on {limits.name}: this is the cost model's guess, "
         "untuned; `flashgen tune` finds better"
     )
     families = (family,) if family is not None else serving_families(problem, limits)
-    return emit_untuned(best_guess(families, problem, limits), problem, limits, how, suffix)
+    return emit_untuned(best_guess(families, problem, limits), problem, limits, how, suffix, embed=embed)
 
 
 def best_guess(families: Sequence[type[Variant]], problem: Problem, limits: DeviceLimits) -> Variant:
@@ -262,7 +264,7 @@ def complete(
     return catalogue.variant(row)
 
 
-def _card_of_last(known: list[library.Entry]) -> DeviceLimits:
+def card_of_last(known: list[library.Entry]) -> DeviceLimits:
     """The card to emit for when none was named: that of the last tuned kernel."""
     match = library.last_tuned(known)
     if match is None:
@@ -282,6 +284,21 @@ def _limits_of(entry: library.Entry) -> DeviceLimits:
     raise FlashgenError(f"{entry.kernel.device} resembles no preset; name the card with --device")
 
 
-def _text(kernel: Kernel, suffix: str, device: str, measurement: Mapping[str, Any] | None) -> str:
-    write = emit_cuda if suffix == ".cu" else emit_module
-    return write(kernel, device=device, measurement=measurement)
+def _text(
+    kernel: Kernel,
+    suffix: str,
+    device: str,
+    measurement: Mapping[str, Any] | None,
+    cubins: Mapping[bool, bytes] | None = None,
+) -> str:
+    if suffix == ".cu":
+        return emit_cuda(kernel, device=device, measurement=measurement)
+    return emit_module(kernel, device=device, measurement=measurement, cubins=cubins)
+
+
+def _cubins(kernel: Kernel, embed: int) -> dict[bool, bytes] | None:
+    from .bundle import build_cubins
+
+    if not embed:
+        return None
+    return {causal: cubin for (_, causal), cubin in build_cubins([kernel], embed).items()}

@@ -116,15 +116,27 @@ class Shapes:
     causal: tuple[bool, ...] = ()
 
     @property
-    def are_several(self) -> bool:
-        """Whether more than one problem may be meant: a suite, or a list."""
-        return bool(self.suites) or any(len(values) > 1 for values in vars(self).values())
+    def has_sizes(self) -> bool:
+        """Whether batch, heads or a length was given."""
+        sizes = (self.batch, self.heads, self.kv_heads, self.seqlen, self.seqlen_q, self.seqlen_k)
+        return any(sizes)
 
-    @property
-    def one(self) -> Shape:
-        """The options where none is a list. Raises UsageError where one is."""
-        if self.are_several:
-            raise UsageError("the options name several problems, and here one is asked for")
+    def of_one(self, problem: Problem) -> Shape:
+        """The options for the only problem they mean; of a suite's all is given."""
+        if self.suites:
+            p = problem
+            return Shape(
+                dtype=p.dtype,
+                precision=p.precision,
+                head_dim=p.head_dim,
+                head_dim_v=p.head_dim_v,
+                batch=p.batch,
+                heads=p.num_q_heads,
+                kv_heads=p.num_kv_heads,
+                seqlen_q=p.seqlen_q,
+                seqlen_k=p.seqlen_k,
+                causal=p.causal,
+            )
         return next(self._each())
 
     def problems(self) -> list[Problem]:
@@ -155,6 +167,28 @@ class Shapes:
             "causal": self.causal,
         }
         return all(getattr(problem, name) in values for name, values in given.items() if values)
+
+    def words(self) -> list[str]:
+        """The options as they are typed, an option and its value a word."""
+        names = {
+            "suites": "suite",
+            "head_dim": "d",
+            "head_dim_v": "dv",
+            "kv_heads": "kv-heads",
+            "seqlen_q": "seqlen-q",
+            "seqlen_k": "seqlen-k",
+        }
+        words = []
+        for name, values in vars(self).items():
+            if name == "causal":
+                words += (
+                    ["--causal both"]
+                    if len(values) > 1
+                    else [f"--{'' if v else 'no-'}causal" for v in values]
+                )
+            elif values:
+                words.append(f"--{names.get(name, name)} {','.join(map(str, values))}")
+        return words
 
     def _each(self) -> Iterator[Shape]:
         """The lists' combinations, the last named option changing fastest."""

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Emitted:
     path: Path
     kernel: Kernel
     device: str
+    name: str = ""
+    """What a module of several calls it."""
 
     @property
     def is_module(self) -> bool:
@@ -73,6 +75,8 @@ class Proof:
     cases: int
     errors: dict[str, float]
     bound: float
+    kernel: str = ""
+    """Of several in one module, which."""
 
     @property
     def worst(self) -> float:
@@ -92,7 +96,19 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
         FlashgenError: the file cannot be read or is none of flashgen's, the device or a tool is missing, or
             the kernel is wrong; then the message names the case.
     """
-    emitted = read_emitted(path)
+    return _prove(read_emitted(path), device, sanitize, seed)
+
+
+def prove_each(
+    path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0
+) -> Iterator[Proof]:
+    """The same of every kernel of the file, of which a module may hold several, one after the other."""
+    for emitted in read_each(path):
+        yield _prove(emitted, device, sanitize, seed)
+
+
+def _prove(emitted: Emitted, device: str | None, sanitize: bool, seed: int) -> Proof:
+    path = emitted.path
     target = resolve(device) if device is not None else _default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)
     _check_fits(emitted, target.limits)
@@ -100,9 +116,9 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
     errors: dict[str, float] = {}
     count = 0
     for causal in (kernel.problem.causal, not kernel.problem.causal):
-        masked = _with_mask(kernel, causal)
+        masked = with_mask(kernel, causal)
         mask = "causal" if causal else "full"
-        with _named(path, mask):
+        with _named(path, f"{emitted.name}, {mask}" if emitted.name else mask):
             errors[mask] = _prove_mask(emitted, masked, target, sanitize, seed)
         rng = np.random.default_rng([seed, int(masked.digest, 16)])
         count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
@@ -112,7 +128,7 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
     elif emitted.is_module and not sanitize:
         how = "through its attention()"
     bound = kernel.problem.tolerance
-    return Proof(str(path), target.limits.name, how, sanitize, count, errors, bound)
+    return Proof(str(path), target.limits.name, how, sanitize, count, errors, bound, emitted.name)
 
 
 def _prove_mask(emitted: Emitted, kernel: Kernel, target: Device, sanitize: bool, seed: int) -> float:
@@ -126,13 +142,13 @@ def _prove_mask(emitted: Emitted, kernel: Kernel, target: Device, sanitize: bool
         return _sanitize_on_card(kernel, target, seed)
     if emitted.is_module:
         build = Build(kernel, emitted.path.resolve(), registers=0, spill_bytes=0, seconds=0.0)
-        with Worker(ModuleDevice(target, emitted.path.resolve()), seed=seed) as worker:
+        with Worker(ModuleDevice(target, emitted.path.resolve(), emitted.name), seed=seed) as worker:
             return worker.validate_full(build, kernel.problem)
     with Worker(target, seed=seed) as worker:
         return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
 
 
-def _with_mask(kernel: Kernel, causal: bool) -> Kernel:
+def with_mask(kernel: Kernel, causal: bool) -> Kernel:
     """The kernel under that mask, chosen as the compiler's -DFLASHGEN_CAUSAL would."""
     if causal == kernel.problem.causal:
         return kernel
@@ -189,8 +205,17 @@ def read_emitted(path: Path) -> Emitted:
     """The kernel of an emitted .py or .cu file, read as data: nothing of it is run.
 
     Raises:
-        FlashgenError: it cannot be read, or flashgen did not write it.
+        FlashgenError: it cannot be read, flashgen did not write it, or it holds several kernels.
     """
+    found = read_each(path)
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise FlashgenError(f"{path} holds {len(found)} kernels ({names}); name a file of one")
+    return found[0]
+
+
+def read_each(path: Path) -> list[Emitted]:
+    """The same of every kernel of the file, of which a module may hold several."""
     if path.suffix not in (".py", ".cu"):
         raise UsageError(f"{path} is neither a .py nor a .cu file; name one that `flashgen emit` wrote")
     try:
@@ -201,13 +226,14 @@ def read_emitted(path: Path) -> Emitted:
             f"{path} cannot be read: {why}; name a file that `flashgen emit` wrote"
         ) from error
     try:
-        kernel, device = _read_module(text) if path.suffix == ".py" else _read_cuda(text)
+        if path.suffix == ".py":
+            return [Emitted(path, *each) for each in _read_module(text)]
+        return [Emitted(path, *_read_cuda(text))]
     except (KeyError, TypeError, ValueError, SyntaxError, AttributeError) as error:
         raise FlashgenError(
             f"{path} does not read as a kernel of this flashgen ({_why_unread(error)}); name a file that "
             "`flashgen emit` wrote, or emit it again"
         ) from error
-    return Emitted(path, kernel, device)
 
 
 def _why_unread(error: Exception) -> str:
@@ -222,7 +248,8 @@ def _why_unread(error: Exception) -> str:
             return f"{type(error).__name__}: {error}"
 
 
-def _read_module(text: str) -> tuple[Kernel, str]:
+def _read_module(text: str) -> list[tuple[Kernel, str, str]]:
+    """Kernel, card and name of each; a module of one has no name for it."""
     constants: dict[str, Any] = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.AnnAssign):
@@ -233,7 +260,28 @@ def _read_module(text: str) -> tuple[Kernel, str]:
             continue
         if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
             with contextlib.suppress(ValueError):
-                constants[target.id] = ast.literal_eval(value)
+                constants[target.id] = _table(value) if target.id == "KERNELS" else ast.literal_eval(value)
+    if "KERNELS" not in constants:
+        return [(*_kernel_of(constants), "")]
+    return [
+        (*_kernel_of({**each, "SOURCE": constants["SOURCES"][each["SOURCE"]]}), each["NAME"])
+        for each in constants["KERNELS"]
+    ]
+
+
+def _table(value: ast.expr) -> list[dict[str, Any]]:
+    """The arguments of the calls in a tuple, by the names of the constants in a module of one kernel."""
+    if not isinstance(value, ast.Tuple):
+        raise ValueError("KERNELS is no tuple")
+    return [
+        {argument.arg.upper(): ast.literal_eval(argument.value) for argument in call.keywords if argument.arg}
+        for call in value.elts
+        if isinstance(call, ast.Call)
+    ]
+
+
+def _kernel_of(constants: Mapping[str, Any]) -> tuple[Kernel, str]:
+    """The kernel that a module's constants describe, and the card it names."""
     parameters = dict(constants["VARIANT"])
     variant = family_named(parameters.pop("family")).from_dict(parameters)
     symbol = constants["SYMBOL"].decode()
@@ -319,6 +367,8 @@ class ModuleDevice:
 
     card: CudaDevice
     module: Path
+    kernel: str = ""
+    """Which one, where the module holds several."""
 
     @property
     def spec(self) -> str:
@@ -345,20 +395,24 @@ class ModuleDevice:
         return self.card.toolchain()
 
     def open(self) -> ModuleRunner:
-        return ModuleRunner(self.card, self.module)
+        return ModuleRunner(self.card, self.module, self.kernel)
 
 
 class ModuleRunner(CudaRunner):
     """Calls an emitted module on PyCUDA arrays that lie in guarded memory."""
 
-    def __init__(self, card: CudaDevice, path: Path) -> None:
+    def __init__(self, card: CudaDevice, path: Path, kernel: str = "") -> None:
         super().__init__(card)
         spec = importlib.util.spec_from_file_location(f"flashgen_proved_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise FlashgenError(f"{path} cannot be imported")
         self._module = importlib.util.module_from_spec(spec)
+        # Its dataclasses look it up.
+        sys.modules[spec.name] = self._module
         try:
             spec.loader.exec_module(self._module)
+            if kernel:
+                self._module.use(kernel)
         except Exception as error:
             raise FlashgenError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
 
