@@ -74,6 +74,7 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         ("mma", {}),
         ("wgmma", {"dtype": "f16", "head_dim": 40, "head_dim_v": 72}),
         ("wgmma", {"dtype": "bf16", "causal": True}),
+        ("wgmma", {"dtype": "e4m3"}),
     ],
     ids=[
         "simt",
@@ -86,6 +87,7 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         "mma-f32",
         "wgmma-f16",
         "wgmma-bf16",
+        "wgmma-e4m3",
     ],
     name="kernel",
 )

@@ -245,6 +245,32 @@ def test_tensors_without_data(module: Any, torch: Any) -> None:
         assert type(module.attention(fake, fake, fake)) is type(fake)
 
 
+def test_tensors_of_eight_bits(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their operator takes the values' scale, too."""
+    (tmp_path / "eight_bits.py").write_text(
+        emit_module(make_kernel(GridOf(128, 4096, 64), dtype="e4m3"), device="H200")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("eight_bits")
+    q = torch.empty(2, 9, 4, D, device="meta").to(torch.float8_e4m3fn)
+
+    def layer(q: Any) -> Any:
+        out = torch.empty(q.shape, device=q.device, dtype=torch.bfloat16)
+        module.attention(q, q, q, True, out=out, layout="bshd", scales=(1.0, 2.0, 3.0))
+        return out, module.attention(q, q, q, True, return_lse=True, layout="bshd", scales=(1.0, 2.0, 3.0))
+
+    graphs = Graphs()
+    out, (o, lse) = torch.compile(layer, backend=graphs, fullgraph=True)(q)
+    assert o.dtype == out.dtype == torch.bfloat16 and o.shape == out.shape == q.shape
+    assert lse.dtype == torch.float32 and lse.shape == (2, 4, 9)
+    scale, value_scale = 2 * D**-0.5, 3.0
+    (into, with_lse) = (n for n in graphs.made[0].graph.nodes if "flashgen" in str(n.target))
+    assert into.args[5:] == with_lse.args[4:] == (pytest.approx(scale), "bshd", value_scale)
+    assert module.attention(q, q, q).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"leave stream out under torch\.compile"):
+        module.attention(q, q, q, stream=0)
+
+
 def test_streams_are_not_of_graphs(module: Any, torch: Any) -> None:
     layer = torch.compile(lambda q: module.attention(q, q, q, stream=0), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="leave stream out where gradients are needed, and under torch"):

@@ -181,6 +181,22 @@ def test_the_operators_copy_what_cannot_be_stepped_by(module: Any, torch: Any) -
     close(module, found, reference(torch, q, k, v))
 
 
+def test_tensors_of_eight_bits_compiled(device: CudaDevice, torch: Any, tmp_path: Path) -> None:
+    module = load(tmp_path, some_kernel(device, "wgmma", dtype="e4m3"))
+    q, k, v = (
+        x.to(torch.float8_e4m3fn) for x in (torch.randn(2, 4, 150, D, device="cuda") for _ in range(3))
+    )
+    scales = (1.5, 0.5, 2.0)
+
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return module.attention(q, k, v, True, scales=scales, return_lse=True)
+
+    found, wanted = torch.compile(layer, fullgraph=True)(q, k, v), layer(q, k, v)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+    meant = (x.double() * scale for x, scale in zip((q, k, v), scales, strict=True))
+    close(module, found[0], reference(torch, *meant, causal=True))
+
+
 # ---- graphs and streams ------------------------------------------------------------------------------------
 
 
