@@ -245,6 +245,18 @@ def test_tensors_without_data(module: Any, torch: Any) -> None:
         assert type(module.attention(fake, fake, fake)) is type(fake)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported(module: Any, torch: Any, strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any) -> Any:
+            return module.attention(q + 1, q, q) + module.sdpa(q, q, q)
+
+    q = qkv(torch)[0]
+    exported = torch.export.export(Layer(), (q,), strict=strict)
+    assert sum("flashgen" in str(node.target) for node in exported.graph.nodes) == 2
+    close(exported.module()(q), reference(torch, q + 1, q, q)[0] + reference(torch, q, q, q)[0])
+
+
 def test_tensors_of_eight_bits(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their operator takes the values' scale, too."""
     (tmp_path / "eight_bits.py").write_text(
