@@ -12,6 +12,8 @@ Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, s
     o = attention(q, k, v)                           # softmax(q k^T / sqrt(head_dim)) v
     o, lse = attention(q, k, v, return_lse=True)     # and the log-sum-exp of each row of scores
     attention(q, k, v, causal=True, scale=0.1, out=o, stream=stream)
+    sdpa(q, k, v, is_causal=True)                    # torch's scaled_dot_product_attention, by this kernel where it serves
+    register_transformers("tuned")                   # attn_implementation="tuned" for Hugging Face's models
 
 Needs an NVIDIA driver for CUDA 12 or newer, numpy, PyCUDA and nvcc 12.5 or newer; the first call compiles
 (PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph. Forward only.
@@ -20,9 +22,9 @@ Regenerate:
 
     flashgen emit bf16_d128_b32_n512.py \
         --preset sm_90 --family wgmma --dtype bf16 --d 128 --set br=128 --set bc=128 --set persistent=true \
-        --set q_stages=2 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-        --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-        --set min_blocks=1
+        --set q_stages=2 --set o_apart=false --set p_in_shared=false --set k_stages=2 --set v_stages=2 \
+        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=1
 """
 
 from __future__ import annotations
@@ -40,7 +42,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["DEVICE", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT", "attention"]
+__all__ = [
+    "DEVICE",
+    "MEASUREMENT",
+    "PROBLEM",
+    "SOURCE",
+    "VARIANT",
+    "attention",
+    "register_torch",
+    "register_transformers",
+    "sdpa",
+]
 
 # What the kernel was tuned for, which of its family's variants won, on which card, and how fast it was there.
 PROBLEM: dict[str, Any] = {
@@ -61,6 +73,8 @@ VARIANT: dict[str, Any] = {
     "bc": 128,
     "persistent": True,
     "q_stages": 2,
+    "o_apart": False,
+    "p_in_shared": False,
     "k_stages": 2,
     "v_stages": 2,
     "schedule": "chained",
@@ -70,6 +84,7 @@ VARIANT: dict[str, Any] = {
     "poly_exp": 0,
     "section": 1,
     "min_blocks": 1,
+    "cluster": 1,
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",
@@ -912,6 +927,7 @@ def attention(
     return_lse: bool = False,
     *,
     layout: str = "bhsd",
+    recompute: bool = False,
 ) -> Any:
     """softmax(scale * q k^T) v in bfloat16, summed in float32.
 
@@ -931,66 +947,102 @@ def attention(
         stream); otherwise an integer handle or a torch, CuPy or PyCUDA stream, whose order with other streams
         is the caller's.
     return_lse: also return the natural log-sum-exp, a contiguous float32 (batch, heads, seqlen_q) array of q's kind.
+    recompute: True lets gradients of torch tensors be taken, by PyTorch's attention, which the backward pass runs
+        anew. Otherwise tensors that need one are refused.
+
+    Under torch.compile and torch.export it is the operator of `register_torch`, without a graph break. In
+    torch.autocast, tensors are cast to bfloat16.
 
     Runs in the arrays' CUDA context, from any thread. Raises TypeError and ValueError for arrays it cannot
     serve, RuntimeError when the GPU or the compiler fails, ImportError without PyCUDA.
     """
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f"layout is {layout!r}; choose 'bhsd' or 'bshd'")
+    if scale is not None and not abs(scale) < 3.4e38:
+        raise ValueError(f"scale is {scale}; it must be a finite float32")
+    torch = _torch_of(q)
+    if torch is not None:
+        return _attention_torch(torch, q, k, v, causal, scale, out, stream, return_lse, layout, recompute)
     if isinstance(q, np.ndarray):
         return _attention_numpy(q, k, v, causal, scale, out, stream, return_lse, layout)
-    torch = _torch_of(q)
-    if torch is None and out is None and not _can_allocate(q) and hasattr(q, "__dlpack__"):
+    if out is None and not _can_allocate(q) and hasattr(q, "__dlpack__"):
         return _attention_dlpack(q, k, v, causal, scale, stream, return_lse, layout)
-    if not type(q) is type(k) is type(v) or type(out) not in (type(q), type(None)):
-        _check_kinds(torch, q, (("k", k), ("v", v), ("out", out)))
-    q_address, query, q_stream = _read("q", q, torch)
-    k_address, key, k_stream = _read("k", k, torch)
-    v_address, value, v_stream = _read("v", v, torch)
-    o_address, output, o_stream = (0, None, None) if out is None else _read("out", out, torch)
-    masked = bool(PROBLEM["causal"] if causal is None else causal)
-    plan = _plan(torch, query, key, value, output, layout == "bshd")
-    scale = _DEFAULT_SCALE if scale is None else float(scale)
-    if not abs(scale) < 3.4e38:
-        raise ValueError(f"scale is {scale}; it must be a finite float32")
-
+    _check_kinds(q, (("k", k), ("v", v), ("out", out)))
+    q_address, query, q_stream = _read("q", q)
+    k_address, key, k_stream = _read("k", k)
+    v_address, value, v_stream = _read("v", v)
+    o_address, output, o_stream = (0, None, None) if out is None else _read("out", out)
+    plan = _plan(None, query, key, value, output, layout == "bshd")
     # The stream on which q's library works now.
-    current = torch.cuda.current_stream(plan.device).cuda_stream if torch is not None else q_stream or 0
+    current = q_stream or 0
     handle = current if stream is None else _stream_handle(stream)
     side_stream = None if handle == current else handle
     if out is None:
-        out = _empty(q, torch, DTYPE, plan.out_shape, plan.out_strides, side_stream)
-        o_address = _address(out, torch)
-    lse = _empty(q, torch, "float32", plan.rows_shape, plan.rows_strides, side_stream) if return_lse else None
-    if plan.blocks == 0:
-        return (out, lse) if return_lse else out
+        out = _empty(q, DTYPE, plan.out_shape, plan.out_strides, side_stream)
+        o_address = _address(out)
+    lse = _empty(q, "float32", plan.rows_shape, plan.rows_strides, side_stream) if return_lse else None
+    if plan.blocks:
+        addresses = (q_address, k_address, v_address, o_address)
+        if stream is None:
+            _wait_for_producers({q_stream, k_stream, v_stream, o_stream}, handle)
+        lse_address = 0 if lse is None else _address(lse)
+        _launch(plan, addresses, lse_address, causal, scale, handle, output is not None)
+    return (out, lse) if return_lse else out
 
+
+def _launch(
+    plan: _Plan,
+    addresses: tuple[int, int, int, int],
+    lse_address: int,
+    causal: bool | None,
+    scale: float | None,
+    handle: int,
+    given: bool,
+) -> None:
+    """Of q, k, v and o, which was `given` or made for the call, on the stream of that handle."""
+    q_address, k_address, v_address, o_address = addresses
     if not plan.has_keys:
+        addresses = (q_address, 0, 0, o_address)
         k_address = v_address = 0
-    addresses = (q_address, k_address, v_address, o_address)
-    if output is not None and o_address in addresses[:3]:
+    if given and o_address in addresses[:3]:
         raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
     if not plan.aligned or (q_address | k_address | v_address | o_address) % (2 * VECTOR):
         _check_alignment(addresses, plan.extents)
     device = _common_device(addresses) if plan.device is None else plan.device
-    if stream is None and torch is None:
-        _wait_for_producers({q_stream, k_stream, v_stream, o_stream}, handle)
+    masked = PROBLEM["causal"] if causal is None else bool(causal)
     kernel = _KERNELS.get((device, masked)) or _load(device, masked)
-    packed = _ARGS.pack(*addresses, _address(lse, torch) if return_lse else 0, *plan.extents, scale)
+    packed = _ADDRESSES.pack(*addresses, lse_address) + plan.packed
+    packed += _SCALE.pack(_DEFAULT_SCALE if scale is None else scale)
     driver = _driver()
-    pushed = _push_context(driver, q_address, device)
+    pushed = _push_context(driver, q_address, device, plan.device is not None)
     try:
-        maps = _encode_maps(packed[_MAPPED_ADDRESSES] + packed[_MAPPED_EXTENTS])
+        maps = _encode_maps(addresses, plan.packed)
         parameters = _Parameters(packed, maps.address)
-        status = driver.cuLaunchKernel(
-            kernel, plan.blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, handle, parameters, None
-        )
+        status = driver.cuLaunchKernelEx(_configure(plan.blocks, handle), kernel, parameters, None)
     finally:
         if pushed:
             driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     if status:
         _check(status, f"launching on stream {handle:#x} (is it one of device {device} and its context?)")
-    return (out, lse) if return_lse else out
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _configure(blocks: int, handle: int) -> Any:
+    """The address of a configuration, kept, as making one takes longer than the launch."""
+    return ctypes.byref(_Config((blocks, 1, 1), (THREADS, 1, 1), SMEM_BYTES, handle))
 
 
 # ---- arrays ------------------------------------------------------------------------------------------------
@@ -1003,6 +1055,8 @@ class _Plan(NamedTuple):
     """Of the launch; none where there is nothing to compute."""
     extents: tuple[int, ...]
     """The middle of AttentionArgs: strides, in elements and 0 along dimensions of one entry, and sizes."""
+    packed: bytes
+    """The same as it lies there."""
     aligned: bool
     """Whether the kernel can step by those strides."""
     has_keys: bool
@@ -1030,16 +1084,9 @@ def _torch_of(array: Any) -> Any:
     return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
 
-def _read(name: str, array: Any, torch: Any) -> tuple[int, tuple[Any, ...], int | None]:
-    """An array's address, its type, shape, strides and device, and the stream on which its data is ready; the
-    last two where the array tells. `torch` is the module where it is a tensor, else None."""
-    if torch is not None:
-        if array.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name} requires a gradient, but this kernel is forward only: call it under torch.no_grad() "
-                f"or pass {name}.detach()"
-            )
-        return array.data_ptr(), (array.dtype, array.shape, array.stride(), array.device), None
+def _read(name: str, array: Any) -> tuple[int, tuple[Any, ...], int | None]:
+    """An array's address, its type, shape, strides and device, which it does not tell, and the stream on which
+    its data is ready, if any."""
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         raise TypeError(
@@ -1065,7 +1112,8 @@ def _plan(
     out: tuple[Any, ...] | None,
     bshd: bool,
 ) -> _Plan:
-    """Checks what `_read` found, and draws from it all that it decides."""
+    """Checks type, shape, strides and device of each array, and draws from them all that they decide. `torch` is
+    the module where they are tensors, else None."""
     query, key, value = (
         _inspect("q", q, bshd, torch),
         _inspect("k", k, bshd, torch),
@@ -1089,9 +1137,11 @@ def _plan(
     if blocks > _INT_MAX or max(seqlen_q, seqlen_k) > _INT_MAX:
         raise ValueError(f"{blocks} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     strides = (*query.strides, *key.strides, *value.strides, *output.strides)
+    extents = (*strides, batch, heads, kv_heads, seqlen_q, seqlen_k)
     return _Plan(
         blocks=min(blocks, MAX_BLOCKS),
-        extents=(*strides, batch, heads, kv_heads, seqlen_q, seqlen_k),
+        extents=extents,
+        packed=_EXTENTS.pack(*extents),
         aligned=_can_step(strides),
         has_keys=seqlen_k > 0,
         device=device,
@@ -1103,12 +1153,12 @@ def _plan(
 
 
 def _inspect(name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _Array:
-    """What `_read` found of an array, in the kernel's terms; raises what tells the caller how to mend it."""
+    """An array in the kernel's terms; raises what tells the caller how to mend it."""
     dtype, shape, strides, device = described
     if torch is not None:
         if dtype is not torch.bfloat16:
             raise TypeError(f"{name} is {dtype}, not torch.bfloat16: pass {name}.bfloat16()")
-        if device.type != "cuda":
+        if device.type not in _TORCH_DEVICES:
             raise ValueError(f"{name} is on the device {str(device)!r}; move it with {name}.cuda()")
         device = device.index
     else:
@@ -1165,19 +1215,16 @@ def _library(array: Any) -> str:
 
 def _can_allocate(q: Any) -> bool:
     """Whether `_empty` knows how to make more of q's kind."""
-    return isinstance(q, _Buffer) or _library(q) in ("cupy", "pycuda") or _torch_of(q) is not None
+    return isinstance(q, _Buffer) or _library(q) in ("cupy", "pycuda")
 
 
-def _check_kinds(torch: Any, q: Any, others: tuple[tuple[str, Any], ...]) -> None:
+def _check_kinds(q: Any, others: tuple[tuple[str, Any], ...]) -> None:
     """torch tensors keep among themselves: what is mixed could neither be ordered nor returned clearly."""
+    tensors = _torch_of(q) is not None
     for name, array in others:
-        if array is None:
+        if array is None or type(array) is type(q):
             continue
-        if torch is not None:
-            alike = isinstance(array, torch.Tensor)
-        else:
-            alike = not isinstance(array, np.ndarray) and _torch_of(array) is None
-        if not alike:
+        if (_torch_of(array) is not None) != tensors or isinstance(array, np.ndarray):
             raise TypeError(f"q is a {_kind(q)}, but {name} a {_kind(array)}; pass arrays of one library")
 
 
@@ -1250,22 +1297,12 @@ def _dense_like(query: _Array, bshd: bool) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _empty(
-    q: Any, torch: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], side_stream: int | None
+    q: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], side_stream: int | None
 ) -> Any:
     """An array of that type and q's kind on q's device; strides in elements.
 
-    torch and CuPy hand out memory in the order of their current stream; `side_stream` is the launch's where
-    that is another.
+    CuPy hands out memory in the order of its current stream; `side_stream` is the launch's where that is another.
     """
-    if torch is not None:
-        if side_stream is None:
-            return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=q.device)
-        if side_stream in _DEFAULT_STREAMS:
-            launches = torch.cuda.default_stream(q.device)
-        else:
-            launches = torch.cuda.ExternalStream(side_stream, q.device)
-        with torch.cuda.stream(launches):
-            return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=q.device)
     if isinstance(q, _Buffer):
         return _Buffer(shape, np.dtype(dtype))
     library = _library(q)
@@ -1293,8 +1330,8 @@ def _empty(
     )
 
 
-def _address(array: Any, torch: Any) -> int:
-    return array.data_ptr() if torch is not None else array.__cuda_array_interface__["data"][0]
+def _address(array: Any) -> int:
+    return array.__cuda_array_interface__["data"][0]
 
 
 def _attention_dlpack(
@@ -1356,9 +1393,10 @@ def _wait_for_producers(streams: set[int | None], handle: int) -> None:
 
 # PyCUDA compiles, but does not launch: it takes neither streams nor contexts that other libraries made.
 
-_ARGS = struct.Struct("<5Q12q5if")  # AttentionArgs of the source below
-_MAPPED = struct.Struct("<4Q12q5i")  # what maps depend on: AttentionArgs without lse and scale
-_MAPPED_ADDRESSES, _MAPPED_EXTENTS = slice(32), slice(40, 156)
+# AttentionArgs of the source, in three parts.
+_ADDRESSES = struct.Struct("<5Q")
+_EXTENTS = struct.Struct("<12q5i")
+_SCALE = struct.Struct("<f")
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _MAP_TYPE = 9  # CUtensorMapDataType of bfloat16
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
@@ -1404,7 +1442,7 @@ def _driver() -> ctypes.CDLL:
         "cuGetErrorName": [integer, pointer],
         "cuGetErrorString": [integer, pointer],
         "cuKernelSetAttribute": [integer, integer, pointer, integer],
-        "cuLaunchKernel": [pointer, *[unsigned] * 7, pointer, pointer, pointer],
+        "cuLaunchKernelEx": [pointer, pointer, pointer, pointer],
         "cuLibraryGetKernel": [pointer, pointer, text],
         "cuLibraryLoadData": [pointer, text, pointer, pointer, unsigned, pointer, pointer, unsigned],
         "cuMemAlloc_v2": [pointer, size],
@@ -1446,15 +1484,19 @@ def _device_of(name: str, pointer: int) -> int:
     return device.value
 
 
-def _push_context(driver: ctypes.CDLL, pointer: int, device: int) -> bool:
+def _push_context(driver: ctypes.CDLL, pointer: int, device: int, primary: bool = False) -> bool:
     """Makes the context of `pointer` current; whether that took a push, which is then to be popped.
 
-    Memory of a pool belongs to no context: any of its device serves, failing one the primary.
+    Memory of a pool belongs to no context: any of its device serves, failing one the primary. `primary` is what
+    torch works in: where that is current, the pointer is not asked.
     """
-    context, current = ctypes.c_void_p(), ctypes.c_void_p()
+    current = ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(current))
+    if primary and current.value is not None and current.value == _PRIMARY_CONTEXTS.get(device):
+        return False
+    context = ctypes.c_void_p()
     if pointer:
         driver.cuPointerGetAttribute(ctypes.byref(context), _POINTER_CONTEXT, pointer)
-    driver.cuCtxGetCurrent(ctypes.byref(current))
     wanted = context.value
     if wanted is None:
         if current.value is not None:
@@ -1463,6 +1505,8 @@ def _push_context(driver: ctypes.CDLL, pointer: int, device: int) -> bool:
             if current_device.value == device:
                 return False
         wanted = _PRIMARY_CONTEXTS.get(device) or _retain_primary_context(device)
+    elif primary and device not in _PRIMARY_CONTEXTS:
+        _retain_primary_context(device)
     if wanted == current.value:
         return False
     _check(driver.cuCtxPushCurrent_v2(wanted), f"entering the context of device {device}")
@@ -1489,11 +1533,9 @@ class _Maps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _encode_maps(arguments: bytes) -> _Maps:
-    """The maps for an AttentionArgs without lse and scale."""
-    fields = _MAPPED.unpack(arguments)
-    addresses, strides = fields[:4], fields[4:16]
-    batch, heads, kv_heads, seqlen_q, seqlen_k = fields[16:]
+def _encode_maps(addresses: tuple[int, ...], packed: bytes) -> _Maps:
+    """The maps for arrays at these addresses and of a plan's packed extents."""
+    *strides, batch, heads, kv_heads, seqlen_q, seqlen_k = _EXTENTS.unpack(packed)
     memory = ctypes.create_string_buffer(_MAP_BYTES * len(MAPS) + _MAP_ALIGNMENT)
     first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
     ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
@@ -1719,6 +1761,429 @@ def _through_buffers(
             buffer.free()
         if pushed:
             driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+# ---- PyTorch -----------------------------------------------------------------------------------------------
+
+# Whoever passes tensors has imported torch: it is found among the loaded modules, never imported here.
+
+_TORCH_DEVICES = ("cuda", "meta")  # of the latter, tensors that have no data, results have none either
+
+
+def _attention_torch(
+    torch: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool | None,
+    scale: float | None,
+    out: Any,
+    stream: Any,
+    return_lse: bool,
+    layout: str,
+    recompute: bool,
+) -> Any:
+    """Of tensors: launched at once, or by the operator where PyTorch must see one."""
+    if not type(q) is type(k) is type(v) or type(out) not in (type(q), type(None)):
+        _check_kinds(q, (("k", k), ("v", v), ("out", out)))
+    derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if derived and not recompute:
+        name = "q" if q.requires_grad else "k" if k.requires_grad else "v"
+        raise RuntimeError(
+            f"{name} requires a gradient, but this kernel is forward only: call it under torch.no_grad(), pass "
+            f"{name}.detach(), or recompute=True for a backward pass by PyTorch's attention"
+        )
+    if out is not None and torch.is_grad_enabled() and (derived or out.requires_grad):
+        raise RuntimeError("no gradient is taken through out: leave it out, or call under torch.no_grad()")
+    if torch.is_autocast_enabled():
+        q, k, v = (_autocast(torch, x) for x in (q, k, v))
+    if derived or torch.compiler.is_compiling() or type(q) is not torch.Tensor or q.is_meta:
+        if stream is not None:
+            raise ValueError("leave stream out where gradients are needed, and under torch.compile")
+        return _attention_operator(torch, q, k, v, causal, scale, out, return_lse, layout)
+    output = None if out is None else (out.dtype, out.shape, out.stride(), out.device)
+    plan = _plan(
+        torch,
+        (q.dtype, q.shape, q.stride(), q.device),
+        (k.dtype, k.shape, k.stride(), k.device),
+        (v.dtype, v.shape, v.stride(), v.device),
+        output,
+        layout == "bshd",
+    )
+    return _run_torch(torch, plan, q, k, v, causal, scale, out, stream, return_lse)
+
+
+def _run_torch(
+    torch: Any,
+    plan: _Plan,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool | None,
+    scale: float | None,
+    out: Any,
+    stream: Any,
+    return_lse: bool,
+) -> Any:
+    """Of tensors on a GPU, whatever PyTorch would have done with them."""
+    # Triton asks so, too: without making an object of the stream.
+    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    current = torch.cuda.current_stream(plan.device).cuda_stream if ask is None else ask(plan.device)
+    handle = current if stream is None else _stream_handle(stream)
+    given, lse = out is not None, None
+    if handle == current:
+        if not given:
+            out = q.new_empty_strided(plan.out_shape, plan.out_strides)
+        if return_lse:
+            lse = q.new_empty(plan.rows_shape, dtype=torch.float32)
+    else:
+        # Memory is handed out in the order of the current stream, so let that be the launch's.
+        if handle in _DEFAULT_STREAMS:
+            launches = torch.cuda.default_stream(q.device)
+        else:
+            launches = torch.cuda.ExternalStream(handle, q.device)
+        with torch.cuda.stream(launches):
+            if not given:
+                out = q.new_empty_strided(plan.out_shape, plan.out_strides)
+            if return_lse:
+                lse = q.new_empty(plan.rows_shape, dtype=torch.float32)
+    if plan.blocks:
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+        lse_address = 0 if lse is None else lse.data_ptr()
+        _launch(plan, addresses, lse_address, causal, scale, handle, given)
+    return (out, lse) if return_lse else out
+
+
+def _describe(tensor: Any) -> tuple[Any, ...]:
+    """What `_plan` is told of a tensor."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _autocast(torch: Any, x: Any) -> Any:
+    """What torch.autocast casts, in the kernel's type."""
+    return x.to(torch.bfloat16) if x.is_floating_point() and x.dtype is not torch.float64 else x
+
+
+def sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch.nn.functional.scaled_dot_product_attention, by this kernel where it serves and PyTorch elsewhere.
+
+    PyTorch computes what has a mask, dropout, a type, head dim, device or number of dimensions that are not this
+    kernel's, strides that it cannot step by, no rows or keys, and what a gradient must be taken of. `is_causal` is
+    torch's, aligned top-left: query row i sees keys 0 .. i, however many there are. In torch.autocast, the
+    kernel serves where bfloat16 is what PyTorch would cast to.
+    """
+    torch = _torch_of(query)
+    if torch is None:
+        raise TypeError(f"query is a {_kind(query)}; pass torch tensors, or other arrays to attention")
+    if attn_mask is None and dropout_p == 0:
+        o = _serve(torch, query, key, value, is_causal, scale, enable_gqa)
+        if o is not None:
+            return o
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _serve(torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | None, enable_gqa: bool) -> Any:
+    """`sdpa` by the kernel; None where it is PyTorch's."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    if torch.is_autocast_enabled():
+        if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
+            return None
+        q, k, v = (_autocast(torch, x) for x in (q, k, v))
+    query = (q.dtype, q.shape, q.stride(), q.device)
+    key = (k.dtype, k.shape, k.stride(), k.device)
+    value = (v.dtype, v.shape, v.stride(), v.device)
+    if torch.compiler.is_compiling():
+        if not _serves(torch, query, key, value, is_causal, enable_gqa):
+            return None
+        if is_causal and q.shape[2] < k.shape[2]:
+            k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+        return _attention_operator(torch, q, k, v, is_causal, scale, None, False, "bhsd")
+    if type(q) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    plan = _plan_sdpa(torch, query, key, value, is_causal, enable_gqa)
+    if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % (2 * VECTOR):
+        return None
+    return _run_torch(torch, plan, q, k, v, is_causal, scale, None, None, False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan_sdpa(
+    torch: Any,
+    query: tuple[Any, ...],
+    key: tuple[Any, ...],
+    value: tuple[Any, ...],
+    is_causal: bool,
+    enable_gqa: bool,
+) -> _Plan | None:
+    if query[3].type == "meta" or not _serves(torch, query, key, value, is_causal, enable_gqa):
+        return None
+    if is_causal:  # later keys are seen by no row
+        key, value = (
+            (dtype, (*shape[:2], query[1][2], shape[3]), strides, device)
+            for dtype, shape, strides, device in (key, value)
+        )
+    return _plan(torch, query, key, value, None, False)
+
+
+def _serves(
+    torch: Any,
+    query: tuple[Any, ...],
+    key: tuple[Any, ...],
+    value: tuple[Any, ...],
+    is_causal: bool,
+    enable_gqa: bool,
+) -> bool:
+    """Whether the kernel computes what `sdpa` would of tensors of these types, shapes, strides and devices."""
+    for dtype, shape, strides, device in (query, key, value):
+        if dtype is not torch.bfloat16 or device != query[3] or device.type not in _TORCH_DEVICES:
+            return False
+        if len(shape) != 4 or shape[0] == 0 or shape[1] == 0 or shape[2] == 0 or strides[3] != 1:
+            return False
+        if not _can_step(_stepped(shape[:3], strides[:3])):
+            return False
+    batch, heads, rows, head_dim = query[1]
+    _, kv_heads, keys, _ = key[1]
+    if key[1] != (batch, kv_heads, keys, HEAD_DIM) or value[1] != (batch, kv_heads, keys, HEAD_DIM):
+        return False
+    if head_dim != HEAD_DIM or (is_causal and rows > keys):  # rows beyond the keys would see all of them
+        return False
+    return heads == kv_heads or (enable_gqa and heads % kv_heads == 0)
+
+
+def register_torch() -> str:
+    """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
+
+        attention_bf16_d128_5d771891(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_bf16_d128_5d771891_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_bf16_d128_5d771891_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+
+    They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
+    by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
+    PyTorch 2.7 or newer.
+    """
+    import torch
+
+    library = torch.library
+    with _LOCK:
+        if hasattr(torch.ops.flashgen, "attention_bf16_d128_5d771891_out"):
+            return "attention_bf16_d128_5d771891"
+
+        def run(
+            q: Any,
+            k: Any,
+            v: Any,
+            causal: bool | None = None,
+            scale: float | None = None,
+            layout: str = "bhsd",
+            *,
+            out: Any = None,
+            return_lse: bool = False,
+        ) -> Any:
+            bshd = layout == "bshd"
+            output = None if out is None else _describe(out)
+            plan = _plan(torch, _describe(q), _describe(k), _describe(v), output, bshd)
+            addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+            if out is None and (not plan.aligned or addresses % (2 * VECTOR)):
+                out = q.new_empty_strided(plan.out_shape, plan.out_strides)
+                q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+                plan = _plan(torch, _describe(q), _describe(k), _describe(v), _describe(out), bshd)
+            return _run_torch(torch, plan, q, k, v, causal, scale, out, None, return_lse)
+
+        def run_lse(*arguments: Any) -> Any:
+            return run(*arguments, return_lse=True)
+
+        def run_out(q: Any, k: Any, v: Any, out: Any, *settings: Any) -> None:
+            run(q, k, v, *settings, out=out)
+
+        def fake(q: Any, k: Any, v: Any, *settings: Any) -> Any:
+            made = _inspect_torch(torch, q, k, v, None, settings[2:3] == ("bshd",))
+            return q.new_empty_strided(*made)
+
+        def fake_lse(*arguments: Any) -> Any:
+            o, q, layout = fake(*arguments), arguments[0], arguments[5:6]
+            rows = (o.shape[0], o.shape[2], o.shape[1]) if layout == ("bshd",) else o.shape[:3]
+            return o, q.new_empty(rows, dtype=torch.float32)
+
+        def fake_out(q: Any, k: Any, v: Any, out: Any, *settings: Any) -> None:
+            _inspect_torch(torch, q, k, v, out, settings[2:3] == ("bshd",))
+
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.save_for_backward(*inputs[:3])
+            ctx.settings = inputs[3:]
+            ctx.set_materialize_grads(False)
+
+        def differentiate(ctx: Any, grad: Any, grad_lse: Any = None) -> tuple[Any, ...]:
+            grads = _differentiate(torch, *ctx.saved_tensors, *ctx.settings, grad, grad_lse)
+            return (*grads, None, None, None)
+
+        # Strides decide how the kernel reads and what it returns: Inductor must not change them.
+        exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+        settings = 'bool? causal=None, float? scale=None, str layout="bhsd"'
+        for suffix, out, result, function, fake_function in (
+            ("", "", "Tensor", run, fake),
+            ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
+            ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
+        ):
+            name = f"flashgen::attention_bf16_d128_5d771891{suffix}"
+            schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
+            library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
+            library.impl(name, "default", function)
+            library.register_fake(name, fake_function)
+            if not out:
+                library.register_autograd(name, differentiate, setup_context=keep)
+                library.register_autocast(name, "cuda", torch.bfloat16)
+        return "attention_bf16_d128_5d771891"
+
+
+# As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
+register_torch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _attention_operator(
+    torch: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool | None,
+    scale: float | None,
+    out: Any,
+    return_lse: bool,
+    layout: str,
+) -> Any:
+    register_torch()
+    operators = torch.ops.flashgen
+    causal = None if causal is None else bool(causal)
+    scale = None if scale is None else float(scale)
+    if out is not None and not return_lse:
+        operators.attention_bf16_d128_5d771891_out(q, k, v, out, causal, scale, layout)
+        return out
+    if not return_lse:
+        return operators.attention_bf16_d128_5d771891(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_bf16_d128_5d771891_lse(q, k, v, causal, scale, layout)
+    return (o if out is None else out.copy_(o)), lse
+
+
+def _inspect_torch(
+    torch: Any, q: Any, k: Any, v: Any, out: Any, bshd: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of what the kernel makes of tensors whose extents may be symbols; raises as `_plan`."""
+    query = _inspect("q", _describe(q), bshd, torch)
+    _check_shapes(query, _inspect("k", _describe(k), bshd, torch), _inspect("v", _describe(v), bshd, torch))
+    if out is not None:
+        _check_output(_inspect("out", _describe(out), bshd, torch), query)
+    return _dense_like(query, bshd)
+
+
+def _differentiate(
+    torch: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool | None,
+    scale: float | None,
+    layout: str,
+    grad: Any,
+    grad_lse: Any,
+) -> tuple[Any, ...]:
+    """The gradients of q, k and v, given those of o and of the log-sum-exp, either of which may be None."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        query, key, value = (x.transpose(1, 2) for x in leaves) if layout == "bshd" else leaves
+        if grad is not None and layout == "bshd":
+            grad = grad.transpose(1, 2)
+        masked = PROBLEM["causal"] if causal is None else causal
+        rows, keys = query.shape[2], key.shape[2]
+        if masked and rows > keys:  # the first rows see no key
+            query, rows = query[:, :, rows - keys :], keys
+            grad, grad_lse = (None if x is None else x[:, :, -keys:] for x in (grad, grad_lse))
+        visible = None
+        if masked and (rows < keys or grad_lse is not None):
+            visible = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+        groups = query.shape[1] // max(key.shape[1], 1)
+        if groups > 1:
+            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        outputs = []
+        if grad is not None:
+            square = masked and rows == keys
+            outputs.append(
+                torch.nn.functional.scaled_dot_product_attention(
+                    query, key, value, None if square else visible, is_causal=square, scale=scale
+                )
+            )
+        if grad_lse is not None:
+            scores = query.float() @ key.float().transpose(2, 3)
+            scores = scores * (_DEFAULT_SCALE if scale is None else scale)
+            scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+            outputs.append(scores.logsumexp(3))
+        given = [x for x in (grad, grad_lse) if x is not None]
+        return torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+
+
+def register_transformers(name: str = "tuned") -> None:
+    """Registers the kernel with Hugging Face's transformers: attn_implementation=name then has models call `sdpa`.
+
+    Masks are made as for "sdpa", which also computes what the kernel does not serve. The name "sdpa" itself gives all
+    models the kernel that do not ask for another attention. Raises ValueError for a name with "flash" in it, which
+    transformers takes for one of FlashAttention's, ImportError without transformers or with one before 4.53.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    if "flash" in name:
+        raise ValueError(f"transformers takes {name!r} for FlashAttention's; choose a name without 'flash'")
+    AttentionInterface.register(name, functools.partial(_attend, sdpa_attention_forward))
+    AttentionMaskInterface.register(name, functools.partial(_make_mask, sdpa_mask))
+
+
+def _attend(
+    otherwise: Any,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Any, None]:
+    """As transformers calls an attention: (batch, heads, seqlen, head_dim) to (batch, seqlen, heads, head_dim)."""
+    if others.get("s_aux") is not None:
+        raise ValueError("attention sinks are computed neither here nor by PyTorch's attention: use 'eager'")
+    torch = _torch_of(query)
+    if attention_mask is None and dropout == 0 and others.get("position_bias") is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # A single row is the latest: it sees all keys.
+        causal = bool(causal) and query.shape[2] > 1
+        o = _serve(torch, query, key, value, causal, scaling, True)
+        if o is not None:
+            return o.transpose(1, 2).contiguous(), None
+    arguments = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **others}
+    return otherwise(module, query, key, value, attention_mask, **arguments)
+
+
+def _make_mask(otherwise: Any, **asked: Any) -> Any:
+    """As transformers asks for a mask. For torch.compile it would make even those that only say `is_causal`."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        special = asked.get("attention_mask") is not None or asked.get("local_size") is not None
+        rows, keys = asked.get("q_length", 0), asked.get("kv_length")
+        if rows == keys and not special and asked.get("allow_is_causal_skip"):
+            return None
+    return otherwise(**asked)
 
 
 # ---- python bf16_d128_b32_n512.py --------------------------------------------------------------------------------------
