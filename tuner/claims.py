@@ -32,11 +32,12 @@ class Others:
     """The trials of the study that other coordinators made, as they come and go.
 
     ``outcomes`` is what they finished since this one joined, ``in_flight`` how many variants of the catalogue
-    they hold. Rows of the catalogue are taken and given back here.
+    they hold, ``trials`` all of the study as last read. Rows of the catalogue are taken and given back here.
     """
 
     def __init__(self, study: Study, catalogue: Catalogue) -> None:
         self.outcomes: list[Outcome] = []
+        self.trials: list[FrozenTrial] = []
         self._study = study
         self._catalogue = catalogue
         self._watch = Watch()
@@ -57,14 +58,18 @@ class Others:
 
     def look(self) -> None:
         """Reads the study once: what others finished is in ``outcomes``, what the dead held is free."""
-        self._sort(self._study.get_trials(deepcopy=False))
+        self._sort(self._read())
+
+    def _read(self) -> list[FrozenTrial]:
+        self.trials = self._study.get_trials(deepcopy=False)
+        return self.trials
 
     def gives(self, trial: Trial, row: int) -> bool:
         """Whether this coordinator may try a row, which its trial's parameters name. If not, the trial is
         over and another coordinator tries it."""
         self._own[trial.number] = row
         while True:
-            trials = self._study.get_trials(deepcopy=False)
+            trials = self._read()
             self._sort(trials)
             if row in self._done_rows:
                 break

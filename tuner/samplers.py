@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 from math import isfinite, log
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import optuna
@@ -28,7 +28,7 @@ from .options import SamplerName
 from .process import process
 from .ranking import Ranking
 from .study import distributions
-from .surrogate import Model, Seen, features, promise, with_predictions
+from .surrogate import Model, Seen, features, promise, single_threaded, with_predictions
 
 #: Trials before TPE models them.
 TPE_STARTUP_TRIALS = 10
@@ -41,7 +41,7 @@ RANKED_FIRST = 5
 TOURNAMENT = 16
 #: Variants that the cost model ranks before the first trial, and more of them at each later one: ranking
 #: takes a third of a millisecond each, and a card is waiting.
-FIRST_LOOK, NEXT_LOOK = 3000, 500
+FIRST_LOOK, NEXT_LOOK = 3000, 100
 #: Variants that a model scores at most; of more, a random part.
 MOST_SCORED = 10_000
 
@@ -58,7 +58,10 @@ class Origin(StrEnum):
 
 
 class LegalSampler(BaseSampler):
-    """Base of the samplers over a catalogue. ``chosen`` is the row proposed last, and why."""
+    """Base of the samplers over a catalogue. ``chosen`` is the row proposed last, and why; ``needs_trial``
+    says whether a trial must be in the study before its parameters are chosen."""
+
+    needs_trial: ClassVar[bool] = False
 
     def __init__(self, catalogue: Catalogue, *, seed: int) -> None:
         self.queue: deque[tuple[int, Origin]] = deque()
@@ -73,11 +76,21 @@ class LegalSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        self.chosen = self._queued() or self._choose(study, trial, search_space)
-        row = self.chosen[0]
-        self._catalogue.take(row)
+        row, _ = self.propose(study.get_trials(deepcopy=False), trial, study)
         values = self._catalogue.variant(row).to_dict()
         return {name: values[name] for name in search_space}
+
+    def propose(
+        self, trials: Sequence[FrozenTrial], trial: FrozenTrial | None, study: Study
+    ) -> tuple[int, Origin]:
+        """A row that nobody has taken, which it takes, and why; ``trials`` are the study's as last read, and
+        ``trial`` is the one in the making, where it is among them."""
+        self.chosen = self._queued() or self._choose(study, trials, trial)
+        self._catalogue.take(self.chosen[0])
+        return self.chosen
+
+    def hear(self, number: int, row: int, us: float | None) -> None:
+        """A trial of this process ended with that time, None if it failed: sooner than a study is read."""
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -86,7 +99,7 @@ class LegalSampler(BaseSampler):
 
     @abstractmethod
     def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
     ) -> tuple[int, Origin]:
         """A row that nobody has taken; there is one."""
 
@@ -105,7 +118,7 @@ class ChanceSampler(LegalSampler):
     """Any variant, each as likely."""
 
     def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
     ) -> tuple[int, Origin]:
         return self._any(), Origin.RANDOM
 
@@ -118,7 +131,7 @@ class SweepSampler(LegalSampler):
         self._ranking = ranking
 
     def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
     ) -> tuple[int, Origin]:
         if self._ranking is None:
             return self._any(), Origin.SWEEP
@@ -128,6 +141,8 @@ class SweepSampler(LegalSampler):
 
 class TpeSampler(LegalSampler):
     """What Optuna's TPE proposes, moved to the nearest legal variant."""
+
+    needs_trial = True
 
     def __init__(self, catalogue: Catalogue, *, seed: int) -> None:
         super().__init__(catalogue, seed=seed)
@@ -139,9 +154,10 @@ class TpeSampler(LegalSampler):
         self._guide.after_trial(study, trial, state, values)
 
     def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
     ) -> tuple[int, Origin]:
-        proposed = self._guide.sample_relative(study, trial, search_space)
+        assert trial is not None
+        proposed = self._guide.sample_relative(study, trial, dict(self._space))
         if not proposed:
             return self._any(), Origin.RANDOM
         row = self._catalogue.nearest(self._catalogue.family(**proposed))
@@ -168,10 +184,14 @@ class SurrogateSampler(LegalSampler):
         self._times: dict[int, float] = {}
         self._failed: set[int] = set()
 
+    def hear(self, number: int, row: int, us: float | None) -> None:
+        self._settled.add(number)
+        self._note(row, us)
+
     def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
     ) -> tuple[int, Origin]:
-        pending = self._learn(study, trial)
+        pending = self._learn(trials, trial)
         if self._ranking is not None:
             self._ranking.look(NEXT_LOOK if self._ranking.known.any() else FIRST_LOOK)
         if len(self._times) < (CHANCE_STARTUP if self._ranking is None else RANKED_STARTUP):
@@ -199,15 +219,16 @@ class SurrogateSampler(LegalSampler):
         if len(candidates) > MOST_SCORED:
             candidates = np.sort(self._draws.choice(candidates, MOST_SCORED, replace=False))
         seen = Seen(list(self._times), list(self._times.values()), list(self._failed), pending)
-        gains = promise(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
+        with single_threaded():
+            gains = promise(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
         # Of equals any, so that where nothing is known it does not walk along the first parameter.
         return int(candidates[self._draws.choice(np.flatnonzero(gains >= gains.max()))])
 
-    def _learn(self, study: Study, asked: FrozenTrial) -> list[int]:
-        """Reads what has ended since the last time. Returns the rows in flight."""
+    def _learn(self, trials: Sequence[FrozenTrial], asked: FrozenTrial | None) -> list[int]:
+        """Takes in what has ended since the last time. Returns the rows in flight."""
         pending = []
-        for trial in study.get_trials(deepcopy=False):
-            if trial.number in self._settled or trial.number == asked.number:
+        for trial in trials:
+            if trial.number in self._settled or (asked is not None and trial.number == asked.number):
                 continue
             if trial.state.is_finished():
                 self._settled.add(trial.number)
@@ -216,12 +237,16 @@ class SurrogateSampler(LegalSampler):
                 continue
             if not trial.state.is_finished():
                 pending.append(row)
-            elif trial.state is TrialState.COMPLETE and trial.value and isfinite(trial.value):
-                self._times[row] = log(trial.value)
-                self._failed.discard(row)
-            elif row not in self._times:
-                self._failed.add(row)
+            else:
+                self._note(row, trial.value if trial.state is TrialState.COMPLETE else None)
         return pending
+
+    def _note(self, row: int, us: float | None) -> None:
+        if us and isfinite(us):
+            self._times[row] = log(us)
+            self._failed.discard(row)
+        elif row not in self._times:
+            self._failed.add(row)
 
     def _row(self, trial: FrozenTrial) -> int | None:
         """None for what lies outside the catalogue, and while the parameters are being written."""

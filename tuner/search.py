@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.study import Study
-from optuna.trial import Trial, TrialState
+from optuna.trial import Trial, TrialState, create_trial
 
 from ..gen.variant import Variant
 from .catalogue import Catalogue
@@ -23,7 +23,7 @@ from .outcome import Outcome, Status
 from .prior import Prior
 from .ranking import Ranking
 from .samplers import FIRST_LOOK, LegalSampler, Origin, make_sampler
-from .study import OUTCOME, outcome_to_dict, outcomes, plain_figures
+from .study import OUTCOME, distributions, outcome_to_dict, outcomes, plain_figures
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,33 @@ class Search:
         while True:
             if self.exhausted:
                 return None
-            trial = self.study.ask()
-            trial.set_user_attr(OWNER, self._pulse.owner)
-            for parameter in self.catalogue.family.parameters():
-                trial.suggest_categorical(parameter.name, parameter.choices)
-            assert self._sampler.chosen is not None
-            row, origin = self._sampler.chosen
+            if self._sampler.needs_trial:
+                trial = self.study.ask(dict(distributions(self.catalogue.family)))
+                assert self._sampler.chosen is not None
+                row, origin = self._sampler.chosen
+                trial.set_user_attr(OWNER, self._pulse.owner)
+                trial.set_user_attr("origin", str(origin))
+            else:
+                row, origin = self._sampler.propose(self.others.trials, None, self.study)
+                trial = self._begin(row, origin)
             mine = self.others.gives(trial, row)
             self._note_others()
             if mine:
                 self._pulse.add(trial)
                 return Proposal(self.catalogue.variant(row), row, origin, trial)
+
+    def _begin(self, row: int, origin: Origin) -> Trial:
+        """A trial with all its parameters in one write; suggested one by one, each would be a transaction."""
+        family = self.catalogue.family
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=self.catalogue.variant(row).to_dict(),
+            distributions=dict(distributions(family)),
+            user_attrs={OWNER: self._pulse.owner, "origin": str(origin)},
+        )
+        # As `Study.add_trial`, which does not say which trial it made.
+        created = self.study._storage.create_new_trial(self.study._study_id, template_trial=template)
+        return Trial(self.study, created)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> bool:
         """Records an outcome. A failure is PRUNED and infeasible, never a number that would mislead.
@@ -130,15 +146,16 @@ class Search:
         Returns whether it was recorded: a coordinator that stood still for too long finds its trial given up
         by another, which tries the variant itself.
         """
-        trial = proposal.trial
+        trial, us = proposal.trial, None
+        if outcome.measurement is not None and outcome.status in (Status.OK, Status.SLOW):
+            us = outcome.measurement.median_us
         self._pulse.remove(trial)
         try:
-            trial.set_user_attr("origin", str(proposal.origin))
             for name, figure in plain_figures(outcome).items():
                 trial.set_user_attr(name, figure)
             trial.set_user_attr(OUTCOME, outcome_to_dict(outcome))
-            if outcome.measurement is not None and outcome.status in (Status.OK, Status.SLOW):
-                self.study.tell(trial, outcome.measurement.median_us)
+            if us is not None:
+                self.study.tell(trial, us)
             else:
                 if hasattr(trial, "set_constraint"):  # Optuna 5; before, PRUNED alone ranks it last
                     trial.set_constraint(str(outcome.status), 1.0)
@@ -147,6 +164,7 @@ class Search:
             if not self.others.given_up(trial):
                 raise
             return False
+        self._sampler.hear(trial.number, proposal.row, us)
         self._note(outcome)
         return True
 

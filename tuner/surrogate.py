@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -74,6 +76,19 @@ def with_predictions(columns: np.ndarray, log_us: np.ndarray) -> np.ndarray:
     word = np.where(np.isfinite(log_us), log_us, finite.max() + UNRUNNABLE_STEP)
     word = WORD_SPREAD * (word - finite.min()) / max(float(finite.std()), 1e-9)
     return np.column_stack([columns, word.astype(np.float32)])
+
+
+@cache
+def _thread_pools() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+def single_threaded() -> AbstractContextManager[Any]:
+    """Holds numpy's linear algebra to one thread: its matrices are small, and compilers have all the cores.
+    With a thread on each it waits for them, eight times as long as it computes."""
+    return _thread_pools().limit(limits=1, user_api="blas")
 
 
 def promise(model: Model, columns: np.ndarray, seen: Seen, candidates: np.ndarray, seed: int) -> np.ndarray:
