@@ -1,0 +1,142 @@
+"""The commands that look at kernels and cards: list, diff, devices and validate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...gen.families import family_named
+from ...gen.limits import PRESETS
+from ..options import Shapes, checked
+from .flags import DEFAULT_OUT, NO_SHAPES, Json, Out, Seed, Storage, takes_shapes
+from .terminal import console_for, print_json
+
+
+@takes_shapes
+def list_command(
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shapes: Shapes = NO_SHAPES,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Lists the tuned kernels: those of the out folder, those shipped, those that only a study holds.
+
+    Example: [bold]flashgen list --dtype bf16 --d 64,128 --causal[/bold]
+    """
+    from ..devices import limits_named
+    from ..emitting import known_kernels
+    from ..listing import fitting, to_dict
+    from ..listview import show_kernels
+    from ..study import default_storage
+
+    limits = None if device is None else limits_named(device)
+    kind = None if family is None else checked(lambda: family_named(family))
+    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    entries = fitting(known, shapes, limits, kind)
+    if json_:
+        print_json([to_dict(entry) for entry in entries])
+    elif entries:
+        show_kernels(console_for(False), entries)
+    else:
+        console = console_for(False)
+        why = f"none of {len(known)} fits the options" if known else "tune with `flashgen tune`"
+        console.print(f"no kernels: {why}", markup=False, highlight=False)
+
+
+def diff_command(
+    a: Annotated[str, typer.Argument(metavar="A", help="A kernel as `list` names it, or its file.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Show how the sources differ.")] = True,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Compares two tuned kernels: problem, parameters, figures and source.
+
+    Example: [bold]flashgen diff nvidia_h200/f32_d64 nvidia_h200/f32_d128 --no-source[/bold]
+    """
+    from ..emitting import known_kernels
+    from ..listing import compare
+    from ..listview import show_difference
+    from ..study import default_storage
+
+    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    difference = compare(known, a, b)
+    if json_:
+        print_json(difference.to_dict())
+    else:
+        show_difference(console_for(False), difference, source=source)
+
+
+def devices_command(json_: Json = False) -> None:
+    """Lists the cards here, the presets and the toolchain, what is missing and how to get it.
+
+    Example: [bold]flashgen devices --json[/bold]
+    """
+    from ..console import show_devices
+    from ..devices import cards, survey
+
+    found, trouble = cards()
+    tools = survey()
+    if json_:
+        print_json(
+            {
+                "cards": [{"spec": c.spec, "driver": c.driver, **c.limits.to_dict()} for c in found],
+                "no_card_because": trouble,
+                "presets": {name: limits.to_dict() for name, limits in PRESETS.items()},
+                "tools": [vars(tool) for tool in tools],
+            }
+        )
+    else:
+        show_devices(console_for(False), found, trouble, tools)
+
+
+def validate_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .py or .cu file that flashgen emitted.")],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="Where to run it; this machine's card, or else the file's own card emulated.",
+        ),
+    ] = None,
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize", help="Under AddressSanitizer (emulated card) or compute-sanitizer (CUDA card)."
+        ),
+    ] = False,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Proves an emitted kernel correct again, on this machine, against float64.
+
+    Example: [bold]flashgen validate best.py --device sim:gtx-1080[/bold]
+
+    Of a module that holds several, each.
+    """
+    from ..prove import prove_each
+
+    proofs = []
+    for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed):
+        proofs.append(proof.to_dict())
+        masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
+        of_several = f", {proof.kernel}," if proof.kernel else ""
+        console_for(json_).print(
+            f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
+            f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases, largest error per head "
+            f"{masks} ({proof.bound:.0e} allowed)",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    if json_:
+        print_json(proofs[0] if len(proofs) == 1 else proofs)

@@ -1,0 +1,244 @@
+"""The commands that read and write studies: export, import, report, record and replay."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...gen.families import family_named
+from ..compile import usable_cores
+from ..options import Shape, UsageError, checked, suggestion
+from .flags import DEFAULT_OUT, NO_SHAPE, Jobs, Json, Out, Storage, takes_shape
+from .terminal import console_for, print_json
+
+
+@takes_shape
+def export_command(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The JSON file to write.")],
+    style: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help="kernel-tuner, the cache file its simulation replays, or t4."
+        ),
+    ] = "kernel-tuner",
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shape: Shape = NO_SHAPE,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Writes a study's trials as a Kernel Tuner cache file or as T4 results.
+
+    Example: [bold]flashgen export trials.json --device sim:gtx-1080 --d 64[/bold]
+    """
+    from ..devices import limits_named
+    from ..exchange import FORMATS, export
+    from ..portable import fits, take
+    from ..study import default_storage
+
+    if style not in FORMATS:
+        raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
+    kind = None if family is None else checked(lambda: family_named(family))
+    wanted = fits(shape, None if device is None else limits_named(device), kind)
+    trials, others = take(storage or default_storage(out), wanted, study)
+    export(target, trials, style)
+    name, count = trials.about.study, len(trials.ended)
+    if json_:
+        print_json({"target": str(target), "format": style, "study": name, "trials": count, "others": others})
+        return
+    text = f"wrote {target}: {count} trials of {name}"
+    if others:
+        text += f"; --study names another ({', '.join(others)})"
+    console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def import_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `flashgen export` wrote.")],
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Adds the trials of an exported file to the storage, in either format.
+
+    Example: [bold]flashgen import trials.json --storage trials.sqlite3[/bold]
+
+    The file is data: parameters are checked against the family, figures against their ranges, and kernels are
+    rendered anew.
+    """
+    from ..exchange import read
+    from ..portable import put
+    from ..study import default_storage
+
+    done = put(storage or default_storage(out), read(file))
+    if json_:
+        print_json(vars(done))
+        return
+    text = f"{done.added} trials added to {done.study} in {done.storage}"
+    if done.known:
+        text += f", {done.known} variants were tried there already"
+    console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@takes_shape
+def report_command(
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE.html]", help="File to write; beside the kernel in the out folder."),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="Name of a study, or how it starts.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shape: Shape = NO_SHAPE,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Writes what tuning found as one HTML file: the winner and why it wins, the search, every parameter.
+
+    Example: [bold]flashgen report --dtype bf16 --d 128 report.html[/bold]
+
+    Tells of the problem tuned last, or of the last one that fits the options, with all families that
+    competed. The file needs no network.
+    """
+    from ..chosen import check_target, open_chosen
+    from ..devices import limits_named
+    from ..emitting import write_target
+    from ..report import make_report
+    from ..reportview import render_html
+    from ..study import default_storage
+
+    where = storage or default_storage(out)
+    check_target(target)
+    card = None if device is None else limits_named(device).slug
+    emulated = device is not None and device.startswith("sim:")
+    opened, group, older = open_chosen(where, study=study, shape=shape, card=card, emulated=emulated)
+    console = console_for(json_)
+    with (
+        console.status("counting what each rule removes") if console.is_terminal else contextlib.nullcontext()
+    ):
+        report = make_report(opened, where, group, out=out, older=older)
+        page = render_html(report)
+    path = target or out / group.slug / f"{group.problem.name}.html"
+    write_target(path, page)
+    if json_:
+        print_json({"target": str(path), **report.to_dict()})
+        return
+    told = f"wrote {path} ({len(page.encode()) / 1024:.0f} KiB): {group.problem.name} on {report.device}, "
+    told += f"{len(report.trials)} trials of {', '.join(part.name for part in report.families)}"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+@takes_shape
+def record_command(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: space.jsonl.xz or .gz.")],
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+    ] = None,
+    shape: Shape = NO_SHAPE,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Writes what `tune --sampler exhaustive` found of a space, for `replay`.
+
+    Example: [bold]flashgen record space.jsonl.xz --family simt --d 64[/bold]
+    """
+    from ..devices import limits_named
+    from ..portable import fits, take
+    from ..record import check_target, recorded, write
+    from ..study import default_storage
+
+    check_target(target)
+    kind = None if family is None else checked(lambda: family_named(family))
+    wanted = fits(shape, None if device is None else limits_named(device), kind)
+    trials, others = take(storage or default_storage(out), wanted, study)
+    space = recorded(trials)
+    write(target, space)
+    name, count = trials.about.study, len(space.entries)
+    if json_:
+        print_json({"target": str(target), "study": name, "variants": count, "others": others})
+        return
+    text = f"wrote {target}: {count} variants of {name}"
+    if others:
+        text += f"; --study names another ({', '.join(others)})"
+    console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def replay_command(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Recorded spaces, as `flashgen record` writes.")
+    ],
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sampler",
+            metavar="NAME",
+            help="gp, forest, tpe, random, exhaustive (in the cost model's order), gp:no-prior (started at "
+            "random), or kt:STRATEGY of Kernel Tuner; repeatable. By default all worth comparing.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Starts of each sampler.")] = 20,
+    evaluations: Annotated[
+        int, typer.Option("--evaluations", min=1, help="Variants each start evaluates.")
+    ] = 200,
+    batch: Annotated[
+        int,
+        typer.Option("--batch", min=1, help="Proposals of ours out at once, as with many compilers."),
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves: a .png, .svg or .pdf.")
+    ] = None,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Replays searches on recorded spaces, without a card: how soon which sampler finds how much.
+
+    Example: [bold]flashgen replay space.jsonl.xz --sampler gp --sampler tpe --plot curves.png[/bold]
+    """
+    from ..record import read
+    from ..replay import ReplayOptions, default_methods, parse_methods, replay
+    from ..replayview import check_plot, replay_progress, show_replays
+    from ..replayview import plot as draw
+
+    if plot is not None:
+        check_plot(plot)
+    options = ReplayOptions(
+        methods=parse_methods(sampler) if sampler else default_methods(),
+        seeds=seeds,
+        evaluations=evaluations,
+        batch=batch,
+        jobs=jobs or usable_cores(),
+    )
+    spaces = [(str(file), read(file)) for file in files]
+    console = console_for(json_)
+    with replay_progress(console) as progress:
+        replays = replay(spaces, options, progress)
+    if plot is not None:
+        draw(plot, replays)
+    if json_:
+        print_json([each.to_dict() for each in replays])
+        return
+    show_replays(console, replays)
+    if plot is not None:
+        console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)

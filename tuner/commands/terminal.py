@@ -1,0 +1,46 @@
+"""What commands share of the terminal: JSON, where people read, and ending on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+
+
+def print_json(data: Any) -> None:
+    """Prints ``data`` to stdout as JSON; raises OSError where stdout cannot be written."""
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    sys.stdout.flush()  # what cannot be written is told here, not while Python exits
+
+
+def console_for(as_json: bool) -> Console:
+    """Where people read: stdout, or stderr when stdout is for JSON alone."""
+    return Console(stderr=as_json)
+
+
+@contextlib.contextmanager
+def ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
+    stop = threading.Event()
+
+    def handle(signum: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        note(f"{signal.Signals(signum).name}: ending with the best so far (again to drop it)")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,253 @@
+"""The commands that search and time: tune, space and ladder."""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated
+
+import typer
+
+from ...gen.families import family_named
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+from ..compile import usable_cores
+from ..options import (
+    SamplerName,
+    Shape,
+    Shapes,
+    checked,
+    one_family,
+    parse_families,
+    parse_sampler,
+    parse_settings,
+    serving_families,
+)
+from .flags import (
+    DEFAULT_OUT,
+    NO_SHAPE,
+    NO_SHAPES,
+    DeviceOption,
+    Jobs,
+    Json,
+    Out,
+    Seed,
+    Settings,
+    Storage,
+    takes_shape,
+    takes_shapes,
+)
+from .terminal import console_for, ends_softly, print_json
+
+
+@takes_shapes
+def tune_command(
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICES",
+            help="A CUDA card (0), several (0,1,2), all of them (all) or an emulated one (sim:gtx-1080).",
+        ),
+    ] = "0",
+    shapes: Shapes = NO_SHAPES,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--family", metavar="NAME", help="Kernel family; repeatable. All that serve compete by default."
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials",
+            min=1,
+            help="Variants to try in all, of each problem; 200 by default, 24 on an emulated card.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, help="Time to search for, in all.")
+    ] = None,
+    settings: Settings = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            "--sampler",
+            metavar="NAME",
+            help="What proposes variants: gp (a Gaussian process, the default), forest (a random forest), "
+            "tpe, random, or exhaustive (every variant, each timed in full; as many as --trials if given).",
+        ),
+    ] = "gp",
+    seed: Seed = 0,
+    storage: Storage = None,
+    out: Out = DEFAULT_OUT,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Searches for the fastest variant and writes it to the out folder.
+
+    Example: [bold]flashgen tune --device sim:gtx-1080 --d 64[/bold]
+
+    The same command resumes an interrupted run; Ctrl-C ends one with the best so far. Cards of one kind share
+    the work, each kind is tuned for itself. So do runs on many hosts that name one --storage.
+
+    With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
+    turn, each from what the ones before taught, and one module is written that holds all their kernels.
+    """
+    from ..batch import BatchResult, Competing, tune_each, write_module
+    from ..bundle import module_name
+    from ..console import RunView, show_batch, show_result
+    from ..devices import resolve_all
+    from ..study import default_storage
+    from ..tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions
+
+    problems = shapes.problems()
+    how = parse_sampler(sampler)
+    named = parse_families(family or [])
+    if settings and named:
+        parse_settings(one_family(named), settings)  # a wrong one is told before a card is looked for
+    kinds = resolve_all(device)
+    console = console_for(json_)
+    batches: list[BatchResult] = []
+
+    def competing(limits: DeviceLimits, problem: Problem) -> Competing:
+        families = named or serving_families(problem, limits, settings or [])
+        return families, parse_settings(one_family(families), settings) if settings else {}
+
+    with RunView(console) as view, ends_softly(view.note) as stop:
+        for card, *more in kinds:
+            most = trials
+            if trials is None and minutes is None and how is not SamplerName.EXHAUSTIVE:
+                most = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
+            options = TuneOptions(
+                device=card,
+                more_devices=tuple(more),
+                problem=problems[0],
+                families=named,
+                trials=most,
+                minutes=minutes,
+                sampler=how,
+                seed=seed,
+                storage=storage or default_storage(out),
+                out=out,
+                jobs=jobs or usable_cores(),
+            )
+            if more or len(kinds) > 1:
+                workers = "1 worker" if not more else f"{1 + len(more)} workers"
+                view.note(f"{card.limits.name}: {workers} ({', '.join(d.spec for d in (card, *more))})")
+            compete = functools.partial(competing, card.limits)
+            batch = tune_each(options, problems, compete, view=view, stop=stop)
+            if len(batch.results) > 1:
+                batch = write_module(
+                    batch, out, module_name(shapes, problems), shapes.words(), note=view.note
+                )
+            batches.append(batch)
+            if stop.is_set():
+                break
+    if json_:
+        told = [each.to_dict() if len(problems) > 1 else each.results[0].to_dict() for each in batches]
+        print_json(told[0] if len(kinds) == 1 else told)
+    for batch in batches:
+        if len(problems) > 1:
+            show_batch(console, batch)
+        elif not json_:
+            show_result(console, batch.results[0])
+    if any(batch.failed for batch in batches):
+        raise typer.Exit(1)
+
+
+@takes_shape
+def space_command(
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="DEVICE", help="A card (0), a preset (gtx-1080) or sim:gtx-1080."),
+    ] = "0",
+    shape: Shape = NO_SHAPE,
+    family: Annotated[
+        str | None,
+        typer.Option("--family", metavar="NAME", help="Kernel family; the first that serves by default."),
+    ] = None,
+    settings: Settings = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
+    json_: Json = False,
+) -> None:
+    """Shows what each rule removes from a family's space, and the survivors.
+
+    Example: [bold]flashgen space --device sim:rtx-3090 --d 64 --set bc=128 --set stages=2[/bold]
+
+    With --set, also says whether that variant is legal, and which number stands against which limit.
+    """
+    from ..console import show_space
+    from ..devices import limits_named
+    from ..prior import prior_of
+    from ..spaceview import view_space
+
+    problem = shape.problem()
+    kind = None if family is None else checked(lambda: family_named(family))
+    if kind is not None:
+        parse_settings(kind, settings or [])
+    limits = limits_named(device)
+    kind = kind or serving_families(problem, limits, settings or [])[0]
+    held = parse_settings(kind, settings or [])
+    view = view_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
+    if json_:
+        print_json(view.to_dict())
+    else:
+        show_space(console_for(False), view)
+
+
+def ladder_command(
+    device: DeviceOption = "0",
+    cases: Annotated[
+        str | None, typer.Option("--cases", metavar="NAMES", help="Of t10,t11,t22,t29,t30; all by default.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", metavar="NAMES", help="As in 4.2.9,4.2.10; all by default.")
+    ] = None,
+    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Time PyTorch too, if installed.")] = True,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit", min=0.001, metavar="SECONDS", help="Longest launch that is made; then scaled."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    out: Out = DEFAULT_OUT,
+    jobs: Jobs = None,
+    json_: Json = False,
+) -> None:
+    """Times every step of the teaching family, the tuned kernel and PyTorch on the report's cases.
+
+    Example: [bold]flashgen ladder --device 0 --cases t10,t22[/bold]
+    """
+    from ...gen.families.ladder import STEPS
+    from ..devices import resolve
+    from ..ladder import CASES, LIMIT_S, parse_names, run_ladder
+    from ..ladderview import ladder_tables, row_line
+
+    case_names = parse_names(cases, list(CASES), "case")
+    step_names = parse_names(steps, list(STEPS), "step")
+    console = console_for(json_)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    with ends_softly(say) as stop:
+        result = run_ladder(
+            resolve(device),
+            case_names,
+            step_names,
+            out=out,
+            with_torch=torch,
+            limit_s=LIMIT_S if limit is None else limit,
+            seed=seed,
+            jobs=jobs,
+            on_row=lambda row: say(row_line(row)),
+            stop=stop,
+        )
+    if json_:
+        print_json(result.to_dict())
+        return
+    for table in ladder_tables(result):
+        console.print(table)
+    for note in result.notes:
+        say(note)
