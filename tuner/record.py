@@ -262,6 +262,6 @@ def _opener(path: Path) -> Any:
     if path.suffix not in OPENERS:
         raise FlashgenError(
             f"{path} ends in {path.suffix or 'nothing'}, a recorded space in {' or '.join(OPENERS)}; name it "
-            f"{path.name}.jsonl.xz"
+            f"{path.stem}.jsonl.xz"
         )
     return OPENERS[path.suffix]
