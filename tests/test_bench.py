@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -75,7 +77,14 @@ def fake(monkeypatch, tmp_path):
         monkeypatch.setenv("FAKE_TORCH", json.dumps(how))
 
     behave(ms={"ours": 1.0})
-    return SimpleNamespace(out=tmp_path / "out", behave=behave)
+    yield SimpleNamespace(out=tmp_path / "out", behave=behave)
+    forget_torch()
+
+
+def forget_torch() -> None:
+    """For good: what monkeypatch takes away it would bring back, and other tests would find the stand-in."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        del sys.modules[name]
 
 
 def keep(out: Path, problem: Problem, module: str = MODULE) -> None:
@@ -302,10 +311,8 @@ def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
 def clock(monkeypatch):
     monkeypatch.syspath_prepend(str(FAKES))
     monkeypatch.delenv("FAKE_TORCH", raising=False)
-    torch = __import__("importlib").import_module("torch")
-    yield torch
-    for name in [name for name in __import__("sys").modules if name.partition(".")[0] == "torch"]:
-        monkeypatch.delitem(__import__("sys").modules, name)
+    yield importlib.import_module("torch")
+    forget_torch()
 
 
 def test_calls_take_turns_each_with_the_l2_flushed(clock):

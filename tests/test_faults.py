@@ -268,7 +268,8 @@ def test_a_locked_database_is_waited_for_and_then_told(options, monkeypatch):
             run(options, lock)
         other.execute("ROLLBACK")
     result = run(options)
-    assert result.trials_earlier >= 3 and result.trials_earlier + result.trials_run == 10
+    # The two that had been told when the third was being timed.
+    assert result.trials_earlier >= 2 and result.trials_earlier + result.trials_run == 10
 
 
 @pytest.mark.parametrize("suffix", ["sqlite3", "journal"])

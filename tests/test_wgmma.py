@@ -467,7 +467,7 @@ def test_a_cluster_asks_l2_for_half():
     [
         ("a100", HALF, Wgmma(), "arithmetic: warpgroups multiply on sm_90 alone, this is sm_80"),
         ("b200", HALF, Wgmma(), "arithmetic: warpgroups multiply on sm_90 alone, this is sm_100"),
-        ("h200", Problem(), Wgmma(), "arithmetic: family wgmma computes f16 and bf16, this problem is f32"),
+        ("h200", Problem(), Wgmma(), "family wgmma computes f16, bf16 and e4m3, this problem is f32"),
         (
             "h200",
             replace(HALF, head_dim=60),
