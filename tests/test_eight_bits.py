@@ -32,8 +32,9 @@ needs_compiler = pytest.mark.skipif(
 )
 H200 = preset("h200")
 EIGHT = Problem(dtype="e4m3", head_dim=64)
-#: Kernels that between them have every value that the cover of legal ones has, in as many shards.
-KERNELS, SHARDS = 16, 4
+#: Of the kernels that between them have every value, those tried, in as many shards: the 16-bit forms, which
+#: share all but V's way, are tried in full.
+EVERY, SHARDS = 2, 4
 
 
 def built(variant: Variant, problem: Problem, *, sanitize: bool = False):
@@ -46,8 +47,8 @@ def built(variant: Variant, problem: Problem, *, sanitize: bool = False):
 
 @needs_compiler
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_every_value_is_right(shard):
-    for seed, setting in list(enumerate(each_value(e4m3_settings([H200]), KERNELS)))[shard::SHARDS]:
+def test_kernels_are_right(shard):
+    for seed, setting in list(enumerate(each_value(e4m3_settings([H200]), 0)[::EVERY]))[shard::SHARDS]:
         runner, build = built(setting.variant, setting.problem)
         assert 0 < validate(runner, build, seed=seed) <= setting.problem.tolerance, setting.name
 
