@@ -24,7 +24,6 @@ from .variant import Launch
 #: seqlen_k; scale. Pointers first, so that no padding arises.
 ARGS_FORMATS = ("5Q", "12q5i", "f")
 ARGS_FORMAT = "<" + "".join(ARGS_FORMATS)
-ARGS_BYTES = struct.calcsize(ARGS_FORMAT)
 #: With the values' scale behind, and what fills the struct up to a multiple of its alignment.
 SCALED_FORMAT = ARGS_FORMATS[2] + "f4x"
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.

@@ -62,6 +62,12 @@ class Catalogue:
         at = int(np.searchsorted(self.keys, key))
         return at if at < len(self.keys) and self.keys[at] == key else None
 
+    def row_of(self, parameters: Mapping[str, Value]) -> int | None:
+        """The row that a trial's parameters name, None while they are incomplete, and outside."""
+        if parameters.keys() != {p.name for p in self.family.parameters()}:
+            return None
+        return self.row(self.family(**parameters))
+
     def take(self, row: int) -> None:
         """Marks a variant as tried."""
         if self.unseen[row]:

@@ -119,7 +119,7 @@ class Others:
                 self._study.tell(trial.number, state=TrialState.FAIL)
             self._release(trial.number)
             return
-        row = self._row(trial)
+        row = self._catalogue.row_of(trial.params)
         if row is not None:
             self._held[trial.number] = row
             self._catalogue.take(row)
@@ -143,10 +143,3 @@ class Others:
             return
         if row not in self._held.values() and row not in self._own.values():
             self._catalogue.release(row)
-
-    def _row(self, trial: FrozenTrial) -> int | None:
-        """The row that a trial's parameters name, None while they are incomplete or outside."""
-        family = self._catalogue.family
-        if trial.params.keys() != {p.name for p in family.parameters()}:
-            return None
-        return self._catalogue.row(family(**trial.params))

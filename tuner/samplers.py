@@ -76,7 +76,9 @@ class LegalSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        row, _ = self.propose(study.get_trials(deepcopy=False), trial, study)
+        # What needs a trial reads the study by itself.
+        trials = () if self.needs_trial else study.get_trials(deepcopy=False)
+        row, _ = self.propose(trials, trial, study)
         values = self._catalogue.variant(row).to_dict()
         return {name: values[name] for name in search_space}
 
@@ -232,7 +234,7 @@ class SurrogateSampler(LegalSampler):
                 continue
             if trial.state.is_finished():
                 self._settled.add(trial.number)
-            row = self._row(trial)
+            row = self._catalogue.row_of(trial.params)
             if row is None or trial.state is TrialState.FAIL:
                 continue
             if not trial.state.is_finished():
@@ -247,13 +249,6 @@ class SurrogateSampler(LegalSampler):
             self._failed.discard(row)
         elif row not in self._times:
             self._failed.add(row)
-
-    def _row(self, trial: FrozenTrial) -> int | None:
-        """None for what lies outside the catalogue, and while the parameters are being written."""
-        family = self._catalogue.family
-        if trial.params.keys() != {p.name for p in family.parameters()}:
-            return None
-        return self._catalogue.row(family(**trial.params))
 
 
 def make_sampler(

@@ -51,6 +51,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Hold a parameter of the family; repeatable."),
 ]
+OfDevice = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
+]
+OfFamily = Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")]
+StudyName = Annotated[
+    str | None,
+    typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Processes to compile with; all cores by default.")

@@ -10,18 +10,15 @@ import typer
 from ...gen.families import family_named
 from ...gen.limits import PRESETS
 from ..options import Shapes, checked
-from .flags import DEFAULT_OUT, NO_SHAPES, Json, Out, Seed, Storage, takes_shapes
+from .flags import DEFAULT_OUT, NO_SHAPES, Json, OfDevice, OfFamily, Out, Seed, Storage, takes_shapes
 from .terminal import console_for, print_json
 
 
 @takes_shapes
 def list_command(
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None,
+    device: OfDevice = None,
     shapes: Shapes = NO_SHAPES,
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    family: OfFamily = None,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
     json_: Json = False,

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...gen.families import family_named
 from ..compile import usable_cores
 from ..options import Shape, UsageError, checked, suggestion
-from .flags import DEFAULT_OUT, NO_SHAPE, Jobs, Json, Out, Storage, takes_shape
+from .flags import (
+    DEFAULT_OUT,
+    NO_SHAPE,
+    Jobs,
+    Json,
+    OfDevice,
+    OfFamily,
+    Out,
+    Storage,
+    StudyName,
+    takes_shape,
+)
 from .terminal import console_for, print_json
+
+if TYPE_CHECKING:
+    from ..portable import Trials
 
 
 @takes_shape
@@ -24,16 +38,10 @@ def export_command(
             "--format", metavar="NAME", help="kernel-tuner, the cache file its simulation replays, or t4."
         ),
     ] = "kernel-tuner",
-    study: Annotated[
-        str | None,
-        typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None,
+    study: StudyName = None,
+    device: OfDevice = None,
     shape: Shape = NO_SHAPE,
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    family: OfFamily = None,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
     json_: Json = False,
@@ -42,16 +50,11 @@ def export_command(
 
     Example: [bold]flashgen export trials.json --device sim:gtx-1080 --d 64[/bold]
     """
-    from ..devices import limits_named
     from ..exchange import FORMATS, export
-    from ..portable import fits, take
-    from ..study import default_storage
 
     if style not in FORMATS:
         raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
-    kind = None if family is None else checked(lambda: family_named(family))
-    wanted = fits(shape, None if device is None else limits_named(device), kind)
-    trials, others = take(storage or default_storage(out), wanted, study)
+    trials, others = _take(shape, device, family, storage, out, study)
     export(target, trials, style)
     name, count = trials.about.study, len(trials.ended)
     if json_:
@@ -99,10 +102,7 @@ def report_command(
     study: Annotated[
         str | None, typer.Option("--study", metavar="NAME", help="Name of a study, or how it starts.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None,
+    device: OfDevice = None,
     shape: Shape = NO_SHAPE,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
@@ -146,16 +146,10 @@ def report_command(
 @takes_shape
 def record_command(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: space.jsonl.xz or .gz.")],
-    study: Annotated[
-        str | None,
-        typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None,
+    study: StudyName = None,
+    device: OfDevice = None,
     shape: Shape = NO_SHAPE,
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")] = None,
+    family: OfFamily = None,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
     json_: Json = False,
@@ -164,15 +158,10 @@ def record_command(
 
     Example: [bold]flashgen record space.jsonl.xz --family simt --d 64[/bold]
     """
-    from ..devices import limits_named
-    from ..portable import fits, take
     from ..record import check_target, recorded, write
-    from ..study import default_storage
 
     check_target(target)
-    kind = None if family is None else checked(lambda: family_named(family))
-    wanted = fits(shape, None if device is None else limits_named(device), kind)
-    trials, others = take(storage or default_storage(out), wanted, study)
+    trials, others = _take(shape, device, family, storage, out, study)
     space = recorded(trials)
     write(target, space)
     name, count = trials.about.study, len(space.entries)
@@ -183,6 +172,19 @@ def record_command(
     if others:
         text += f"; --study names another ({', '.join(others)})"
     console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _take(
+    shape: Shape, device: str | None, family: str | None, storage: str | None, out: Path, study: str | None
+) -> tuple[Trials, list[str]]:
+    """The trials of the study that the options choose, and the names of others that fit them."""
+    from ..devices import limits_named
+    from ..portable import fits, take
+    from ..study import default_storage
+
+    kind = None if family is None else checked(lambda: family_named(family))
+    wanted = fits(shape, None if device is None else limits_named(device), kind)
+    return take(storage or default_storage(out), wanted, study)
 
 
 def replay_command(
