@@ -42,7 +42,7 @@ from flashgen.tuner import heartbeat, tune as tuning
 from flashgen.tuner.options import SamplerName
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator, cost
 
-heartbeat.BEAT_SECONDS, heartbeat.GRACE_SECONDS = 0.3, 3.0
+heartbeat.BEAT_SECONDS, heartbeat.GRACE_SECONDS = 0.03, 3.0
 tuning.prior_of = lambda problem, limits: cost
 folder = Path({folder!r})
 

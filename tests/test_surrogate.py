@@ -13,7 +13,7 @@ from flashgen.tuner.forest import forest
 from flashgen.tuner.process import MOST_LEARNED, process
 from flashgen.tuner.ranking import Ranking
 from flashgen.tuner.samplers import Origin, SurrogateSampler
-from flashgen.tuner.surrogate import Seen, expected_improvement, features, promise, with_predictions
+from flashgen.tuner.surrogate import Outlook, Seen, expected_improvement, features, with_predictions
 from optuna.trial import TrialState
 
 LADDER, WGMMA = FAMILIES["ladder"], FAMILIES["wgmma"]
@@ -60,11 +60,11 @@ def test_a_model_learns_what_is_fast_and_what_fails(model):
     failed = [row for row in tried if GRID[row, 1] > 0.8]
     log_us = [float(1 + 8 * GRID[row, 0]) for row in rows]
     candidates = np.array([row for row in range(64) if row % 3])
-    mean, deviation = model(GRID[rows], np.array(log_us), GRID[candidates], 0)
+    mean, deviation = model(GRID[rows], np.array(log_us), 0).at(GRID[candidates])
     assert np.corrcoef(mean, GRID[candidates, 0])[0, 1] > 0.95
     assert mean.shape == deviation.shape == candidates.shape and (deviation >= 0).all()
-    gains = promise(model, GRID, Seen(rows, log_us, failed), candidates, 0)
-    blind = promise(model, GRID, Seen(rows, log_us), candidates, 0)
+    gains = Outlook(model, GRID, Seen(rows, log_us, failed), candidates, 0).gains()
+    blind = Outlook(model, GRID, Seen(rows, log_us), candidates, 0).gains()
     # Of what promises anything at all.
     share, second = (gains / np.maximum(blind, 1e-300))[blind > 0], GRID[candidates, 1][blind > 0]
     assert share[second > 0.8].mean() < 0.6 < share[second < 0.6].mean()
@@ -75,30 +75,53 @@ def test_what_is_in_flight_makes_its_like_promise_less(model):
     columns = np.linspace(0, 1, 20, dtype=np.float32)[:, None]
     rows, log_us = [0, 10, 19], [1.0, 2.0, 1.0]
     candidates = np.array([2, 3, 16, 17])
-    alone = promise(model, columns, Seen(rows, log_us), candidates, 0)
-    beside = promise(model, columns, Seen(rows, log_us, pending=[1, 4]), candidates, 0)
+    alone = Outlook(model, columns, Seen(rows, log_us), candidates, 0).gains()
+    beside = Outlook(model, columns, Seen(rows, log_us, pending=[1, 4]), candidates, 0).gains()
     assert beside[:2].sum() / beside[2:].sum() < 0.9 * alone[:2].sum() / alone[2:].sum()
+
+
+@pytest.mark.parametrize("model", [process, forest])
+def test_what_is_chosen_counts_as_in_flight(model):
+    """A batch of three is three batches of one, each with the ones before it in flight."""
+    columns = np.linspace(0, 1, 40, dtype=np.float32)[:, None]
+    rows, log_us = [0, 20, 39], [1.0, 2.0, 1.1]
+    candidates = np.array([row for row in range(40) if row not in rows])
+    outlook = Outlook(model, columns, Seen(rows, log_us), candidates, 0)
+    chosen: list[int] = []
+    for _ in range(3):
+        pending = candidates[chosen].tolist()
+        expected = Outlook(model, columns, Seen(rows, log_us, pending=pending), candidates, 0).gains()
+        left = [i for i in range(len(candidates)) if i not in chosen]
+        gains = outlook.gains()
+        if len(chosen) < 2:
+            # Those in flight are guessed one after another, or all at once.
+            assert gains[left] == pytest.approx(expected[left], abs=1e-6)
+        assert np.isneginf(gains[chosen]).all()
+        best = int(gains.argmax())
+        chosen.append(best)
+        outlook.choose(best)
+    assert len(set(chosen)) == 3 and max(np.diff(sorted(chosen))) > 3
 
 
 def test_noise_is_no_pattern():
     """Times that differ by noise alone are told from times that a parameter decides."""
     draws = np.random.default_rng(0)
     noise = 0.03 * draws.standard_normal(64)
-    mean, _ = process(GRID, noise, GRID, 0)
+    mean, _ = process(GRID, noise, 0).at(GRID)
     assert mean.std() < 0.6 * noise.std()
-    mean, deviation = process(GRID[::2], 8 * GRID[::2, 0] + noise[::2], GRID, 0)
+    mean, deviation = process(GRID[::2], 8 * GRID[::2, 0] + noise[::2], 0).at(GRID)
     assert np.abs(mean - 8 * GRID[:, 0]).max() < 0.3 and deviation.max() < 1
 
 
 def test_thousands_of_times_are_learned_from_in_part():
     draws = np.random.default_rng(0)
     columns = draws.random((3 * MOST_LEARNED, 3))
-    mean, _ = process(columns, columns[:, 0], columns[:50], 1)
+    mean, _ = process(columns, columns[:, 0], 1).at(columns[:50])
     assert np.abs(mean - columns[:50, 0]).max() < 0.1
 
 
 def test_equal_times_are_no_trouble():
-    mean, deviation = process(GRID[:4], np.ones(4), GRID, 0)
+    mean, deviation = process(GRID[:4], np.ones(4), 0).at(GRID)
     assert np.isfinite(mean).all() and np.isfinite(deviation).all()
 
 

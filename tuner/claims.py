@@ -1,17 +1,18 @@
 """Several coordinators on one study: which variants the others hold, and who gets one that two want.
 
 A storage has no way to say "this variant is mine" at once, so it takes two steps. A coordinator writes a
-trial's parameters, the last of which says that it wants the variant, then reads the others' trials. Of two
-that want the same one, either each sees the other, or one of them read before the other had written. Who sees
-a rival that holds the variant, or one with a lower number, gives way; the lowest waits until its rivals have
-decided.
+trial with its parameters, which say that it wants the variant, then reads the others' trials. Of two that
+want the same one, either each sees the other, or one of them read before the other had written. Who sees a
+rival that holds the variant, or one with a lower number, gives way; the lowest waits until its rivals have
+decided. What is decided is written at once, so that two with several trials each never wait for one another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import optuna
 from optuna.study import Study
@@ -64,25 +65,38 @@ class Others:
         self.trials = self._study.get_trials(deepcopy=False)
         return self.trials
 
-    def gives(self, trial: Trial, row: int) -> bool:
-        """Whether this coordinator may try a row, which its trial's parameters name. If not, the trial is
-        over and another coordinator tries it."""
-        self._own[trial.number] = row
+    def grant(self, wanted: Mapping[int, tuple[Trial, int]]) -> set[int]:
+        """Which of its own trials, by number, this coordinator may carry out; with each the row that its
+        parameters name. The rest are over, and other coordinators try those variants."""
+        self._own.update({number: row for number, (_, row) in wanted.items()})
+        undecided, granted = dict(wanted), set()
         while True:
             trials = self._read()
             self._sort(trials)
-            if row in self._done_rows:
-                break
-            rivals = [t for t in trials if self._held.get(t.number) == row]
-            if not rivals:
-                trial.set_user_attr(HELD, True)
-                return True
-            if any(HELD in t.user_attrs or t.number < trial.number for t in rivals):
-                break
+            rivals: dict[int, list[FrozenTrial]] = defaultdict(list)
+            for rival in trials:
+                if rival.number in self._held:
+                    rivals[self._held[rival.number]].append(rival)
+            for number, (trial, row) in list(undecided.items()):
+                mine = self._decide(number, row, rivals[row])
+                if mine is None:
+                    continue
+                del undecided[number]
+                if mine:
+                    trial.set_user_attr(HELD, True)
+                    granted.add(number)
+                else:
+                    self._own[number] = None
+                    self._study.tell(trial, state=TrialState.FAIL)
+            if not undecided:
+                return granted
             time.sleep(LOOK_SECONDS)
-        self._own[trial.number] = None
-        self._study.tell(trial, state=TrialState.FAIL)
-        return False
+
+    def _decide(self, number: int, row: int, rivals: Sequence[FrozenTrial]) -> bool | None:
+        """Whether that trial gets the row; None while its rivals have not decided."""
+        if row in self._done_rows or any(HELD in t.user_attrs or t.number < number for t in rivals):
+            return False
+        return None if rivals else True
 
     def given_up(self, trial: Trial) -> bool:
         """Whether another coordinator took this one's trial for a dead one's. Its variant is free then."""

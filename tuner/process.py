@@ -6,6 +6,9 @@ times, a length per parameter would be chosen by chance.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import cached_property
+
 import numpy as np
 
 #: Lengths and noise to choose from, in units of the features and of the values' variance.
@@ -16,24 +19,52 @@ NOISES = (1e-3, 1e-2, 5e-2)
 MOST_LEARNED = 400
 
 
-def process(
-    columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Process:
+    """A process that has seen ``values`` at ``columns``. They vary by ``spread`` around ``centre``."""
+
+    columns: np.ndarray
+    values: np.ndarray
+    centre: float
+    spread: float
+    length: float
+    noise: float
+
+    def at(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `surrogate.Fit`."""
+        inverse, weights, scale = self._solved
+        cross = _matern(_distances(columns.astype(np.float64), self.columns) / self.length)
+        variance = scale * (1 - np.square(cross @ inverse.T).sum(axis=1))
+        deviation = np.sqrt(np.maximum(variance, 1e-12))
+        return self.centre + self.spread * (cross @ weights), self.spread * deviation
+
+    def supposing(self, columns: np.ndarray, values: np.ndarray) -> Process:
+        """See `surrogate.Fit`: length, noise, centre and spread stay."""
+        return replace(
+            self,
+            columns=np.concatenate([self.columns, columns.astype(np.float64)]),
+            values=np.concatenate([self.values, values]),
+        )
+
+    @cached_property
+    def _solved(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """The inverse of the covariances' Cholesky factor, the weights of the values, and their variance."""
+        scaled = (self.values - self.centre) / self.spread
+        kernel = _matern(_distances(self.columns, self.columns) / self.length)
+        inverse = np.linalg.inv(np.linalg.cholesky(kernel + self.noise * np.eye(len(scaled))))
+        weights = inverse.T @ (inverse @ scaled)
+        return inverse, weights, float(scaled @ weights) / len(scaled)
+
+
+def process(columns: np.ndarray, values: np.ndarray, seed: int) -> Process:
     """See `surrogate.Model`."""
     if len(values) > MOST_LEARNED:
         kept = _kept(values, seed)
         columns, values = columns[kept], values[kept]
-    columns, at = columns.astype(np.float64), at.astype(np.float64)
+    columns = columns.astype(np.float64)
     centre, spread = float(values.mean()), max(float(values.std()), 1e-6)
-    scaled = (values - centre) / spread
-    length, noise = _likeliest(columns, scaled)
-    kernel = _matern(_distances(columns, columns) / length)
-    inverse = np.linalg.inv(np.linalg.cholesky(kernel + noise * np.eye(len(scaled))))
-    weights = inverse.T @ (inverse @ scaled)
-    scale = float(scaled @ weights) / len(scaled)
-    cross = _matern(_distances(at, columns) / length)
-    variance = scale * (1 - np.square(cross @ inverse.T).sum(axis=1))
-    return centre + spread * (cross @ weights), spread * np.sqrt(np.maximum(variance, 1e-12))
+    length, noise = _likeliest(columns, (values - centre) / spread)
+    return Process(columns, values, centre, spread, length, noise)
 
 
 def _likeliest(columns: np.ndarray, scaled: np.ndarray) -> tuple[float, float]:

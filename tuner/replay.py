@@ -283,8 +283,7 @@ class Replayer:
         flight: list[Proposal] = []
         try:
             while len(times) < self.evaluations:
-                while len(flight) < self.batch and (proposal := search.ask()) is not None:
-                    flight.append(proposal)
+                flight += search.ask_many(self.batch - len(flight))
                 proposal = flight.pop(0)
                 entry = entries[proposal.variant]
                 search.tell(proposal, _outcome(entry))

@@ -10,7 +10,7 @@ import random
 import warnings
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from math import isfinite, log
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from .options import SamplerName
 from .process import process
 from .ranking import Ranking
 from .study import distributions
-from .surrogate import Model, Seen, features, promise, single_threaded, with_predictions
+from .surrogate import Model, Outlook, Seen, features, single_threaded, with_predictions
 
 #: Trials before TPE models them.
 TPE_STARTUP_TRIALS = 10
@@ -78,18 +78,22 @@ class LegalSampler(BaseSampler):
     ) -> dict[str, Any]:
         # What needs a trial reads the study by itself.
         trials = () if self.needs_trial else study.get_trials(deepcopy=False)
-        row, _ = self.propose(trials, trial, study)
+        ((row, _),) = self.propose(trials, trial, study)
         values = self._catalogue.variant(row).to_dict()
         return {name: values[name] for name in search_space}
 
     def propose(
-        self, trials: Sequence[FrozenTrial], trial: FrozenTrial | None, study: Study
-    ) -> tuple[int, Origin]:
-        """A row that nobody has taken, which it takes, and why; ``trials`` are the study's as last read, and
-        ``trial`` is the one in the making, where it is among them."""
-        self.chosen = self._queued() or self._choose(study, trials, trial)
-        self._catalogue.take(self.chosen[0])
-        return self.chosen
+        self, trials: Sequence[FrozenTrial], trial: FrozenTrial | None, study: Study, count: int = 1
+    ) -> list[tuple[int, Origin]]:
+        """Up to ``count`` rows that nobody has taken, which it takes, each with the reason why; ``trials``
+        are the study's as last read, and ``trial`` is the one in the making, where it is among them."""
+        rows: list[tuple[int, Origin]] = []
+        choices = self._choices(study, trials, trial)
+        while len(rows) < count and self._catalogue.num_unseen:
+            self.chosen = self._queued() or next(choices)
+            self._catalogue.take(self.chosen[0])
+            rows.append(self.chosen)
+        return rows
 
     def hear(self, number: int, row: int, us: float | None) -> None:
         """A trial of this process ended with that time, None if it failed: sooner than a study is read."""
@@ -100,10 +104,11 @@ class LegalSampler(BaseSampler):
         raise NotImplementedError("all parameters are sampled together")
 
     @abstractmethod
-    def _choose(
+    def _choices(
         self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
-    ) -> tuple[int, Origin]:
-        """A row that nobody has taken; there is one."""
+    ) -> Iterator[tuple[int, Origin]]:
+        """Rows that nobody has taken, as long as there are any: each is taken before the next is asked for.
+        Where a trial must be there first, one row."""
 
     def _queued(self) -> tuple[int, Origin] | None:
         while self.queue:
@@ -119,10 +124,11 @@ class LegalSampler(BaseSampler):
 class ChanceSampler(LegalSampler):
     """Any variant, each as likely."""
 
-    def _choose(
+    def _choices(
         self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
-    ) -> tuple[int, Origin]:
-        return self._any(), Origin.RANDOM
+    ) -> Iterator[tuple[int, Origin]]:
+        while True:
+            yield self._any(), Origin.RANDOM
 
 
 class SweepSampler(LegalSampler):
@@ -132,13 +138,13 @@ class SweepSampler(LegalSampler):
         super().__init__(catalogue, seed=seed)
         self._ranking = ranking
 
-    def _choose(
+    def _choices(
         self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
-    ) -> tuple[int, Origin]:
-        if self._ranking is None:
-            return self._any(), Origin.SWEEP
-        self._ranking.look(len(self._catalogue))
-        return self._ranking.fastest(1)[0], Origin.SWEEP
+    ) -> Iterator[tuple[int, Origin]]:
+        if self._ranking is not None:
+            self._ranking.look(len(self._catalogue))
+        while True:
+            yield self._any() if self._ranking is None else self._ranking.fastest(1)[0], Origin.SWEEP
 
 
 class TpeSampler(LegalSampler):
@@ -155,16 +161,17 @@ class TpeSampler(LegalSampler):
     ) -> None:
         self._guide.after_trial(study, trial, state, values)
 
-    def _choose(
+    def _choices(
         self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
-    ) -> tuple[int, Origin]:
+    ) -> Iterator[tuple[int, Origin]]:
         assert trial is not None
         proposed = self._guide.sample_relative(study, trial, dict(self._space))
-        if not proposed:
-            return self._any(), Origin.RANDOM
-        row = self._catalogue.nearest(self._catalogue.family(**proposed))
-        assert row is not None, "asked of an exhausted catalogue"
-        return row, Origin.MODEL
+        if proposed:
+            row = self._catalogue.nearest(self._catalogue.family(**proposed))
+            assert row is not None, "asked of an exhausted catalogue"
+            yield row, Origin.MODEL
+        else:
+            yield self._any(), Origin.RANDOM
 
 
 class SurrogateSampler(LegalSampler):
@@ -190,15 +197,19 @@ class SurrogateSampler(LegalSampler):
         self._settled.add(number)
         self._note(row, us)
 
-    def _choose(
+    def _choices(
         self, study: Study, trials: Sequence[FrozenTrial], trial: FrozenTrial | None
-    ) -> tuple[int, Origin]:
+    ) -> Iterator[tuple[int, Origin]]:
         pending = self._learn(trials, trial)
         if self._ranking is not None:
             self._ranking.look(NEXT_LOOK if self._ranking.known.any() else FIRST_LOOK)
-        if len(self._times) < (CHANCE_STARTUP if self._ranking is None else RANKED_STARTUP):
-            return self._start(len(self._times) + len(self._failed) + len(pending))
-        return self._most_promising(pending), Origin.MODEL
+        if len(self._times) >= (CHANCE_STARTUP if self._ranking is None else RANKED_STARTUP):
+            for row in self._most_promising(pending):
+                yield row, Origin.MODEL
+        tried = len(self._times) + len(self._failed) + len(pending)
+        while True:
+            yield self._start(tried)
+            tried += 1
 
     def _start(self, tried: int) -> tuple[int, Origin]:
         if self._ranking is None:
@@ -210,7 +221,7 @@ class SurrogateSampler(LegalSampler):
         some = self._catalogue.sample(TOURNAMENT, self._rng)
         return some[int(self._ranking.of(some).argmin())], Origin.RANDOM
 
-    def _most_promising(self, pending: Sequence[int]) -> int:
+    def _most_promising(self, pending: Sequence[int]) -> Iterator[int]:
         candidates = np.flatnonzero(self._catalogue.unseen)
         columns = self._features
         if self._ranking is not None:
@@ -222,9 +233,15 @@ class SurrogateSampler(LegalSampler):
             candidates = np.sort(self._draws.choice(candidates, MOST_SCORED, replace=False))
         seen = Seen(list(self._times), list(self._times.values()), list(self._failed), pending)
         with single_threaded():
-            gains = promise(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
-        # Of equals any, so that where nothing is known it does not walk along the first parameter.
-        return int(candidates[self._draws.choice(np.flatnonzero(gains >= gains.max()))])
+            outlook = Outlook(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
+        for _ in candidates:
+            with single_threaded():
+                gains = outlook.gains()
+            # Of equals any, so that where nothing is known it does not walk along the first parameter.
+            best = int(self._draws.choice(np.flatnonzero(gains >= gains.max())))
+            yield int(candidates[best])
+            with single_threaded():
+                outlook.choose(best)
 
     def _learn(self, trials: Sequence[FrozenTrial], asked: FrozenTrial | None) -> list[int]:
         """Takes in what has ended since the last time. Returns the rows in flight."""

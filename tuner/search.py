@@ -109,25 +109,36 @@ class Search:
 
     def ask(self) -> Proposal | None:
         """The next variant, None when every legal one is tried or being tried."""
-        while True:
-            if self.exhausted:
-                return None
-            if self._sampler.needs_trial:
-                trial = self.study.ask(dict(distributions(self.catalogue.family)))
-                assert self._sampler.chosen is not None
-                row, origin = self._sampler.chosen
-                trial.set_user_attr(OWNER, self._pulse.owner)
-                trial.set_user_attr("origin", str(origin))
-            else:
-                row, origin = self._sampler.propose(self.others.trials, None, self.study)
-                trial = self._begin(row, origin)
-            mine = self.others.gives(trial, row)
-            self._note_others()
-            if mine:
-                self._pulse.add(trial)
-                return Proposal(self.catalogue.variant(row), row, origin, trial)
+        return next(iter(self.ask_many(1)), None)
 
-    def _begin(self, row: int, origin: Origin) -> Trial:
+    def ask_many(self, count: int) -> list[Proposal]:
+        """The next ``count`` variants, or as many as are left. The study is read once for all of them."""
+        proposals: list[Proposal] = []
+        while len(proposals) < count and not self.exhausted:
+            begun = {p.trial.number: p for p in self._begin(count - len(proposals))}
+            granted = self.others.grant({number: (p.trial, p.row) for number, p in begun.items()})
+            self._note_others()
+            for number in granted:
+                self._pulse.add(begun[number].trial)
+            proposals += [p for number, p in begun.items() if number in granted]
+        return proposals
+
+    def _begin(self, count: int) -> list[Proposal]:
+        """Trials of up to ``count`` variants, which other coordinators may want too."""
+        if self._sampler.needs_trial:
+            trial = self.study.ask(dict(distributions(self.catalogue.family)))
+            assert self._sampler.chosen is not None
+            row, origin = self._sampler.chosen
+            trial.set_user_attr(OWNER, self._pulse.owner)
+            trial.set_user_attr("origin", str(origin))
+            return [Proposal(self.catalogue.variant(row), row, origin, trial)]
+        rows = self._sampler.propose(self.others.trials, None, self.study, count)
+        return [
+            Proposal(self.catalogue.variant(row), row, origin, self._new_trial(row, origin))
+            for row, origin in rows
+        ]
+
+    def _new_trial(self, row: int, origin: Origin) -> Trial:
         """A trial with all its parameters in one write; suggested one by one, each would be a transaction."""
         family = self.catalogue.family
         template = create_trial(

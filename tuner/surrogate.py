@@ -28,14 +28,22 @@ UNRUNNABLE_STEP = 1.0
 WORD_SPREAD = 0.6
 
 
-class Model(Protocol):
-    """Learns values of some rows of features and predicts those of others, each with its uncertainty."""
+class Fit(Protocol):
+    """A model that has learned."""
 
-    def __call__(
-        self, columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation at the rows ``at``."""
+    def at(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the value at each row of features."""
         ...
+
+    def supposing(self, columns: np.ndarray, values: np.ndarray) -> Fit:
+        """The same had it seen these values too. What it settled on by the real ones stays."""
+        ...
+
+
+class Model(Protocol):
+    """Learns values of some rows of features, to predict those of others, each with its uncertainty."""
+
+    def __call__(self, columns: np.ndarray, values: np.ndarray, seed: int) -> Fit: ...
 
 
 @dataclass(frozen=True)
@@ -91,25 +99,43 @@ def single_threaded() -> AbstractContextManager[Any]:
     return _thread_pools().limit(limits=1, user_api="blas")
 
 
-def promise(model: Model, columns: np.ndarray, seen: Seen, candidates: np.ndarray, seed: int) -> np.ndarray:
-    """By how much each candidate is expected to beat the fastest seen, in logarithms of time.
+class Outlook:
+    """By how much each candidate is expected to beat the fastest seen, as more and more of them are chosen.
 
     Variants in flight count as if they had come out as predicted, or as the fastest seen where that is
     faster: what is like them promises less, so that a batch spreads.
     """
-    rows, log_us = list(seen.rows), np.array(seen.log_us)
-    fastest = float(log_us.min())
-    if seen.pending:
-        guesses, _ = model(columns[rows], log_us, columns[list(seen.pending)], seed)
-        rows += seen.pending
-        log_us = np.concatenate([log_us, np.maximum(guesses, fastest)])
-    gains = expected_improvement(*model(columns[rows], log_us, columns[candidates], seed), fastest)
-    if len(seen.failed) >= FEWEST_FAILURES:
-        tried = [*seen.rows, *seen.failed]
-        runs = np.repeat([1.0, 0.0], [len(seen.rows), len(seen.failed)])
-        chance, _ = model(columns[tried], runs, columns[candidates], seed)
-        gains = gains * (LEAST_CHANCE + (1 - LEAST_CHANCE) * np.clip(chance, 0, 1))
-    return gains
+
+    def __init__(
+        self, model: Model, columns: np.ndarray, seen: Seen, candidates: np.ndarray, seed: int
+    ) -> None:
+        log_us = np.array(seen.log_us)
+        self._fastest = float(log_us.min())
+        self._columns = columns[candidates]
+        self._chosen = np.zeros(len(candidates), dtype=bool)
+        self._fit = model(columns[list(seen.rows)], log_us, seed)
+        if seen.pending:
+            self._suppose(columns[list(seen.pending)])
+        self._chance: np.ndarray | float = 1.0
+        if len(seen.failed) >= FEWEST_FAILURES:
+            tried = [*seen.rows, *seen.failed]
+            runs = np.repeat([1.0, 0.0], [len(seen.rows), len(seen.failed)])
+            chance, _ = model(columns[tried], runs, seed).at(self._columns)
+            self._chance = LEAST_CHANCE + (1 - LEAST_CHANCE) * np.clip(chance, 0, 1)
+
+    def gains(self) -> np.ndarray:
+        """Per candidate, in logarithms of time; minus infinity for those chosen."""
+        gains = expected_improvement(*self._fit.at(self._columns), self._fastest) * self._chance
+        return np.where(self._chosen, -np.inf, gains)
+
+    def choose(self, index: int) -> None:
+        """That candidate is in flight from now on."""
+        self._chosen[index] = True
+        self._suppose(self._columns[index : index + 1])
+
+    def _suppose(self, columns: np.ndarray) -> None:
+        guesses, _ = self._fit.at(columns)
+        self._fit = self._fit.supposing(columns, np.maximum(guesses, self._fastest))
 
 
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, fastest: float) -> np.ndarray:

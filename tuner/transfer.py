@@ -89,9 +89,8 @@ def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limi
     if not errors:
         return prior
     seen = np.array(codes, dtype=np.uint8).T
-    correction, _ = process(
-        _columns(catalogue.family, seen), np.array(errors), _columns(catalogue.family, catalogue.codes), 0
-    )
+    learned = process(_columns(catalogue.family, seen), np.array(errors), 0)
+    correction, _ = learned.at(_columns(catalogue.family, catalogue.codes))
 
     def informed_us(variant: Variant) -> float:
         row = catalogue.row(variant)

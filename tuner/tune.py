@@ -62,8 +62,10 @@ STARTUP_TRIALS = 24
 FIRST_ROUND, LEADER_SLACK = 0.5, 1.25
 #: Builds in flight beyond one per compiler, so that no compiler waits while the card is busy.
 BUILDS_AHEAD = 2
-#: Builds that wait for a card beside those on one, so that no card waits while the search thinks.
+#: Builds that wait for each card beside the one on it, so that no card waits while the search thinks.
 QUEUED = 1
+#: Variants asked for at once: the study is read once for all of them, and meanwhile no card gets a build.
+ASKED_AT_ONCE = 4
 #: How often a wait looks whether the run was told to stop.
 POLL_SECONDS = 0.2
 
@@ -477,7 +479,8 @@ def _search(
     building: dict[Future[Build | BuildError], Proposal] = {}
     running: dict[Future[Outcome], Proposal] = {}
     doubts: set[str] = set()
-    most_in_flight = pool.size + BUILDS_AHEAD + team.size - 1 + QUEUED
+    most_running = team.size * (1 + QUEUED)
+    most_in_flight = pool.size + BUILDS_AHEAD + most_running - 1
 
     def finish(proposal: Proposal, outcome: Outcome) -> None:
         nonlocal best
@@ -496,17 +499,19 @@ def _search(
     def out_of_time() -> bool:
         return run.deadline is not None and time.monotonic() >= run.deadline
 
-    def over() -> bool:
+    def room() -> int:
+        """How many more variants may be asked for."""
+        if stop.is_set() or out_of_time():
+            return 0
+        in_flight = len(building) + len(running)
         # What another coordinator has in flight is as good as done, unless it dies.
-        asked = len(run.all_outcomes) + len(building) + len(running) + search.others.in_flight
-        return stop.is_set() or out_of_time() or (run.budget is not None and asked >= run.budget)
+        asked = len(run.all_outcomes) + in_flight + search.others.in_flight
+        left = most_in_flight if run.budget is None else run.budget - asked
+        return 0 if search.exhausted else max(0, min(ASKED_AT_ONCE, most_in_flight - in_flight, left))
 
     def ask() -> None:
-        """Has variants built ahead of the cards."""
-        while len(building) + len(running) < most_in_flight and not over():
-            proposal = search.ask()
-            if proposal is None:
-                break
+        """Has some more variants built ahead of the cards."""
+        for proposal in search.ask_many(room()):
             try:
                 kernel = render(proposal.variant, options.problem, options.device.limits)
             except Illegal as error:
@@ -518,7 +523,7 @@ def _search(
         """Gives builds to the cards, the first asked first."""
         ready = sorted((f for f in building if f.done()), key=lambda f: building[f].trial.number)
         for future in ready:
-            if len(running) == team.size + QUEUED:
+            if len(running) == most_running:
                 break
             proposal, built = building[future], future.result()
             del building[future]
@@ -536,10 +541,9 @@ def _search(
             evaluate()
             ask()
             if building or running:
-                room = len(running) < team.size + QUEUED
-                awaited: list[Future[Any]] = [*running, *(building if room else ())]
+                awaited: list[Future[Any]] = [*running, *(building if len(running) < most_running else ())]
                 with watch.waits(max(0, team.size - len(running)) if building else 0):
-                    wait(awaited, POLL_SECONDS, return_when=FIRST_COMPLETED)
+                    wait(awaited, 0 if room() else POLL_SECONDS, return_when=FIRST_COMPLETED)
             elif search.others.in_flight:
                 # They end, or die and leave their variants to this run.
                 time.sleep(POLL_SECONDS)
