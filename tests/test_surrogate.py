@@ -60,7 +60,8 @@ def test_a_model_learns_what_is_fast_and_what_fails(model):
     failed = [row for row in tried if GRID[row, 1] > 0.8]
     log_us = [float(1 + 8 * GRID[row, 0]) for row in rows]
     candidates = np.array([row for row in range(64) if row % 3])
-    mean, deviation = model(GRID[rows], np.array(log_us), 0).at(GRID[candidates])
+    belief = model(GRID[rows], np.array(log_us), GRID[candidates], 0)
+    mean, deviation = belief.mean, belief.deviation
     assert np.corrcoef(mean, GRID[candidates, 0])[0, 1] > 0.95
     assert mean.shape == deviation.shape == candidates.shape and (deviation >= 0).all()
     gains = Outlook(model, GRID, Seen(rows, log_us, failed), candidates, 0).gains()
@@ -107,22 +108,39 @@ def test_noise_is_no_pattern():
     """Times that differ by noise alone are told from times that a parameter decides."""
     draws = np.random.default_rng(0)
     noise = 0.03 * draws.standard_normal(64)
-    mean, _ = process(GRID, noise, 0).at(GRID)
+    mean = process(GRID, noise, GRID, 0).mean
     assert mean.std() < 0.6 * noise.std()
-    mean, deviation = process(GRID[::2], 8 * GRID[::2, 0] + noise[::2], 0).at(GRID)
-    assert np.abs(mean - 8 * GRID[:, 0]).max() < 0.3 and deviation.max() < 1
+    belief = process(GRID[::2], 8 * GRID[::2, 0] + noise[::2], GRID, 0)
+    assert np.abs(belief.mean - 8 * GRID[:, 0]).max() < 0.3 and belief.deviation.max() < 1
 
 
 def test_thousands_of_times_are_learned_from_in_part():
     draws = np.random.default_rng(0)
     columns = draws.random((3 * MOST_LEARNED, 3))
-    mean, _ = process(columns, columns[:, 0], 1).at(columns[:50])
+    mean = process(columns, columns[:, 0], columns[:50], 1).mean
     assert np.abs(mean - columns[:50, 0]).max() < 0.1
 
 
+def test_what_is_supposed_is_as_if_seen():
+    """But for the length and the noise, which the values seen have settled."""
+    columns = np.linspace(0, 3, 30)[:, None]
+    values = np.sin(4 * columns[:, 0])
+    seen, supposed = [0, 3, 8, 12, 20, 29], [5, 6, 17]
+    belief = process(columns[seen], values[seen], columns, 0)
+    more = belief.supposing(supposed[:1], values[supposed[:1]]).supposing(supposed[1:], values[supposed[1:]])
+    everything = [*seen, *supposed]
+    distances = np.sqrt(3) * np.abs(columns - columns[everything].T) / belief.length
+    cross = (1 + distances) * np.exp(-distances)
+    inverse = np.linalg.inv(cross[everything] + belief.noise * np.eye(len(everything)))
+    centre = values[seen].mean()
+    assert more.mean == pytest.approx(centre + cross @ inverse @ (values[everything] - centre), abs=1e-9)
+    variance = belief.scale * (1 - np.einsum("ij,jk,ik->i", cross, inverse, cross))
+    assert more.deviation == pytest.approx(np.sqrt(np.maximum(variance, 1e-12 * belief.scale)), abs=1e-6)
+
+
 def test_equal_times_are_no_trouble():
-    mean, deviation = process(GRID[:4], np.ones(4), 0).at(GRID)
-    assert np.isfinite(mean).all() and np.isfinite(deviation).all()
+    belief = process(GRID[:4], np.ones(4), GRID, 0)
+    assert np.isfinite(belief.mean).all() and np.isfinite(belief.deviation).all()
 
 
 def test_the_sampler_serves_a_study_by_itself():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -12,34 +12,43 @@ TREES = 64
 
 
 @dataclass(frozen=True)
-class Forest:
-    """Trees grown on ``values`` at ``columns``."""
+class Trees:
+    """What trees grown on ``values`` at ``columns`` expect at the rows ``at``; see `surrogate.Belief`."""
 
     columns: np.ndarray
     values: np.ndarray
+    at: np.ndarray
     seed: int
 
-    def at(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `surrogate.Fit`. How far the trees disagree is the uncertainty."""
-        columns = np.ascontiguousarray(columns, dtype=np.float32)
-        # Each tree itself: around it are checks that cost more than the walk.
-        each = np.stack([tree.tree_.predict(columns)[:, 0] for tree in self._grown.estimators_])
-        return each.mean(axis=0), each.std(axis=0)
+    @property
+    def mean(self) -> np.ndarray:
+        return self._each.mean(axis=0)
 
-    def supposing(self, columns: np.ndarray, values: np.ndarray) -> Forest:
-        """See `surrogate.Fit`: the forest is grown anew."""
-        return Forest(
-            np.concatenate([self.columns, columns]), np.concatenate([self.values, values]), self.seed
+    @property
+    def deviation(self) -> np.ndarray:
+        """How far the trees disagree."""
+        return self._each.std(axis=0)
+
+    def supposing(self, indices: Sequence[int], values: np.ndarray) -> Trees:
+        """Trees grown anew."""
+        return replace(
+            self,
+            columns=np.concatenate([self.columns, self.at[list(indices)]]),
+            values=np.concatenate([self.values, values]),
         )
 
     @cached_property
-    def _grown(self) -> Any:
+    def _each(self) -> np.ndarray:
+        """Every tree's word on every row."""
         # Slow to import, and needed only once there is something to learn from.
         from sklearn.ensemble import ExtraTreesRegressor
 
-        return ExtraTreesRegressor(TREES, random_state=self.seed).fit(self.columns, self.values)
+        grown = ExtraTreesRegressor(TREES, random_state=self.seed).fit(self.columns, self.values)
+        at = np.ascontiguousarray(self.at, dtype=np.float32)
+        # Each tree itself: around it are checks that cost more than the walk.
+        return np.stack([tree.tree_.predict(at)[:, 0] for tree in grown.estimators_])
 
 
-def forest(columns: np.ndarray, values: np.ndarray, seed: int) -> Forest:
+def forest(columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int) -> Trees:
     """See `surrogate.Model`."""
-    return Forest(columns, values, seed)
+    return Trees(columns, values, at, seed)

@@ -6,8 +6,8 @@ times, a length per parameter would be chosen by chance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -20,51 +20,51 @@ MOST_LEARNED = 400
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process that has seen ``values`` at ``columns``. They vary by ``spread`` around ``centre``."""
+class Gaussian:
+    """What a process expects at ``columns``; see `surrogate.Belief`.
+
+    The covariance of two rows is ``scale`` times their kernel less the product of their rows of ``known``:
+    what has been seen, whitened. More of it is a further column of ``known``.
+    """
 
     columns: np.ndarray
-    values: np.ndarray
-    centre: float
-    spread: float
+    mean: np.ndarray
+    known: np.ndarray
+    scale: float
     length: float
     noise: float
 
-    def at(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `surrogate.Fit`."""
-        inverse, weights, scale = self._solved
-        cross = _matern(_distances(columns.astype(np.float64), self.columns) / self.length)
-        variance = scale * (1 - np.square(cross @ inverse.T).sum(axis=1))
-        deviation = np.sqrt(np.maximum(variance, 1e-12))
-        return self.centre + self.spread * (cross @ weights), self.spread * deviation
+    @property
+    def deviation(self) -> np.ndarray:
+        return np.sqrt(np.maximum(self.scale * (1 - np.square(self.known).sum(axis=1)), 1e-12 * self.scale))
 
-    def supposing(self, columns: np.ndarray, values: np.ndarray) -> Process:
-        """See `surrogate.Fit`: length, noise, centre and spread stay."""
+    def supposing(self, indices: Sequence[int], values: np.ndarray) -> Gaussian:
+        chosen = list(indices)
+        cross = _matern(_distances(self.columns, self.columns[chosen]) / self.length)
+        cross -= self.known @ self.known[chosen].T
+        factor = np.linalg.cholesky(cross[chosen] + self.noise * np.eye(len(chosen)))
+        whitened = np.linalg.solve(factor, cross.T).T
+        surprise = np.linalg.solve(factor, values - self.mean[chosen])
         return replace(
-            self,
-            columns=np.concatenate([self.columns, columns.astype(np.float64)]),
-            values=np.concatenate([self.values, values]),
+            self, mean=self.mean + whitened @ surprise, known=np.concatenate([self.known, whitened], axis=1)
         )
 
-    @cached_property
-    def _solved(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """The inverse of the covariances' Cholesky factor, the weights of the values, and their variance."""
-        scaled = (self.values - self.centre) / self.spread
-        kernel = _matern(_distances(self.columns, self.columns) / self.length)
-        inverse = np.linalg.inv(np.linalg.cholesky(kernel + self.noise * np.eye(len(scaled))))
-        weights = inverse.T @ (inverse @ scaled)
-        return inverse, weights, float(scaled @ weights) / len(scaled)
 
-
-def process(columns: np.ndarray, values: np.ndarray, seed: int) -> Process:
+def process(columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int) -> Gaussian:
     """See `surrogate.Model`."""
     if len(values) > MOST_LEARNED:
         kept = _kept(values, seed)
         columns, values = columns[kept], values[kept]
-    columns = columns.astype(np.float64)
+    columns, at = columns.astype(np.float64), at.astype(np.float64)
     centre, spread = float(values.mean()), max(float(values.std()), 1e-6)
-    length, noise = _likeliest(columns, (values - centre) / spread)
-    return Process(columns, values, centre, spread, length, noise)
+    scaled = (values - centre) / spread
+    length, noise = _likeliest(columns, scaled)
+    kernel = _matern(_distances(columns, columns) / length)
+    inverse = np.linalg.inv(np.linalg.cholesky(kernel + noise * np.eye(len(scaled))))
+    white = inverse @ scaled
+    known = _matern(_distances(at, columns) / length) @ inverse.T
+    scale = spread**2 * float(white @ white) / len(scaled)
+    return Gaussian(at, centre + spread * (known @ white), known, scale, length, noise)
 
 
 def _likeliest(columns: np.ndarray, scaled: np.ndarray) -> tuple[float, float]:

@@ -28,22 +28,26 @@ UNRUNNABLE_STEP = 1.0
 WORD_SPREAD = 0.6
 
 
-class Fit(Protocol):
-    """A model that has learned."""
+class Belief(Protocol):
+    """What a model that has learned expects of some rows: the mean and the standard deviation of each."""
 
-    def at(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the value at each row of features."""
-        ...
+    @property
+    def mean(self) -> np.ndarray: ...
 
-    def supposing(self, columns: np.ndarray, values: np.ndarray) -> Fit:
-        """The same had it seen these values too. What it settled on by the real ones stays."""
+    @property
+    def deviation(self) -> np.ndarray: ...
+
+    def supposing(self, indices: Sequence[int], values: np.ndarray) -> Belief:
+        """What it would expect had it also seen these values at some of the rows."""
         ...
 
 
 class Model(Protocol):
-    """Learns values of some rows of features, to predict those of others, each with its uncertainty."""
+    """Learns values of some rows of features and predicts those of others, each with its uncertainty."""
 
-    def __call__(self, columns: np.ndarray, values: np.ndarray, seed: int) -> Fit: ...
+    def __call__(self, columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int) -> Belief:
+        """The belief about the rows ``at``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -111,31 +115,33 @@ class Outlook:
     ) -> None:
         log_us = np.array(seen.log_us)
         self._fastest = float(log_us.min())
-        self._columns = columns[candidates]
-        self._chosen = np.zeros(len(candidates), dtype=bool)
-        self._fit = model(columns[list(seen.rows)], log_us, seed)
+        self._num = len(candidates)
+        self._chosen = np.zeros(self._num, dtype=bool)
+        at = columns[[*candidates, *seen.pending]]
+        self._belief = model(columns[list(seen.rows)], log_us, at, seed)
         if seen.pending:
-            self._suppose(columns[list(seen.pending)])
+            self._suppose(range(self._num, len(at)))
         self._chance: np.ndarray | float = 1.0
         if len(seen.failed) >= FEWEST_FAILURES:
             tried = [*seen.rows, *seen.failed]
             runs = np.repeat([1.0, 0.0], [len(seen.rows), len(seen.failed)])
-            chance, _ = model(columns[tried], runs, seed).at(self._columns)
+            chance = model(columns[tried], runs, columns[candidates], seed).mean
             self._chance = LEAST_CHANCE + (1 - LEAST_CHANCE) * np.clip(chance, 0, 1)
 
     def gains(self) -> np.ndarray:
         """Per candidate, in logarithms of time; minus infinity for those chosen."""
-        gains = expected_improvement(*self._fit.at(self._columns), self._fastest) * self._chance
+        mean, deviation = self._belief.mean[: self._num], self._belief.deviation[: self._num]
+        gains = expected_improvement(mean, deviation, self._fastest) * self._chance
         return np.where(self._chosen, -np.inf, gains)
 
     def choose(self, index: int) -> None:
         """That candidate is in flight from now on."""
         self._chosen[index] = True
-        self._suppose(self._columns[index : index + 1])
+        self._suppose([index])
 
-    def _suppose(self, columns: np.ndarray) -> None:
-        guesses, _ = self._fit.at(columns)
-        self._fit = self._fit.supposing(columns, np.maximum(guesses, self._fastest))
+    def _suppose(self, indices: Sequence[int]) -> None:
+        guesses = self._belief.mean[list(indices)]
+        self._belief = self._belief.supposing(indices, np.maximum(guesses, self._fastest))
 
 
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, fastest: float) -> np.ndarray:

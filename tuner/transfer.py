@@ -89,8 +89,8 @@ def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limi
     if not errors:
         return prior
     seen = np.array(codes, dtype=np.uint8).T
-    learned = process(_columns(catalogue.family, seen), np.array(errors), 0)
-    correction, _ = learned.at(_columns(catalogue.family, catalogue.codes))
+    everywhere = _columns(catalogue.family, catalogue.codes)
+    correction = process(_columns(catalogue.family, seen), np.array(errors), everywhere, 0).mean
 
     def informed_us(variant: Variant) -> float:
         row = catalogue.row(variant)
