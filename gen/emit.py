@@ -150,6 +150,7 @@ def emit_many(
         dtypes=list(dict.fromkeys(each["element"].name for each in kernels)),
         any_maps=any(launch.tensor_maps for launch in launches),
         any_heads=any(launch.heads_per_block > 1 for launch in launches),
+        any_packed=any(launch.pack_heads for launch in launches),
         any_clusters=any(launch.cluster > 1 for launch in launches),
         any_max_blocks=any(launch.max_blocks for launch in launches),
         args_formats=kernels[0]["args_formats"],

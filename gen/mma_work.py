@@ -39,8 +39,9 @@ TILES_PER_SUM = 4
 
 def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
     """The counts of ``variant`` on ``problem``."""
-    walks = walk_tiles(problem, variant.br, variant.bc, variant.warps, skips=True)
-    heads = problem.batch * problem.num_q_heads
+    packed = problem.group if variant.pack_heads else 1
+    walks = walk_tiles(problem, variant.br, variant.bc, variant.warps, skips=True, packed=packed)
+    heads = problem.batch * problem.num_q_heads // packed
     blocks = sum(walk.blocks for walk in walks)
     tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
     compute = _per_warp_tile(variant, problem, limits, tiles)
@@ -59,6 +60,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
         walks=walks,
         heads=heads,
         warps=variant.warps,
+        heads_share_keys=not variant.pack_heads,
         heads_interleaved=variant.block_order == "heaviest_first",
         registers=min(wanted, _registers_left(variant, limits)),
         loop_instructions=compute.instructions + copies.instructions / variant.warps,

@@ -80,6 +80,11 @@ class Problem:
         return ITEM_BYTES[self.dtype] == 1
 
     @property
+    def group(self) -> int:
+        """Query heads that share a head of keys."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
     def flops(self) -> int:
         """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask."""
         pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k

@@ -124,7 +124,8 @@ class Launch:
     """How a kernel is launched: threads per block, dynamic shared memory, query rows a block covers (None: a
     block walks all rows of its head), heads of a batch that it takes along, the maps it takes as its second
     parameter, how many blocks there are at most, each of which then covers several tiles, and how many
-    neighbours make a cluster, for whose sake the tiles of a head are filled up with empty ones."""
+    neighbours make a cluster, for whose sake the tiles of a head are filled up with empty ones. With
+    ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys."""
 
     threads: int
     smem_bytes: int
@@ -133,6 +134,7 @@ class Launch:
     tensor_maps: tuple[TensorMap, ...] = ()
     max_blocks: int | None = None
     cluster: int = 1
+    pack_heads: bool = False
 
     @property
     def smem_alignment(self) -> int:
@@ -141,10 +143,13 @@ class Launch:
 
     def grid(self, problem: Problem) -> int:
         """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
+        rows, heads = problem.seqlen_q, problem.num_q_heads
+        if self.pack_heads:
+            rows, heads = rows * problem.group, problem.num_kv_heads
         tiles = 1
         if self.rows_per_block is not None:
-            tiles = -(-problem.seqlen_q // (self.rows_per_block * self.cluster)) * self.cluster
-        blocks = -(-problem.batch * problem.num_q_heads // self.heads_per_block) * tiles
+            tiles = -(-rows // (self.rows_per_block * self.cluster)) * self.cluster
+        blocks = -(-problem.batch * heads // self.heads_per_block) * tiles
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
 
 
@@ -178,6 +183,10 @@ class Variant:
         """Query heads, of all batches in one row, that one block serves."""
         return 1
 
+    def packs_heads(self) -> bool:
+        """Whether a tile's rows are those of all query heads that share keys."""
+        return False
+
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Estimated 32-bit registers per thread."""
         raise NotImplementedError
@@ -192,7 +201,11 @@ class Variant:
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         return Launch(
-            self.threads(), self.smem_bytes(problem, limits), self.rows_per_block(), self.heads_per_block()
+            self.threads(),
+            self.smem_bytes(problem, limits),
+            self.rows_per_block(),
+            self.heads_per_block(),
+            pack_heads=self.packs_heads(),
         )
 
     def check(self, problem: Problem, limits: DeviceLimits) -> None:

@@ -96,6 +96,8 @@ class Work:
     heads: int
     """Of all batches together."""
     warps: int
+    heads_share_keys: bool = True
+    """Whether query heads of one group are counted apart; packed, they are one."""
     heads_interleaved: bool = False
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0
@@ -141,10 +143,14 @@ class Work:
 
 
 @lru_cache(maxsize=4096)
-def walk_tiles(problem: Problem, br: int, bc: int, warps: int, *, skips: bool) -> tuple[Walk, ...]:
+def walk_tiles(
+    problem: Problem, br: int, bc: int, warps: int, *, skips: bool, packed: int = 1
+) -> tuple[Walk, ...]:
     """The walks of one head's query tiles, the last tile first: under a causal mask only tiles that some row
-    of the block sees are brought in. ``skips``: a warp leaves out tiles that none of its own rows sees."""
-    q_tiles = -(-problem.seqlen_q // br)
+    of the block sees are brought in. ``skips``: a warp leaves out tiles that none of its own rows sees.
+    ``packed``: so many rows, of different heads, stand at one position."""
+    rows = problem.seqlen_q * packed
+    q_tiles = -(-rows // br)
     diagonal = problem.seqlen_k - problem.seqlen_q
     rows_per_warp = br // warps
     schedulers = gcd(warps, SCHEDULERS)
@@ -153,7 +159,7 @@ def walk_tiles(problem: Problem, br: int, bc: int, warps: int, *, skips: bool) -
         """Tiles that rows up to ``end_row`` see."""
         keys = problem.seqlen_k
         if problem.causal:
-            keys = min(keys, min(end_row, problem.seqlen_q) + diagonal)
+            keys = min(keys, -(-min(end_row, rows) // packed) + diagonal)
         return -(-keys // bc) if keys > 0 else 0
 
     def walk(q_tile: int, blocks: int = 1) -> Walk:
@@ -162,7 +168,7 @@ def walk_tiles(problem: Problem, br: int, bc: int, warps: int, *, skips: bool) -
         if not skips:
             return Walk(blocks, tiles, warps * tiles, warps * tiles)
         starts = [first_row + warp * rows_per_warp for warp in range(warps)]
-        by_warp = [seen(start + rows_per_warp) if start < problem.seqlen_q else 0 for start in starts]
+        by_warp = [seen(start + rows_per_warp) if start < rows else 0 for start in starts]
         paced = schedulers * max(sum(by_warp[i::schedulers]) for i in range(schedulers))
         return Walk(blocks, tiles, sum(by_warp), paced)
 

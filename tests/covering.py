@@ -19,7 +19,7 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 T = TypeVar("T")
 
 #: Draws for one pair before it counts as impossible, and legal ones among which the best is taken.
-MAX_DRAWS, MAX_CANDIDATES = 2000, 10
+MAX_DRAWS, MAX_CANDIDATES = 3000, 10
 #: Every other draw keeps this share of a legal assignment with one of the values: some corners hold few.
 KEPT = 0.7
 #: Variants that `draw` tries for all that it is asked for, and for one: of some spaces one in thousands

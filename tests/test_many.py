@@ -50,6 +50,7 @@ LONG: dict[str, Any]
 HEADS: dict[str, Any]
 SHORT, LONG = {"batch": 8, "seqlen_q": 64, "seqlen_k": 64}, {"batch": 1, "seqlen_q": 1024, "seqlen_k": 1024}
 HEADS = {"num_q_heads": 4, "num_kv_heads": 4}
+GROUPED: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2}
 
 
 def by_hand(threads: int, rows: int | None = 64, **problem: Any) -> Kernel:
@@ -203,14 +204,15 @@ def test_blocks_are_those_of_the_kernel_that_serves(driver: Driver, tmp_path: Pa
         make_kernel(GridOf(64, 8192, None, heads_per_block=2), "// all rows\n", **HEADS, **LONG),
         make_kernel(GridOf(96, 4096, 64, max_blocks=5), "// stays\n", causal=True, **HEADS, **SHORT),
         make_kernel(GridOf(128, 4096, 64, cluster=2), "// cluster\n", causal=True, **HEADS, **LONG),
+        make_kernel(GridOf(32, 4096, 64, pack_heads=True), "// packed\n", **GROUPED, **LONG),
     ]
     module = load(tmp_path, kernels)
     for kernel in kernels:
         problem = replace(
-            kernel.problem, batch=3, num_q_heads=5, num_kv_heads=5, seqlen_q=kernel.problem.seqlen_q + 65
+            kernel.problem, batch=3, num_q_heads=6, num_kv_heads=2, seqlen_q=kernel.problem.seqlen_q + 65
         )
         module.use(kernel.problem.name)
-        q, k, v = qkv(driver, (3, 5, problem.seqlen_q, D), (3, 5, 7, D))
+        q, k, v = qkv(driver, (3, 6, problem.seqlen_q, D), (3, 2, 7, D))
         module.attention(q, k, v, problem.causal)
         launch = driver.launches()[-1]
         assert (launch.threads, launch.smem) == (kernel.launch.threads, kernel.launch.smem_bytes)

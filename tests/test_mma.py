@@ -21,7 +21,7 @@ from flashgen.gen.variant import Illegal
 from flashgen.tuner import reference
 from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.sim import SimDevice, SimRunner
-from flashgen.tuner.validate import WrongResult, validate
+from flashgen.tuner.validate import WrongResult, compare, validate
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
@@ -211,6 +211,30 @@ def test_every_synchronisation_of_a_kernel_is_needed(card, changes):
 
 
 @needs_compiler
+@pytest.mark.parametrize("q_in_registers", [True, False])
+def test_packed_heads_are_right_in_any_group(q_in_registers):
+    """Groups that tiles cut through, one head alone, all heads on one; fewer keys than rows, under a mask."""
+    problem, limits = replace(HALF, head_dim=16, head_dim_v=24, causal=True), preset("a100")
+    variant = Mma(pack_heads=True, br=32, bc=16, q_in_registers=q_in_registers, stages=3)
+    built = SimDevice("a100", limits).toolchain().build(render(variant, problem, limits))
+    runner, rng = SimRunner(limits), np.random.default_rng(1)
+    shapes = ((6, 2, 7, 45), (3, 3, 33, 40), (5, 1, 1, 70), (40, 1, 2, 33), (6, 3, 21, 9))
+    for heads, kv_heads, rows, keys in shapes:
+        q, k, v = reference.random_inputs(
+            "normal",
+            (2, heads, rows, 16),
+            (2, kv_heads, keys, 16),
+            scale=0.25,
+            rng=rng,
+            dtype="f16",
+            head_dim_v=24,
+        )
+        o, lse = runner.attend(built, q, k, v, scale=0.25, want_lse=True)
+        expected = reference.attention(q, k, v, scale=0.25, causal=True)
+        assert compare(o, lse, expected, v, problem, f"{heads}/{kv_heads} heads") > 0
+
+
+@needs_compiler
 def test_a_mask_that_forgets_the_last_keys_is_caught():
     problem, limits = replace(HALF, head_dim=16, head_dim_v=16), preset("a100")
     kernel = render(Mma(br=16, bc=32), problem, limits)
@@ -351,6 +375,12 @@ def test_the_header_regenerates_the_variant():
         (
             "h200",
             HALF,
+            Mma(pack_heads=True, heads=2, q_in_registers=False),
+            "combination: heads=2: a block with heads side by side takes none in turn",
+        ),
+        (
+            "h200",
+            HALF,
             Mma(min_blocks=8),
             r"registers: about \d+ per thread, 32 allowed with 8 blocks of 256 threads per SM",
         ),
@@ -382,6 +412,22 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         (HALF, Mma(rescale="always"), "rescaling: rescale=always: "),
         (replace(HALF, head_dim=128, head_dim_v=128), Mma(poly_exp=2), "exponentials: poly_exp=2"),
         (HALF, Mma(heads=2, q_in_registers=False), "short sequence: heads=2: 4096 keys"),
+        (HALF, Mma(pack_heads=True), "packing: pack_heads=True: 16 query heads have as many of keys"),
+        (
+            replace(HALF, num_kv_heads=4),
+            Mma(pack_heads=True),
+            "packing: pack_heads=True: 4096 query rows fill tiles by themselves",
+        ),
+        (
+            replace(HALF, num_kv_heads=4, seqlen_q=2),
+            Mma(br=16),
+            "packing: pack_heads=False: 4 heads of 2 query rows fit one tile",
+        ),
+        (
+            replace(HALF, num_kv_heads=4, seqlen_q=8),
+            Mma(pack_heads=True),
+            "short sequence: br=128 covers 128",
+        ),
         (HALF, Mma(br=32, min_blocks=1), r"occupancy: min_blocks=1, but \d blocks fit"),
         (HALF, Mma(min_blocks=2, block_order="heaviest_first"), "block order: block_order=heaviest_first"),
     ],

@@ -1339,6 +1339,21 @@ def test_blocks_that_serve_several_heads(
     assert driver.launches()[0].blocks == 5 * tiles  # 18 heads of three batches, four at a time
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(6, 2, 9), (4, 4, 70), (8, 1, 1)])
+def test_heads_that_share_keys_fill_tiles_together(
+    driver: Driver, tmp_path: Path, torch: Any, heads: int, kv_heads: int, rows: int
+) -> None:
+    problem = Problem(dtype="bf16", head_dim=D, num_q_heads=4, num_kv_heads=2)
+    kernel = render(Mma(pack_heads=True, br=16, bc=16), problem, preset("h200"))
+    driver.library.fake_kernel(D, DRIVER_TYPES["bf16"])
+    half = Emitted(load_kernel(tmp_path, kernel), problem, driver)
+    assert half.module.PACK_HEADS
+    q, k, v = half.arrays(batch=3, heads=heads, kv_heads=kv_heads, lengths=(rows, 33))
+    half.check(half.module.attention(Tensor(q), Tensor(k), Tensor(v)).host, q, k, v)
+    asked = replace(problem, batch=3, num_q_heads=heads, num_kv_heads=kv_heads, seqlen_q=rows)
+    assert driver.launches()[0].blocks == kernel.launch.grid(asked)
+
+
 def test_a_kernel_of_the_tensor_core_family(driver: Driver, tmp_path: Path, torch: Any) -> None:
     problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72, seqlen_q=49, seqlen_k=49)
     variant = Mma(br=64, bc=56, heads=2, q_in_registers=False)

@@ -120,6 +120,15 @@ def test_maps_clusters_and_blocks_that_stay_are_read(
     assert found == replace(kernel, source=path.read_text() if suffix == ".cu" else kernel.source)
 
 
+@pytest.mark.parametrize("suffix", [".py", ".cu"])
+def test_packed_heads_are_read(tmp_path: Path, suffix: str) -> None:
+    kernel = render(Mma(pack_heads=True, br=16), Problem(dtype="bf16"), preset("h200"))
+    path = write(tmp_path, kernel, suffix)
+    found = read_emitted(path).kernel
+    assert found == replace(kernel, source=path.read_text() if suffix == ".cu" else kernel.source)
+    assert found.launch.pack_heads
+
+
 def test_a_module_of_older_days_is_read(tmp_path: Path) -> None:
     """Its problem has neither a precision nor a head dim of the values."""
     kernel = make()

@@ -82,6 +82,7 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         assert entry["heads_per_block"] == kernel.launch.heads_per_block
         assert entry["max_blocks"] == kernel.launch.max_blocks
         assert entry["cluster"] == kernel.launch.cluster
+        assert entry["pack_heads"] == kernel.launch.pack_heads
         assert [each["array"] for each in entry["tensor_maps"]] == list(
             "qkvo" if kernel.variant.family == "wgmma" else ""
         )
@@ -115,6 +116,7 @@ def test_launches_are_right_and_wrong_ones_told(
                 "heads_per_block": 1,
                 "max_blocks": None,
                 "cluster": 1,
+                "pack_heads": False,
                 "tensor_maps": [],
                 "dtype": "f32",
                 "head_dim": 16,

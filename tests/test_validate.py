@@ -183,6 +183,16 @@ def test_cases_fit_blocks_of_several_heads():
         assert any(c.seqlen_k < 8 and c.seqlen_q < 8 for c in drawn)
 
 
+def test_packed_heads_meet_groups_that_tiles_cut():
+    class Packed(Simt):
+        def packs_heads(self):
+            return True
+
+    for depth in ("quick", "full"):
+        drawn = list(cases(Packed(br=16, bc=16), PROBLEM, depth, np.random.default_rng(0)))
+        assert any(c.num_q_heads == 3 * c.num_kv_heads > 3 and c.seqlen_q * 3 > 16 for c in drawn)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "head_dim_v", "width"), [(1, 1, 1), (6, 6, 2), (32, 32, 4), (64, 64, 8), (24, 40, 8)]
 )

@@ -282,7 +282,7 @@ def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int
     traffic = work.blocks * work.mean.l2_bytes
     slots = limits.num_sms * resident
     blocks_per_head = work.blocks / work.heads
-    group = problem.num_q_heads / problem.num_kv_heads
+    group = problem.group if work.heads_share_keys else 1
     # Interleaved, a head's next block comes after a block of every other head.
     q_heads = work.heads if work.heads_interleaved else min(work.heads, ceil(slots / blocks_per_head) + 1)
     kv_heads = max(1.0, q_heads / group)

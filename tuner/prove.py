@@ -293,6 +293,7 @@ def _kernel_of(constants: Mapping[str, Any]) -> tuple[Kernel, str]:
         tuple(TensorMap(*each) for each in constants.get("MAPS", ())),
         constants.get("MAX_BLOCKS"),
         constants.get("CLUSTER", 1),
+        constants.get("PACK_HEADS", False),
     )
     kernel = Kernel(
         Problem.from_dict(constants["PROBLEM"]),

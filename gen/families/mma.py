@@ -31,6 +31,8 @@ PADDED, SWIZZLED = "padded", "swizzled"
 #: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
 RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
+#: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
+FEW_ROWS = 64
 #: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
 EXP2_CUBIC = (0.99992807, 0.69326099, 0.24261117, 0.05517169)
 
@@ -64,6 +66,9 @@ class Mma(Variant):
     family: ClassVar[str] = "mma"
     template: ClassVar[str] = "mma.cu.jinja"
 
+    pack_heads: bool = param(
+        False, True, doc="query heads that share keys fill one tile's rows together", implied=True
+    )
     br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 208, 224, 256, doc="query rows per block")
     rows_per_warp: int = param(16, 32, doc="query rows that one warp owns")
     bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")
@@ -95,6 +100,13 @@ class Mma(Variant):
 
     def heads_per_block(self) -> int:
         return self.heads
+
+    def packs_heads(self) -> bool:
+        return self.pack_heads
+
+    def query_rows(self, problem: Problem) -> int:
+        """That fill tiles one after the other: of a head, or of all that share keys."""
+        return problem.seqlen_q * (problem.group if self.pack_heads else 1)
 
     @property
     def warps(self) -> int:
@@ -233,7 +245,7 @@ class Mma(Variant):
 
     # -- limits: what cannot run -----------------------------------------------------------------------
 
-    @rule("arithmetic", after="br")
+    @rule("arithmetic", after="pack_heads")
     def _tensor_cores_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if problem.has_scales:
             return f"family mma multiplies f16, bf16 and f32, this problem is {problem.dtype}"
@@ -284,6 +296,12 @@ class Mma(Variant):
             return f"heads={self.heads}: the next head arrives in a second stage, and its Q in shared memory"
         return None
 
+    @rule("combination", after="heads")
+    def _heads_are_packed_or_in_turn(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads > 1 and self.pack_heads:
+            return f"heads={self.heads}: a block with heads side by side takes none in turn"
+        return None
+
     @rule("combination", after="block_order")
     def _heads_are_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and self.block_order != "by_head":
@@ -310,9 +328,20 @@ class Mma(Variant):
 
     # -- advice: what runs, but never best ----------------------------------------------------------
 
+    @rule("packing", after="pack_heads", advisory=True)
+    def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        together = problem.seqlen_q * problem.group
+        if self.pack_heads and problem.group == 1:
+            return f"pack_heads=True: {problem.num_q_heads} query heads have as many of keys"
+        if self.pack_heads and problem.seqlen_q > FEW_ROWS:
+            return f"pack_heads=True: {problem.seqlen_q} query rows fill tiles by themselves"
+        if not self.pack_heads and problem.group > 1 and together <= FEW_ROWS:
+            return f"pack_heads=False: {problem.group} heads of {problem.seqlen_q} query rows fit one tile"
+        return None
+
     @rule("short sequence", after="br", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("br", self.br, problem.seqlen_q)
+        return wasted("br", self.br, self.query_rows(problem))
 
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:

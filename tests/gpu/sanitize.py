@@ -114,8 +114,11 @@ def launch_all(manifest: Path) -> None:
             if entry["tensor_maps"]:
                 arguments.append(entry_maps(entry, pointers, strides, sizes, scale))
             cluster, per_block = entry["cluster"], entry["rows_per_block"]
-            tiles = -(-rows // (per_block * cluster)) * cluster if per_block else 1
-            blocks = -(-batch * heads // entry["heads_per_block"]) * tiles
+            walked, walkers = rows, heads
+            if entry["pack_heads"]:
+                walked, walkers = rows * (heads // kv_heads), kv_heads
+            tiles = -(-walked // (per_block * cluster)) * cluster if per_block else 1
+            blocks = -(-batch * walkers // entry["heads_per_block"]) * tiles
             grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, entry["threads"], 1, 1)
             parameters = (ctypes.c_char_p * len(arguments))(*arguments)
             call("cuLaunchKernel", function, *grid, entry["smem_bytes"], None, parameters, None)
@@ -323,6 +326,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
                 "heads_per_block": together,
                 "max_blocks": kernel.launch.max_blocks,
                 "cluster": kernel.launch.cluster,
+                "pack_heads": kernel.launch.pack_heads,
                 "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
                 "head_dim": problem.head_dim,
