@@ -238,13 +238,12 @@ def _names(problem: Problem | None) -> dict[str, str]:
     figures = ("head_dim", "threads", "smem_bytes", "maps", "symbol", "problem")
     columns = "HEAD_DIM" if problem.head_dim_v == problem.head_dim else "HEAD_DIM_V"
     item_bytes = str(ITEM_BYTES[problem.dtype])
-    access_bytes = f"({item_bytes} * VECTOR)"
     return {name: name.upper() for name in figures} | {
         "head_dim_v": columns,
         "columns": columns,
         "item_bytes": "size" if problem.has_scales else item_bytes,
-        "access_bytes": access_bytes,
-        "access_bytes_of_plan": access_bytes,
+        "access_bytes": "_ACCESS_BYTES",
+        "access_bytes_of_plan": "_ACCESS_BYTES",
         "default_scale_of_plan": "_DEFAULT_SCALE",
         "dtype_of_plan": "OUT_DTYPE, " if problem.has_scales else "DTYPE, ",
         "can_step": "_can_step",

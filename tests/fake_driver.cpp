@@ -227,6 +227,7 @@ int cuCtxPopCurrent_v2(int64_t* context) {
   return 0;
 }
 int cuPointerGetAttribute(void* value, int attribute, uintptr_t pointer) {
+  count("cuPointerGetAttribute");
   const std::lock_guard<std::mutex> lock(mutex);
   auto found = allocations.upper_bound(pointer);
   if (found == allocations.begin()) return kInvalidValue;

@@ -144,6 +144,9 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         return tuple(s // self.host.itemsize for s in self.host.strides)
 
+    def is_contiguous(self) -> bool:
+        return self.host.flags.c_contiguous
+
     def is_floating_point(self) -> bool:
         return self.host.dtype.kind == "f"
 
@@ -195,6 +198,7 @@ def fake_torch(driver: Driver) -> ModuleType:
 
     torch.__dict__.update(
         Tensor=Tensor,
+        empty_like=lambda x: x.new_empty_strided(x.shape, x.stride()),
         **{name: sys.intern(f"torch.{name}") for name in ("float64", "float32", "float16", "bfloat16")},
         is_grad_enabled=lambda: torch.grad,
         grad=True,
@@ -725,6 +729,65 @@ def test_threads_compile_once_and_do_not_disturb_each_other(module: Any, driver:
         close(actual, wanted)
     for launch in driver.launches():
         assert launch.stream == 0x100 + launch.args.seqlen_q - 20
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_calls_at_once_write_arguments_of_their_own(
+    maps: bool, driver: Driver, tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the same shapes on the same stream, begun and ended while another is about to launch."""
+    half = mapped(driver, tmp_path) if maps else emitted(driver, tmp_path)
+    module, cases = half.module, [half.arrays(), [driver.own(-x) for x in half.arrays()]]
+    first, second = ([Tensor(x) for x in case] for case in cases)
+    module.attention(*first)
+    enter, between = module._push_context, []
+
+    def interrupted(*arguments: Any) -> bool:
+        if not between:
+            between.append(None)
+            between[0] = module.attention(*second, scale=0.7)
+        return enter(*arguments)
+
+    monkeypatch.setattr(module, "_push_context", interrupted)
+    half.check(module.attention(*first, scale=0.2).host, *cases[0], scale=0.2)
+    half.check(between[0].host, *cases[1], scale=0.7)
+    addresses = [tensors[0].data_ptr() for tensors in (first, second, first)]
+    assert [launch.args.q for launch in driver.launches()] == addresses
+
+
+def test_a_scale_is_for_one_call(module: Any, driver: Driver, torch: Any) -> None:
+    tensors = [Tensor(x) for x in qkv(driver, (1, 2, 5, D), (1, 2, 5, D))]
+    scales = (None, 0.3, 0.3, None, -1, 0.3)
+    for scale in scales:
+        module.attention(*tensors, scale=scale)
+    packed = [launch.args.scale for launch in driver.launches()]
+    assert packed == pytest.approx([D**-0.5 if scale is None else scale for scale in scales])
+
+
+def test_launches_are_kept_for_so_many_streams(module: Any, driver: Driver, torch: Any) -> None:
+    tensors = [Tensor(x) for x in qkv(driver, (1, 2, 5, D), (1, 2, 5, D))]
+    for stream in range(2, 3 * module._MOST_STREAMS):
+        module.attention(*tensors, stream=stream)
+    assert [launch.stream for launch in driver.launches()] == list(range(2, 3 * module._MOST_STREAMS))
+    plan = module._plan_torch(torch, *tensors, None, "bhsd")
+    assert 0 < len(plan.idle) <= module._MOST_STREAMS + 1
+
+
+@pytest.mark.parametrize("current", [None, PRIMARY, OTHER_DEVICE, 0xC000])
+def test_tensors_run_in_the_primary_context(
+    module: Any, driver: Driver, torch: Any, current: int | None
+) -> None:
+    """Whichever is current, and was when it ran before; only elsewhere is a pointer asked for its own."""
+    tensors = [Tensor(x) for x in qkv(driver, (1, 2, 5, D), (1, 2, 5, D))]
+    module.attention(*tensors)
+    for now in (current, PRIMARY):
+        if now is not None:
+            driver.library.fake_push(now)
+        asked = driver.library.fake_calls(b"cuPointerGetAttribute")
+        module.attention(*tensors)
+        asked = driver.library.fake_calls(b"cuPointerGetAttribute") - asked
+        assert (driver.launches()[-1].context, asked) == (PRIMARY, int(now != PRIMARY))
+    assert driver.library.fake_context_depth() == 1 + (current is not None)
 
 
 def test_a_call_costs_little_beyond_reading_the_arrays(module: Any, driver: Driver, torch: Any) -> None:
@@ -1446,10 +1509,12 @@ def test_maps_are_made_once_for_the_same_arrays(driver: Driver, tmp_path: Path, 
     half.module.attention(*(Tensor(x) for x in views[:3]), out=Tensor(views[3]))
     assert encoded(driver) == 12
     assert list(driver.launches()[-1].maps[0].sizes) == [D, 9, 2, 4]
-    half.module._encode_maps.cache_clear()
-    half.module.attention(*tensors, out=out)
-    assert encoded(driver) == 16
-    assert 0 < half.module._encode_maps.cache_info().maxsize < 10_000
+    # No more are kept than so many.
+    half.module._MOST_MAPS = 2
+    third = Tensor(driver.own(host(2, 4, 9, D, seed=6, dtype=out.host.dtype)))
+    for q, encodes in ((third, 16), (query, 20), (third, 20)):
+        half.module.attention(q, *tensors[1:], out=out)
+        assert encoded(driver) == encodes
 
 
 @pytest.mark.parametrize(("persistent", "most"), [(True, 132), (False, None)])

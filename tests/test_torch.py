@@ -140,6 +140,30 @@ class Graphs:
         return " ".join(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
 
 
+# ---- tensors as they lie -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("view", "strides"),
+    [
+        (lambda x: x.contiguous(), (4 * 9 * D, 9 * D, D, 1)),
+        (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), (9 * 4 * D, D, 4 * D, 1)),
+        (lambda x: x.transpose(0, 2).contiguous().transpose(0, 2), (D, 2 * D, 4 * 2 * D, 1)),
+        (lambda x: x.repeat(1, 3, 1, 1)[:, 4:8], (4 * 9 * D, 9 * D, D, 1)),
+        (lambda x: x[:1].expand(2, 4, 9, D), (4 * 9 * D, 9 * D, D, 1)),
+    ],
+    ids=["contiguous", "rows first", "batch last", "packed", "broadcast"],
+)
+def test_results_are_dense_in_the_order_of_q(module: Any, torch: Any, view: Any, strides: Any) -> None:
+    q, k, v = qkv(torch)
+    q = view(q)
+    o, lse = module.attention(q, k, v, return_lse=True)
+    assert o.stride() == strides and lse.is_contiguous()
+    close(o, reference(torch, q, k, v)[0])
+    close(lse, reference(torch, q, k, v)[1])
+    close(module.attention(q, k, v, out=torch.empty_like(q, memory_format=torch.contiguous_format)), o)
+
+
 # ---- the operator ------------------------------------------------------------------------------------------
 
 
