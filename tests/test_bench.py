@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
-from flashgen.tuner import bench, benchrun, devices, library
+from flashgen.tuner import bench, benchrun, devices, library, peers
 from flashgen.tuner.bench import BenchOptions, contender_names, make_plan, run_bench
 from flashgen.tuner.benchrun import BEST, OURS, BenchRun, Row
 from flashgen.tuner.cli import app
 from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.eventtimer import MAX_ROUNDS, EventTimer
+from flashgen.tuner.eventtimer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
 from flashgen.tuner.suites import SUITES, Workload
 from test_library import H200, tuned
 from typer.testing import CliRunner
@@ -332,6 +332,31 @@ def test_rounds_follow_from_how_long_calls_take(clock):
     assert len(timer.in_turns({"x": lambda: clock.launch("long")}, 100)["x"]) == 3
     assert len(timer.in_turns({"x": lambda: clock.launch("short")}, 100)["x"]) == MAX_ROUNDS
     clock.BEHAVIOUR.clear()
+
+
+def test_peers_are_timed_as_contenders_are(clock, capsys):
+    """The yardstick of `flashgen ladder`: backends in turns, those that refuse left out."""
+    clock.BEHAVIOUR.update(ms={"FLASH_ATTENTION": 2.0, "MATH": 30.0}, refuse=["CUDNN_ATTENTION"])
+    peers.serve(json.dumps({"problems": [HALF.to_dict(), SINGLE.to_dict()], "device": 0, "budget_ms": 4.0}))
+    clock.BEHAVIOUR.clear()
+    lines = [json.loads(line.removeprefix(peers.MARK)) for line in capsys.readouterr().out.splitlines()]
+    found = {(e["problem"], e["backend"]): (e["fused"], e["median_us"], e["reason"]) for e in lines}
+    refused = (True, None, "CUDNN_ATTENTION is not for you")
+    assert found == {
+        (0, "flash"): (True, 2000.0, ""),
+        (0, "memory-efficient"): (True, 1000.0, ""),
+        (0, "cudnn"): refused,
+        (0, "math"): (False, 30000.0, ""),
+        (1, "memory-efficient"): (True, 1000.0, ""),
+        (1, "cudnn"): refused,
+        (1, "math"): (False, 30000.0, ""),
+    }
+    # One call each to see who serves, then warm-up and rounds in turns.
+    done, turns = clock.launches, ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
+    assert done[:3] == turns
+    timed = done[3 : 3 + 9 * (WARM_UP_CALLS + MIN_ROUNDS)]
+    assert timed[:9] == [work for name in turns for work in ("flush", "idle", name)]
+    assert sorted(timed[2::3]) == sorted(turns * (WARM_UP_CALLS + MIN_ROUNDS))
 
 
 # -- the file ------------------------------------------------------------------------------------------------

@@ -394,7 +394,11 @@ def test_a_chatty_pytorch_neither_stops_nor_confuses_the_timing(tmp_path, monkey
         "import contextlib, sys, types\n"
         "print('welcome'); print('w' * 2**20, file=sys.stderr)\n"
         "backends = types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=types.SimpleNamespace()))\n"
-        "cuda = types.SimpleNamespace(device=contextlib.nullcontext, empty_cache=lambda: None)\n"
+        "properties = types.SimpleNamespace(L2_cache_size=64)\n"
+        "cuda = types.SimpleNamespace(device=contextlib.nullcontext, empty_cache=lambda: None,\n"
+        "    current_device=lambda: 0, get_device_properties=lambda device: properties)\n"
+        "int8, no_grad = 'int8', contextlib.nullcontext\n"
+        "def empty(*shape, dtype, device): return shape\n"
         "def randn(*shape, device): raise RuntimeError(f'no memory for {shape}\\nand more')\n"
     )
     (package / "nn" / "__init__.py").touch()
@@ -409,6 +413,6 @@ def test_a_chatty_pytorch_neither_stops_nor_confuses_the_timing(tmp_path, monkey
     assert [(e.problem, e.backend, e.fused, e.median_us) for e in entries] == [
         (problem, backend, fused, None)
         for problem in (0, 1)
-        for backend, fused in (("memory-efficient", True), ("math", False))
+        for backend, fused in (("memory-efficient", True), ("cudnn", True), ("math", False))
     ]
     assert entries[0].reason == "no memory for (10, 1, 2048, 64)"

@@ -79,6 +79,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
             device=lambda ordinal: contextlib.nullcontext(),
             empty_cache=lambda: None,
             Event=Event,
+            current_device=lambda: 0,
             get_device_properties=lambda device: SimpleNamespace(L2_cache_size=64),
         ),
         float16="float16",
@@ -86,7 +87,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
         int8="int8",
         empty=lambda *shape, dtype, device: Tensor(shape, dtype),
         randn=lambda *shape, device: Tensor(shape),
-        inference_mode=contextlib.nullcontext,
+        no_grad=contextlib.nullcontext,
     )
     functions = ModuleType("torch.nn.functional")
     functions.scaled_dot_product_attention = attention  # type: ignore[attr-defined]

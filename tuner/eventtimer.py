@@ -20,7 +20,7 @@ class EventTimer:
     """Times calls on torch's current device; ``torch`` is the module."""
 
     def __init__(self, torch: Any) -> None:
-        self._torch = torch
+        self.torch = torch
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         l2_bytes = getattr(properties, "L2_cache_size", 0) or 64 * 2**20
         self._flush = torch.empty(FLUSH_FACTOR * l2_bytes, dtype=torch.int8, device="cuda")
@@ -29,7 +29,7 @@ class EventTimer:
 
     def once(self, call: Callable[[], Any]) -> float:
         """Milliseconds of one call."""
-        start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         if self._idle is not None:
             self._idle(IDLE_CYCLES)

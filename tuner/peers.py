@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from statistics import median
 from typing import IO, Any
 
 from ..gen.problem import Problem
-from .contenders import Inputs, refusal, unserved
+from .contenders import Call, Inputs, sdpa, tried
+from .eventtimer import EventTimer
 
-MIN_REPEATS, MAX_REPEATS = 5, 100
+#: Of scaled_dot_product_attention, by SDPBackend's names of them; all but the last are fused.
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "memory-efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
 #: For all problems together.
 TIMEOUT_S = 600.0
 #: Begins the child's lines; PyTorch may print others.
@@ -44,7 +51,8 @@ def torch_installed() -> bool:
 
 
 def torch_times(problems: Sequence[Problem], device: int, *, budget_ms: float = 200.0) -> Iterator[PeerTime]:
-    """Times of every backend of scaled_dot_product_attention in the problem's dtype, as they come.
+    """Times of every backend of scaled_dot_product_attention in the problem's dtype, problem by problem,
+    measured as `flashgen bench` does; ``budget_ms`` is for each backend on each problem.
 
     A backend that does not serve a problem is an entry with the reason. A child process that dies ends the
     list early, with one last entry that carries its last words.
@@ -99,60 +107,36 @@ def _last_words(told: IO[str], returncode: int) -> str:
 
 
 def serve(text: str) -> None:
-    """The child: times every backend on every problem and prints a marked JSON line for each."""
+    """The child: times the backends on every problem, in turns, and prints a marked JSON line for each."""
     request: dict[str, Any] = json.loads(text)
     import torch
-    from torch.nn.attention import SDPBackend
 
-    backends = [
-        ("flash", getattr(SDPBackend, "FLASH_ATTENTION", None), True),
-        ("memory-efficient", SDPBackend.EFFICIENT_ATTENTION, True),
-        ("cudnn", getattr(SDPBackend, "CUDNN_ATTENTION", None), True),
-        ("math", SDPBackend.MATH, False),
-    ]
-    with torch.cuda.device(request["device"]):
+    with torch.cuda.device(request["device"]), torch.no_grad():
+        timer = EventTimer(torch)
         for index, data in enumerate(request["problems"]):
             problem = Problem.from_dict(data)
             torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
-            for name, backend, fused in backends:
-                if backend is None or (name == "flash" and problem.dtype == "f32"):
-                    continue
-                median, reason = None, unserved(problem)
-                if not reason:
-                    with warnings.catch_warnings(record=True) as told:
-                        warnings.simplefilter("always")
-                        try:
-                            median = _time(problem, backend, request["budget_ms"])
-                        except (RuntimeError, TypeError) as error:  # unsupported there, or out of memory
-                            reason = refusal(error, [str(each.message) for each in told])
-                            torch.cuda.empty_cache()
-                print(MARK + json.dumps(asdict(PeerTime(index, name, fused, median, reason))), flush=True)
+            for name, (median_us, reason) in _times(timer, problem, request["budget_ms"]).items():
+                entry = PeerTime(index, name, name != "math", median_us, reason)
+                print(MARK + json.dumps(asdict(entry)), flush=True)
 
 
-def _time(problem: Problem, backend: Any, budget_ms: float) -> float:
-    """Median microseconds of one call, L2 flushed before each."""
-    import torch
-    from torch.nn.attention import sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    inputs = Inputs.draw(torch, problem)
-    q, k, v = inputs.q, inputs.k, inputs.v
-    # PyTorch before 2.5 does not know the option; where heads are not grouped it is not needed.
-    grouped = {"enable_gqa": True} if inputs.grouped else {}
-    l2_bytes = getattr(torch.cuda.get_device_properties(q.device), "L2_cache_size", 64 * 2**20)
-    flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
-
-    def call() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        start.record()
-        scaled_dot_product_attention(q, k, v, is_causal=problem.causal, **grouped)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-    with sdpa_kernel(backend), torch.inference_mode():
-        call()
-        first_ms = call()
-        repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(budget_ms / max(first_ms, 1e-3))))
-        return 1000 * statistics.median(call() for _ in range(repeats))
+def _times(timer: EventTimer, problem: Problem, budget_ms: float) -> dict[str, tuple[float | None, str]]:
+    """By backend, the median microseconds, failing that the reason."""
+    # Memory may not do for the inputs either, which is then every backend's reason.
+    inputs = cache(lambda: Inputs.draw(timer.torch, problem))
+    calls: dict[str, Call] = {}
+    reasons: dict[str, str] = {}
+    for name, backend in BACKENDS.items():
+        if name == "flash" and problem.dtype == "f32":
+            continue
+        call, _, reasons[name] = tried(lambda backend=backend: sdpa(inputs(), backend))
+        if call is None:
+            timer.torch.cuda.empty_cache()
+        else:
+            calls[name] = call
+    times_ms = timer.in_turns(calls, budget_ms * len(calls)) if calls else {}
+    return {
+        name: (1000 * median(times_ms[name]) if name in times_ms else None, reason)
+        for name, reason in reasons.items()
+    }
