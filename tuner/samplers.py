@@ -41,9 +41,9 @@ RANKED_FIRST = 5
 TOURNAMENT = 16
 #: Variants that the cost model ranks before the first trial, and more of them at each later one: ranking
 #: takes a third of a millisecond each, and a card is waiting.
-FIRST_LOOK, NEXT_LOOK = 3000, 100
-#: Variants that a model scores at most; of more, a random part.
-MOST_SCORED = 10_000
+FIRST_LOOK, NEXT_LOOK = 3000, 50
+#: Variants that a model scores at most; of more, the half that the cost model says is fastest, the rest any.
+MOST_SCORED = 3000
 
 
 class Origin(StrEnum):
@@ -230,7 +230,7 @@ class SurrogateSampler(LegalSampler):
             candidates = looked_at if len(looked_at) else candidates
             columns = with_predictions(columns, self._ranking.log_us)
         if len(candidates) > MOST_SCORED:
-            candidates = np.sort(self._draws.choice(candidates, MOST_SCORED, replace=False))
+            candidates = self._some(candidates)
         seen = Seen(list(self._times), list(self._times.values()), list(self._failed), pending)
         with single_threaded():
             outlook = Outlook(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
@@ -242,6 +242,16 @@ class SurrogateSampler(LegalSampler):
             yield int(candidates[best])
             with single_threaded():
                 outlook.choose(best)
+
+    def _some(self, candidates: np.ndarray) -> np.ndarray:
+        """As many as a model scores."""
+        sure = 0
+        if self._ranking is not None:
+            sure = MOST_SCORED // 2
+            order = np.argsort(self._ranking.log_us[candidates], kind="stable")  # what is unknown comes last
+            candidates = candidates[order]
+        rest = self._draws.choice(candidates[sure:], MOST_SCORED - sure, replace=False)
+        return np.sort(np.concatenate([candidates[:sure], rest]))
 
     def _learn(self, trials: Sequence[FrozenTrial], asked: FrozenTrial | None) -> list[int]:
         """Takes in what has ended since the last time. Returns the rows in flight."""

@@ -63,9 +63,10 @@ FIRST_ROUND, LEADER_SLACK = 0.5, 1.25
 #: Builds in flight beyond one per compiler, so that no compiler waits while the card is busy.
 BUILDS_AHEAD = 2
 #: Builds that wait for each card beside the one on it, so that no card waits while the search thinks.
-QUEUED = 1
-#: Variants asked for at once: the study is read once for all of them, and meanwhile no card gets a build.
-ASKED_AT_ONCE = 4
+QUEUED = 2
+#: Variants asked for at once, per card: the study is read once for all of them, and meanwhile no card gets a
+#: build.
+ASKED_AT_ONCE = 2
 #: How often a wait looks whether the run was told to stop.
 POLL_SECONDS = 0.2
 
@@ -507,7 +508,8 @@ def _search(
         # What another coordinator has in flight is as good as done, unless it dies.
         asked = len(run.all_outcomes) + in_flight + search.others.in_flight
         left = most_in_flight if run.budget is None else run.budget - asked
-        return 0 if search.exhausted else max(0, min(ASKED_AT_ONCE, most_in_flight - in_flight, left))
+        most = 0 if search.exhausted else ASKED_AT_ONCE * team.size
+        return max(0, min(most, most_in_flight - in_flight, left))
 
     def ask() -> None:
         """Has some more variants built ahead of the cards."""
