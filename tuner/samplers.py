@@ -41,7 +41,7 @@ RANKED_FIRST = 5
 TOURNAMENT = 16
 #: Variants that the cost model ranks before the first trial, and more of them at each later one: ranking
 #: takes a third of a millisecond each, and a card is waiting.
-FIRST_LOOK, NEXT_LOOK = 3000, 50
+FIRST_LOOK, NEXT_LOOK = 3000, 25
 #: Variants that a model scores at most; of more, the half that the cost model says is fastest, the rest any.
 MOST_SCORED = 3000
 
