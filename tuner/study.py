@@ -160,7 +160,7 @@ def open_storage(where: str) -> BaseStorage:
 
 class _Database(RDBStorage):
     """Optuna's storage, which writes a trial's parameters together, and does not look for what each was like
-    in earlier trials: a family's are always the same. A new trial takes half as long, and cards wait for it."""
+    in earlier trials: a family's are always the same. New trials take half as long; cards wait for them."""
 
     def _set_trial_param_without_commit(
         self,
