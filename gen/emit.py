@@ -150,6 +150,8 @@ def emit_many(
         dtypes=list(dict.fromkeys(each["element"].name for each in kernels)),
         any_maps=any(launch.tensor_maps for launch in launches),
         any_heads=any(launch.heads_per_block > 1 for launch in launches),
+        any_splits=any(launch.splits > 1 for launch in launches),
+        any_large_clusters=any(launch.exceeds_portable_cluster for launch in launches),
         any_packed=any(launch.pack_heads for launch in launches),
         any_clusters=any(launch.cluster > 1 for launch in launches),
         any_max_blocks=any(launch.max_blocks for launch in launches),
@@ -301,7 +303,10 @@ def _wrap(text: str, width: int = WIDTH) -> str:
 
 
 def _oldest_arch(kernel: Kernel) -> int | None:
-    """The first compute capability with the tensor-core instructions of the source; None: it has none."""
+    """The first compute capability with the tensor-core instructions of the source; None: it has none.
+    Clusters of blocks came later."""
+    if kernel.launch.splits > 1:
+        return 90
     if "mma.sync" not in kernel.source:
         return None
     # What is rendered for sm_80 and newer uses the deeper products and the types that came with it.

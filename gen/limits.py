@@ -9,6 +9,8 @@ from typing import Any
 
 KIB = 1024
 WARP = 32
+#: Blocks of a cluster that all cards with clusters form (CUDA C++ Programming Guide, thread block clusters).
+PORTABLE_CLUSTER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,13 @@ class DeviceLimits:
     def has_async_copy(self) -> bool:
         """cp.async, global to shared memory without registers: from Ampere on."""
         return self.arch >= 80
+
+    @property
+    def max_cluster(self) -> int:
+        """Blocks of a cluster: from Hopper on; data-center cards form larger ones where they are asked to."""
+        if self.arch < 90:
+            return 1
+        return 2 * PORTABLE_CLUSTER if self.arch in (90, 100) else PORTABLE_CLUSTER
 
     @property
     def smem_reserved_per_block(self) -> int:

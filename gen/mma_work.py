@@ -35,18 +35,32 @@ ACCESSES_PER_MISSING = 3.5
 ALU_PER_MASKED = 2
 #: Key tiles that float32 sums apart before it adds them to the output.
 TILES_PER_SUM = 4
+#: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
+FEW_ROWS = 64
+#: Keys for each of them that make such a kernel's time: of fewer, Q and O are as much to read and write.
+MANY_KEYS = 8
+
+
+def decodes(problem: Problem) -> bool:
+    """Whether there are few query rows for many keys, so that device memory bounds a kernel."""
+    rows = problem.seqlen_q * problem.group
+    return rows <= FEW_ROWS and problem.seqlen_k >= MANY_KEYS * rows
 
 
 def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
     """The counts of ``variant`` on ``problem``."""
     packed = problem.group if variant.pack_heads else 1
-    walks = walk_tiles(problem, variant.br, variant.bc, variant.warps, skips=True, packed=packed)
+    row_warps = variant.warps // variant.key_warps
+    walks = walk_tiles(problem, variant.br, variant.bc, row_warps, skips=True, packed=packed)
+    walks = tuple(_shared(walk, variant.splits, variant.key_warps) for walk in walks)
     heads = problem.batch * problem.num_q_heads // packed
     blocks = sum(walk.blocks for walk in walks)
     tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
     compute = _per_warp_tile(variant, problem, limits, tiles)
-    copies = _copies(variant, problem)
+    copies = _copies(variant, problem) * variant.key_warps
     once = _once(variant, problem)
+    if variant.key_shares() > 1:
+        once = once + _parts(variant, problem)
     wanted = variant.registers(problem, limits) + (SPARE_FLOAT32 if problem.dtype == "f32" else SPARE_HALF)
     if variant.heads > 1:
         # The next head's first tiles arrive beside this one's last products, but its Q is waited for.
@@ -61,9 +75,45 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
         heads=heads,
         warps=variant.warps,
         heads_share_keys=not variant.pack_heads,
+        bytes_ahead=_bytes_ahead(variant, problem) if decodes(problem) else None,
         heads_interleaved=variant.block_order == "heaviest_first",
         registers=min(wanted, _registers_left(variant, limits)),
         loop_instructions=compute.instructions + copies.instructions / variant.warps,
+    )
+
+
+def _shared(walk: Walk, blocks: int, warps: int) -> Walk:
+    """A walk that so many blocks share, and warps of each: what one block then does by turns of its warps."""
+    if blocks * warps == 1:
+        return walk
+
+    def share(tiles: int) -> int:
+        return -(-tiles // (blocks * warps))
+
+    return Walk(
+        walk.blocks * blocks,
+        share(walk.tiles),
+        share(walk.warp_tiles) * warps,
+        share(walk.paced_tiles) * warps,
+    )
+
+
+def _bytes_ahead(variant: Mma, problem: Problem) -> float:
+    """Of K and V under way to a block while it computes; of a single tile K or V."""
+    return _copies(variant, problem).l2_bytes * variant.key_warps * max(variant.stages - 1, 0.5)
+
+
+def _parts(variant: Mma, problem: Problem) -> Counts:
+    """Results of shares of keys, put together: in shared memory, and between the blocks of a cluster."""
+    accesses = variant.br * problem.head_dim_v / (2 * WARP)
+    turns = (variant.key_warps - 1).bit_length()
+    return Counts(
+        alu=2 * accesses,
+        accesses=accesses * (2 * turns + 2),
+        wavefronts=2 * accesses * (2 * turns + 2),
+        shared_waits=2 * turns,
+        global_waits=2 if variant.splits > 1 else 0,
+        barriers=1 + turns + (2 if variant.splits > 1 else 0),
     )
 
 

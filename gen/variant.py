@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
-from .limits import DeviceLimits
+from .limits import PORTABLE_CLUSTER, DeviceLimits
 from .problem import Problem
 from .wgmma_work import GroupWork
 from .work import Work
@@ -125,7 +125,8 @@ class Launch:
     block walks all rows of its head), heads of a batch that it takes along, the maps it takes as its second
     parameter, how many blocks there are at most, each of which then covers several tiles, and how many
     neighbours make a cluster, for whose sake the tiles of a head are filled up with empty ones. With
-    ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys."""
+    ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys. As ``splits``
+    say, so many blocks, a cluster, take one tile, each with a range of keys."""
 
     threads: int
     smem_bytes: int
@@ -135,11 +136,21 @@ class Launch:
     max_blocks: int | None = None
     cluster: int = 1
     pack_heads: bool = False
+    splits: int = 1
 
     @property
     def smem_alignment(self) -> int:
         """Bytes on which shared memory starts: swizzles are of addresses."""
         return 1024 if self.tensor_maps else 16
+
+    @property
+    def blocks_per_cluster(self) -> int:
+        return self.cluster * self.splits
+
+    @property
+    def exceeds_portable_cluster(self) -> bool:
+        """Whether the driver must be told that such clusters are wanted, which not all cards can form."""
+        return self.blocks_per_cluster > PORTABLE_CLUSTER
 
     def grid(self, problem: Problem) -> int:
         """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
@@ -149,7 +160,7 @@ class Launch:
         tiles = 1
         if self.rows_per_block is not None:
             tiles = -(-rows // (self.rows_per_block * self.cluster)) * self.cluster
-        blocks = -(-problem.batch * heads // self.heads_per_block) * tiles
+        blocks = -(-problem.batch * heads // self.heads_per_block) * tiles * self.splits
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
 
 
@@ -187,6 +198,14 @@ class Variant:
         """Whether a tile's rows are those of all query heads that share keys."""
         return False
 
+    def blocks_per_tile(self) -> int:
+        """Blocks of one cluster that share a tile's keys."""
+        return 1
+
+    def key_shares(self) -> int:
+        """Into how many shares the keys of a tile go, whose results are put together."""
+        return self.blocks_per_tile()
+
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Estimated 32-bit registers per thread."""
         raise NotImplementedError
@@ -206,6 +225,7 @@ class Variant:
             self.rows_per_block(),
             self.heads_per_block(),
             pack_heads=self.packs_heads(),
+            splits=self.blocks_per_tile(),
         )
 
     def check(self, problem: Problem, limits: DeviceLimits) -> None:

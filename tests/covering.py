@@ -63,8 +63,8 @@ WGMMA_HEAD_DIMS = (
     (192, 128),
     (64, 136),
 )
-#: What pairs with the number formats alone.
-LOOSE = {"dims", "min_blocks"}
+#: What pairs with the number formats alone; how keys are shared has tests of its own.
+LOOSE = {"dims", "min_blocks", "splits", "key_warps"}
 #: Dtype and precision: 16 bits, 3xTF32 and TF32.
 NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "auto"), ("f32", "tf32"))
 WGMMA_NUMBERS = NUMBERS[:2]
@@ -214,7 +214,7 @@ def cover(
 
 
 def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
-    """Head dims, and what bounds registers but leaves the code alone, meet every format."""
+    """Head dims, what bounds registers but leaves the code alone, and shares of keys meet every format."""
     return cover(Mma, cards, NUMBERS, HEAD_DIMS, loose=LOOSE, seed=seed)
 
 

@@ -286,6 +286,7 @@ class Libcuda:
     def __init__(self) -> None:
         self.symbols: list[str] = []
         self.smem_bytes: list[int] = []
+        self.large_clusters: set[int] = set()
         self.maps: list[Map] = []
 
     def cuGetErrorString(self, status: int, text: Any) -> int:
@@ -318,6 +319,9 @@ class Libcuda:
         return 0
 
     def cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> int:
+        if attribute == 14:
+            self.large_clusters.add(function)
+            return 0
         assert attribute == 8
         self.smem_bytes[function - 1] = value
         return 0

@@ -66,7 +66,7 @@ std::string kernel_name;
 enum Element { kF32, kF16, kBf16 };
 int head_dim = 0, head_dim_v = 0;  // 0: launches are only logged
 Element element = kF32;
-int arch_major = 9, arch_minor = 0, smem_per_block = 232448, next_load_status = 0, launch_status = 0;
+int arch_major = 9, arch_minor = 0, smem_per_block = 232448, large_clusters = 0, next_load_status = 0, launch_status = 0;
 int num_maps = 0;  // that the kernel takes as its second argument
 int encode_status = 0;
 
@@ -166,8 +166,9 @@ void fake_reset(int dim, int major, int minor, int smem) {
   arch_major = major;
   arch_minor = minor;
   smem_per_block = smem;
-  next_load_status = launch_status = encode_status = num_maps = 0;
+  large_clusters = next_load_status = launch_status = encode_status = num_maps = 0;
 }
+int fake_large_clusters() { return large_clusters; }
 void fake_maps(int count) { num_maps = count; }
 void fake_kernel(int dim_v, int type) {
   head_dim_v = dim_v;
@@ -303,6 +304,7 @@ int cuFuncSetAttribute(int64_t, int attribute, int value) {
   return attribute == 8 && value <= smem_per_block ? 0 : kInvalidValue;
 }
 int cuKernelSetAttribute(int attribute, int value, int64_t, int) {
+  if (attribute == 14) return large_clusters = value, 0;
   return attribute == 8 && value <= smem_per_block ? 0 : kInvalidValue;
 }
 // Refuses what the driver's documentation says it refuses.

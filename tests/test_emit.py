@@ -126,6 +126,7 @@ def test_the_module_carries_its_data(kernel: Kernel) -> None:
     assert (maps, data.get("MAX_BLOCKS")) == (kernel.launch.tensor_maps, kernel.launch.max_blocks)
     assert data.get("CLUSTER", 1) == kernel.launch.cluster
     assert data.get("PACK_HEADS", False) == kernel.launch.pack_heads
+    assert data.get("SPLITS", 1) == kernel.launch.splits
 
 
 def test_the_module_is_deterministic_and_clean(kernel: Kernel, tmp_path: Path) -> None:

@@ -792,6 +792,58 @@ def test_a_cluster_waits_for_all_its_threads_but_those_that_have_ended(blocks):
         np.testing.assert_array_equal(found.reshape(blocks, 128), np.tile(expected, (blocks, 1)))
 
 
+READING_BODY = """
+  // Each block writes its rank and reads all of them.
+  float* floats = reinterpret_cast<float*>(shared_bytes);
+  for (int j = 0; j < 4; ++j) floats[4 * i + j] = 1000 * blockIdx.x + 4 * i + j;
+  cluster_sync();
+  float sum = 0;
+  for (int block = 0; block < 4; ++block) {
+    float one[1], two[2], four[4];
+    load_from_block(one, floats + (i + 1) % 128, block);
+    load_from_block(two, floats + 2 * i, block);
+    load_from_block(four, floats + 4 * i, block);
+    sum += one[0] + two[0] + 2 * two[1] + four[0] + four[3];
+  }
+  out[128 * blockIdx.x + i] = unsigned(sum);
+  cluster_sync();
+"""
+
+
+def sums_read(body: str, seed: int) -> bool:
+    build = warpgroups.emulated(body, blocks=4, cluster=4, smem=2048)
+    i, nothing = np.arange(128), np.zeros((4, 128), np.uint32)
+    found = warpgroups.run(build, np.zeros(1, np.uint32), nothing, seed=seed).reshape(4, 128)
+    expected = 6 * 6000 + 4 * ((i + 1) % 128 + 2 * i + 2 * (2 * i + 1) + 4 * i + 4 * i + 3)
+    return bool((found == expected).all())
+
+
+def test_blocks_of_a_cluster_read_each_other():
+    assert all(sums_read(READING_BODY, seed) for seed in range(6))
+
+
+def test_reading_a_block_too_early_or_too_late_is_caught():
+    early = READING_BODY.replace("cluster_sync();\n  float sum", "__syncthreads();\n  float sum")
+    assert not all(sums_read(early, seed) for seed in range(6))
+    late = READING_BODY.replace("unsigned(sum);\n  cluster_sync();", "unsigned(sum);")
+    with pytest.raises(LaunchError, match=r"load_from_block in line \d+ at block \d, which has ended"):
+        for seed in range(20):
+            sums_read(late, seed)
+
+
+def test_a_block_reads_no_other_cluster():
+    body = "float one[1]; cluster_sync(); load_from_block(one, (float*)shared_bytes, 2); cluster_sync();"
+    words = np.zeros(1, np.uint32)
+    with pytest.raises(LaunchError, match=r"load_from_block in line \d+ at block 2 of a cluster of 2"):
+        warpgroups.run(warpgroups.emulated(body, blocks=4, cluster=2), words, words)
+
+
+def test_clusters_that_not_every_card_forms_must_be_asked_for():
+    words = np.zeros(1, np.uint32)
+    with pytest.raises(LaunchError, match="a cluster of 16 blocks, more than 8 only after cudaFuncSetAttr"):
+        warpgroups.run(warpgroups.emulated("", blocks=16, cluster=16), words, words)
+
+
 def test_threads_meet_at_one_line():
     body = "if (blockIdx.x) cluster_sync();\n  else cluster_sync();"
     words = np.zeros(1, np.uint32)

@@ -205,6 +205,7 @@ def test_blocks_are_those_of_the_kernel_that_serves(driver: Driver, tmp_path: Pa
         make_kernel(GridOf(96, 4096, 64, max_blocks=5), "// stays\n", causal=True, **HEADS, **SHORT),
         make_kernel(GridOf(128, 4096, 64, cluster=2), "// cluster\n", causal=True, **HEADS, **LONG),
         make_kernel(GridOf(32, 4096, 64, pack_heads=True), "// packed\n", **GROUPED, **LONG),
+        make_kernel(GridOf(64, 4096, 16, pack_heads=True, splits=16), "// split\n", **GROUPED, **SHORT),
     ]
     module = load(tmp_path, kernels)
     for kernel in kernels:
@@ -217,6 +218,7 @@ def test_blocks_are_those_of_the_kernel_that_serves(driver: Driver, tmp_path: Pa
         launch = driver.launches()[-1]
         assert (launch.threads, launch.smem) == (kernel.launch.threads, kernel.launch.smem_bytes)
         assert launch.blocks == kernel.launch.grid(replace(problem, seqlen_k=7))
+        assert driver.library.fake_large_clusters() == (kernel.launch.splits > 8)
 
 
 def test_strict_refuses_all_but_exact_matches(module: Any, driver: Driver) -> None:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner import reference
+from flashgen.tuner.costmodel import predict
 from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.sim import SimDevice, SimRunner
 from flashgen.tuner.validate import WrongResult, compare, validate
@@ -33,6 +35,9 @@ CARDS = ("t4", "a100", "rtx-3090", "h200")
 SHARDS = 24
 HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
 ROUNDED = Problem(precision="tf32")
+DECODING = Problem(
+    dtype="bf16", batch=1, num_q_heads=32, num_kv_heads=8, seqlen_q=1, seqlen_k=8192, head_dim=128
+)
 
 
 @cache
@@ -169,6 +174,11 @@ def test_a_kernel_is_right_in_any_order(problem):
         ("a100", {"stages": 3}),
         ("a100", {"stages": 1, "q_in_registers": False}),
         ("a100", {"stages": 3, "q_in_registers": False}),
+        ("a100", {"br": 16, "key_warps": 4, "stages": 3}),
+        ("t4", {"br": 16, "key_warps": 2, "stages": 1}),
+        ("a100", {"br": 16, "key_warps": 2, "q_in_registers": False}),
+        ("h200", {"splits": 4}),
+        ("h200", {"br": 16, "key_warps": 2, "splits": 2}),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())),
 )
@@ -176,7 +186,7 @@ def test_every_synchronisation_of_a_kernel_is_needed(card, changes):
     """Each barrier of the block and each wait taken out of the source makes some result wrong."""
     limits = preset(card)
     problem = replace(HALF, head_dim=16, head_dim_v=16)
-    kernel = render(Mma(br=64, bc=16, **changes), problem, limits)
+    kernel = render(Mma(**{"br": 64, "bc": 16, **changes}), problem, limits)
     toolchain, runner = SimDevice(card, limits).toolchain(), SimRunner(limits)
 
     def right(source: str) -> bool:
@@ -202,7 +212,7 @@ def test_every_synchronisation_of_a_kernel_is_needed(card, changes):
         return True
 
     assert right(kernel.source)
-    calls = list(re.finditer(r"(__syncthreads|__pipeline_wait_prior)\([^()]*\);", kernel.source))
+    calls = list(re.finditer(r"(__syncthreads|__pipeline_wait_prior|cluster_sync)\([^()]*\);", kernel.source))
     assert len(calls) >= 2
     for call in calls:
         without = kernel.source[: call.start()] + kernel.source[call.end() :]
@@ -232,6 +242,44 @@ def test_packed_heads_are_right_in_any_group(q_in_registers):
         o, lse = runner.attend(built, q, k, v, scale=0.25, want_lse=True)
         expected = reference.attention(q, k, v, scale=0.25, causal=True)
         assert compare(o, lse, expected, v, problem, f"{heads}/{kv_heads} heads") > 0
+
+
+#: Keys shared by warps, by blocks, by both; Q kept in registers and not, tiles fetched ahead and in turns.
+SHARING: tuple[dict[str, Any], ...] = (
+    {"key_warps": 4, "stages": 3},
+    {"key_warps": 2, "stages": 1, "q_in_registers": False},
+    {"splits": 4, "br": 32},
+    {"splits": 16, "q_in_registers": False, "pack_heads": True},
+    {"splits": 2, "key_warps": 8, "pack_heads": True},
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("changes", SHARING, ids=lambda changes: " ".join(map(str, changes.items())))
+@pytest.mark.parametrize("problem", [HALF, Problem()], ids=["f16", "3xtf32"])
+def test_shared_keys_are_right_in_any_order(changes, problem):
+    """To the bit; with more tiles than shares, and with shares that have no key."""
+    problem, limits = replace(problem, head_dim=16, head_dim_v=16, causal=True), preset("h200")
+    variant = Mma(**{"br": 16, "bc": 16, **changes})
+    built = SimDevice("h200", limits).toolchain().build(render(variant, problem, limits))
+    for rows, keys in ((1, 16 * (2 * variant.key_shares() + 1) + 3), (19, 40), (9, 2)):
+        q, k, v = reference.random_inputs(
+            "rising",
+            (1, 4, rows, 16),
+            (1, 2, keys, 16),
+            scale=0.25,
+            rng=np.random.default_rng(keys),
+            dtype=problem.dtype,
+            head_dim_v=16,
+        )
+        outputs = set()
+        for seed in range(3):
+            o, lse = SimRunner(limits, seed=seed).attend(built, q, k, v, scale=0.25, want_lse=True)
+            assert lse is not None
+            outputs.add((o.tobytes(), lse.tobytes()))
+        expected = reference.attention(q, k, v, scale=0.25, causal=True)
+        compare(o, lse, expected, v, problem, f"{rows} rows, {keys} keys")
+        assert len(outputs) == 1
 
 
 @needs_compiler
@@ -311,6 +359,29 @@ def test_all_that_a_search_proposes_renders(card, problem):
     assert len(digests) == len(space)
 
 
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_few_rows_share_keys(batch):
+    """Of what a search proposes, what the cost model likes best reads keys once and fills the card."""
+    problem, limits = replace(DECODING, batch=batch), preset("h200")
+    space = enumerate_space(Mma, problem, limits)
+    assert 100 < len(space) < 1000 and not space.waived
+    assert all(variant.pack_heads and variant.br == 16 for variant in space.legal)
+    best = min(space.legal, key=lambda variant: predict(variant, problem, limits).median_us)
+    assert isinstance(best, Mma)
+    assert best.launch(problem, limits).grid(problem) * best.key_warps * best.min_blocks > limits.num_sms
+    assert (best.splits > 1) == (batch < 64)
+    reading_us = problem.min_bytes / (1e3 * limits.dram_gbps)
+    assert reading_us < predict(best, problem, limits).median_us < 2 * reading_us + 15
+
+
+@pytest.mark.parametrize("card", ["a100", "h200"])
+def test_many_rows_share_no_keys(card):
+    grouped = replace(BRAIN, batch=2, num_q_heads=32, num_kv_heads=8, seqlen_q=8192, seqlen_k=8192)
+    for problem in (HALF, grouped, Problem(dtype="f16", batch=4096, seqlen_q=49, seqlen_k=49, head_dim=32)):
+        for variant in enumerate_space(Mma, problem, preset(card)).legal:
+            assert not variant.pack_heads and variant.key_shares() == 1, variant.name
+
+
 def test_rendering_is_deterministic():
     first = render(Mma(), HALF, preset("h200"))
     assert first == render(Mma(), HALF, preset("h200"))
@@ -375,6 +446,20 @@ def test_the_header_regenerates_the_variant():
         (
             "h200",
             HALF,
+            Mma(br=64, key_warps=2),
+            "divisibility: key_warps=2: br=64 rows are more than the 16 of a warp",
+        ),
+        ("a100", HALF, Mma(splits=2), "clusters: splits=2: sm_80 forms clusters of 1 blocks at most"),
+        ("rtx-5090", HALF, Mma(splits=16), "clusters: splits=16: sm_120 forms clusters of 8 blocks at most"),
+        (
+            "h200",
+            HALF,
+            Mma(heads=2, q_in_registers=False, splits=2),
+            r"combination: heads=2: keys that others have too \(key_warps=1 splits=2\) are those of one head",
+        ),
+        (
+            "h200",
+            HALF,
             Mma(pack_heads=True, heads=2, q_in_registers=False),
             "combination: heads=2: a block with heads side by side takes none in turn",
         ),
@@ -412,6 +497,34 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         (HALF, Mma(rescale="always"), "rescaling: rescale=always: "),
         (replace(HALF, head_dim=128, head_dim_v=128), Mma(poly_exp=2), "exponentials: poly_exp=2"),
         (HALF, Mma(heads=2, q_in_registers=False), "short sequence: heads=2: 4096 keys"),
+        (HALF, Mma(br=16, key_warps=2), "shares of keys: key_warps=2: 4096 query rows for 4096 keys suffice"),
+        (HALF, Mma(splits=2), "shares of keys: splits=2: 2048 blocks occupy 132 multiprocessors without"),
+        (
+            replace(HALF, batch=1, num_q_heads=3, num_kv_heads=3),
+            Mma(splits=2),
+            "shares of keys: splits=2: makes 192 blocks of 96, 132 are enough",
+        ),
+        (
+            replace(DECODING, batch=64),
+            Mma(pack_heads=True, br=16, splits=4, bc=32),
+            "shares of keys: splits=4: makes 2048 blocks of 512, 1056 are enough",
+        ),
+        (
+            replace(DECODING, seqlen_k=500),
+            Mma(pack_heads=True, br=16, splits=8, key_warps=2, bc=32),
+            "shares of keys: bc=32: 500 keys are no tile for each of 16 shares",
+        ),
+        (
+            DECODING,
+            Mma(pack_heads=True, br=16, splits=16, bc=16, min_blocks=8),
+            r"occupancy: 7943 bytes per SM under way, 36363 wanted for the bandwidth",
+        ),
+        (DECODING, Mma(pack_heads=True, br=16, stages=1), "stages: stages=1: nothing is under way"),
+        (
+            replace(DECODING, head_dim=64, head_dim_v=64),
+            Mma(pack_heads=True, br=16, poly_exp=4),
+            "exponentials: poly_exp=4: 1 query rows wait for memory",
+        ),
         (HALF, Mma(pack_heads=True), "packing: pack_heads=True: 16 query heads have as many of keys"),
         (
             replace(HALF, num_kv_heads=4),

@@ -1417,6 +1417,27 @@ def test_heads_that_share_keys_fill_tiles_together(
     assert driver.launches()[0].blocks == kernel.launch.grid(asked)
 
 
+@pytest.mark.parametrize(("splits", "pack_heads"), [(2, False), (8, True), (16, True)])
+def test_blocks_that_share_keys(
+    driver: Driver, tmp_path: Path, torch: Any, splits: int, pack_heads: bool
+) -> None:
+    problem = Problem(dtype="bf16", head_dim=D)
+    kernel = render(Mma(pack_heads=pack_heads, br=16, bc=16, splits=splits), problem, preset("h200"))
+    driver.library.fake_kernel(D, DRIVER_TYPES["bf16"])
+    half = Emitted(load_kernel(tmp_path, kernel), problem, driver)
+    assert splits == half.module.SPLITS and half.module.OLDEST_ARCH == 90
+    q, k, v = half.arrays(batch=2, heads=6, kv_heads=2, lengths=(9, 33))
+    half.check(half.module.attention(Tensor(q), Tensor(k), Tensor(v)).host, q, k, v)
+    asked = replace(problem, batch=2, num_q_heads=6, num_kv_heads=2, seqlen_q=9)
+    assert driver.launches()[0].blocks == kernel.launch.grid(asked)
+    # Larger ones than every card forms must be asked for.
+    assert driver.library.fake_large_clusters() == (splits > 8)
+    driver.library.fake_reset(D, 8, 0, 166912)
+    other = load_kernel(tmp_path, kernel)
+    with pytest.raises(RuntimeError, match="needs the clusters of sm_90, device 0 is sm_80"):
+        other.attention(Tensor(q), Tensor(k), Tensor(v))
+
+
 def test_a_kernel_of_the_tensor_core_family(driver: Driver, tmp_path: Path, torch: Any) -> None:
     problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72, seqlen_q=49, seqlen_k=49)
     variant = Mma(br=64, bc=56, heads=2, q_in_registers=False)

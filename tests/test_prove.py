@@ -121,12 +121,12 @@ def test_maps_clusters_and_blocks_that_stay_are_read(
 
 
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
-def test_packed_heads_are_read(tmp_path: Path, suffix: str) -> None:
-    kernel = render(Mma(pack_heads=True, br=16), Problem(dtype="bf16"), preset("h200"))
+def test_packed_heads_and_shared_keys_are_read(tmp_path: Path, suffix: str) -> None:
+    kernel = render(Mma(pack_heads=True, br=16, splits=4), Problem(dtype="bf16"), preset("h200"))
     path = write(tmp_path, kernel, suffix)
     found = read_emitted(path).kernel
     assert found == replace(kernel, source=path.read_text() if suffix == ".cu" else kernel.source)
-    assert found.launch.pack_heads
+    assert found.launch.pack_heads and found.launch.splits == 4
 
 
 def test_a_module_of_older_days_is_read(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class Coefficients:
     block_start: float = 3900.0
     #: Whether other blocks' loops hide that: blocks soon drift apart. Fitted.
     starts_hide: bool = False
+    #: From a request to device memory until its answer when all ask.
+    memory_latency_ns: float = 1000.0
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
     #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
@@ -157,9 +159,11 @@ def predict_work(
     parts = {name: per_sm * value * us for name, value in pipes.items()}
     alone = latency_cycles(loop, work.warps, limits, coefficients) + _start_latency(work, coefficients)
     parts["latency"] = ceil(per_sm / resident) * alone * us
-    parts["device memory"] = dram_bytes(work, problem, limits, resident) / (
-        1e3 * limits.dram_gbps * coefficients.dram_efficiency
-    )
+    gbps = limits.dram_gbps * coefficients.dram_efficiency
+    if work.bytes_ahead is not None:
+        under_way = work.bytes_ahead * min(resident * limits.num_sms, work.blocks)
+        gbps = min(gbps, under_way / coefficients.memory_latency_ns)
+    parts["device memory"] = dram_bytes(work, problem, limits, resident) / (1e3 * gbps)
     cycles = _makespan(work, limits, resident, coefficients)
     busy = join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
     return Prediction(

@@ -435,6 +435,8 @@ class CudaRunner:
                 del self._loaded[next(iter(self._loaded))]
             function = Function(build.artifact.read_bytes(), build.kernel.symbol)
             function.allow_smem(build.kernel.launch.smem_bytes)
+            if build.kernel.launch.exceeds_portable_cluster:
+                function.allow_large_clusters()
             self._loaded[key] = function
         return self._loaded[key]
 

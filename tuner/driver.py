@@ -18,7 +18,7 @@ from typing import Any
 from ..gen.abi import MAP_ALIGNMENT, MAP_BYTES, MAP_STRIDE_END, MapDescription
 
 #: CUfunction_attribute.
-NUM_REGS, MAX_DYNAMIC_SMEM = 4, 8
+NUM_REGS, MAX_DYNAMIC_SMEM, NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 4, 8, 14
 #: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion, the last two by bytes.
 MAP_DTYPES = {"e4m3": 0, "f16": 6, "f32": 7, "bf16": 9}
 MAP_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
@@ -95,6 +95,10 @@ class Function:
     def allow_smem(self, num_bytes: int) -> None:
         """Allows that much dynamic shared memory per block. Raises `DriverError`."""
         call("cuFuncSetAttribute", self.handle, MAX_DYNAMIC_SMEM, num_bytes)
+
+    def allow_large_clusters(self) -> None:
+        """Allows more blocks per cluster than every card forms. Raises `DriverError`."""
+        call("cuFuncSetAttribute", self.handle, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
     def launch(self, blocks: int, threads: int, arguments: Parameters, smem_bytes: int, stream: int) -> None:
         """Enqueues the kernel once. Raises `DriverError`."""

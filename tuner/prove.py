@@ -294,6 +294,7 @@ def _kernel_of(constants: Mapping[str, Any]) -> tuple[Kernel, str]:
         constants.get("MAX_BLOCKS"),
         constants.get("CLUSTER", 1),
         constants.get("PACK_HEADS", False),
+        constants.get("SPLITS", 1),
     )
     kernel = Kernel(
         Problem.from_dict(constants["PROBLEM"]),

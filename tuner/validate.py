@@ -147,6 +147,10 @@ def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Gener
     if together > 1:
         # A last block with heads missing, and blocks whose heads lie in two batches.
         yield Case(together + 1, 1, 1, _ragged(br, rng), _ragged(bc, rng), "normal", "bnhd", want_lse=True)
+    shares = variant.key_shares()
+    if shares > 1:
+        # Some tiles of keys for each of those that share them, and more for some.
+        yield Case(1, 2, 1, 3, (2 * shares + 1) * bc + _ragged(bc, rng), "rising", "bnhd", want_lse=True)
     if variant.packs_heads():
         # Three heads to a position, which rows' tiles cut through.
         yield Case(2, 6, 2, ragged_q // 3 + 1, bc + _ragged(bc, rng), "normal", "bnhd", want_lse=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..limits import WARP, DeviceLimits
-from ..mma_work import mma_work
+from ..mma_work import FEW_ROWS, decodes, mma_work
 from ..problem import ITEM_BYTES, Problem
 from ..tiles import wasted
 from ..variant import Variant, param, rule
@@ -31,8 +31,10 @@ PADDED, SWIZZLED = "padded", "swizzled"
 #: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
 RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
-#: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
-FEW_ROWS = 64
+#: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
+ENOUGH_BLOCKS = 8
+#: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
+MEMORY_LATENCY_NS = 1000
 #: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
 EXP2_CUBIC = (0.99992807, 0.69326099, 0.24261117, 0.05517169)
 
@@ -71,6 +73,12 @@ class Mma(Variant):
     )
     br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 208, 224, 256, doc="query rows per block")
     rows_per_warp: int = param(16, 32, doc="query rows that one warp owns")
+    key_warps: int = param(
+        1, 2, 4, 8, doc="warps with the same rows, which take tiles of keys in turns", implied=True
+    )
+    splits: int = param(
+        1, 2, 4, 8, 16, doc="blocks of a cluster that share the keys of a tile of rows", implied=True
+    )
     bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")
     layout: str = param(PADDED, SWIZZLED, doc="how rows in shared memory avoid bank conflicts")
     d_steps: str = param(
@@ -104,13 +112,29 @@ class Mma(Variant):
     def packs_heads(self) -> bool:
         return self.pack_heads
 
+    def blocks_per_tile(self) -> int:
+        return self.splits
+
     def query_rows(self, problem: Problem) -> int:
         """That fill tiles one after the other: of a head, or of all that share keys."""
         return problem.seqlen_q * (problem.group if self.pack_heads else 1)
 
+    def key_shares(self) -> int:
+        return self.splits * self.key_warps
+
     @property
     def warps(self) -> int:
-        return self.br // self.rows_per_warp
+        return self.br // self.rows_per_warp * self.key_warps
+
+    @property
+    def num_parts(self) -> int:
+        """Of the result, in shared memory at a time: what other warps have, and what other blocks want."""
+        return self.key_warps - 1 + (self.splits > 1)
+
+    def part_stride(self, problem: Problem) -> int:
+        """Floats between rows of a part: eight banks, as a warp stores eight columns of each of four rows."""
+        columns = _whole(problem.head_dim_v, TILE_COLUMNS)
+        return columns + (8 - columns) % 32
 
     @property
     def row_tiles(self) -> int:
@@ -142,10 +166,13 @@ class Mma(Variant):
         q_parts = 2 if arithmetic(problem) == "3xtf32" else 1
         rows = {
             "q": 0 if self.q_in_registers else q_parts * self.br,
-            "k": self.stages * self.bc,
-            "v": self.stages * self.bc,
+            "k": self.key_warps * self.stages * self.bc,
+            "v": self.key_warps * self.stages * self.bc,
         }
-        return ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
+        of_tiles = ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
+        # A row's outputs, its sum by four lanes, its maximum.
+        of_parts = self.num_parts * self.br * 4 * (self.part_stride(problem) + 4 + 1)
+        return max(of_tiles, of_parts)
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """With fewer a kernel spills; where it may, the compiler takes some 50 more, of float32 some 30."""
@@ -225,13 +252,16 @@ class Mma(Variant):
             "strides": {name: tile.stride for name, tile in tiles.items()},
             "layouts": tiles,
             "plans": {
-                name: _plan_fetch(rows, columns, self.access_width(problem), self.threads())
-                for name, rows, columns in (
-                    ("q", self.br, problem.head_dim),
-                    ("k", self.bc, problem.head_dim),
-                    ("v", self.bc, problem.head_dim_v),
+                name: _plan_fetch(rows, columns, self.access_width(problem), threads)
+                for name, rows, columns, threads in (
+                    ("q", self.br, problem.head_dim, self.threads()),
+                    ("k", self.bc, problem.head_dim, self.threads() // self.key_warps),
+                    ("v", self.bc, problem.head_dim_v, self.threads() // self.key_warps),
                 )
             },
+            "num_parts": self.num_parts,
+            "part_stride": self.part_stride(problem),
+            "part_width": min(4, self.access_width(problem)),
             "async_copy": limits.has_async_copy,
             "poly": EXP2_CUBIC,
         }
@@ -260,6 +290,19 @@ class Mma(Variant):
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.br % self.rows_per_warp:
             return f"br={self.br} rows do not split into warps of {self.rows_per_warp}"
+        return None
+
+    @rule("divisibility", after="key_warps")
+    def _warps_share_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.key_warps > 1 and self.br != self.rows_per_warp:
+            more = f"br={self.br} rows are more than the {self.rows_per_warp} of a warp"
+            return f"key_warps={self.key_warps}: {more}"
+        return None
+
+    @rule("clusters", after="splits")
+    def _clusters_form(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits > limits.max_cluster:
+            return f"splits={self.splits}: {limits.sm} forms clusters of {limits.max_cluster} blocks at most"
         return None
 
     @rule("layout", after="layout")
@@ -300,6 +343,9 @@ class Mma(Variant):
     def _heads_are_packed_or_in_turn(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and self.pack_heads:
             return f"heads={self.heads}: a block with heads side by side takes none in turn"
+        if self.heads > 1 and (self.key_warps > 1 or self.splits > 1):
+            shared = f"key_warps={self.key_warps} splits={self.splits}"
+            return f"heads={self.heads}: keys that others have too ({shared}) are those of one head"
         return None
 
     @rule("combination", after="block_order")
@@ -339,6 +385,33 @@ class Mma(Variant):
             return f"pack_heads=False: {problem.group} heads of {problem.seqlen_q} query rows fit one tile"
         return None
 
+    @rule("shares of keys", after="key_warps", advisory=True)
+    def _warps_wait_for_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.key_warps > 1 and not decodes(problem):
+            rows = problem.seqlen_q * problem.group
+            there_are = f"{rows} query rows for {problem.seqlen_k} keys"
+            return f"key_warps={self.key_warps}: {there_are} suffice for all warps"
+        return None
+
+    @rule("shares of keys", after="splits", advisory=True)
+    def _multiprocessors_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits == 1:
+            return None
+        alone = self._blocks(problem) // self.splits
+        enough = limits.num_sms * (ENOUGH_BLOCKS if decodes(problem) else 1)
+        if alone >= limits.num_sms and not decodes(problem):
+            return f"splits={self.splits}: {alone} blocks occupy {limits.num_sms} multiprocessors without"
+        if self.splits * alone > enough:
+            return f"splits={self.splits}: makes {self.splits * alone} blocks of {alone}, {enough} are enough"
+        return None
+
+    @rule("shares of keys", after="bc", advisory=True)
+    def _keys_suffice_for_all(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        shares = self.key_shares()
+        if shares > 1 and problem.seqlen_k < shares * self.bc:
+            return f"bc={self.bc}: {problem.seqlen_k} keys are no tile for each of {shares} shares"
+        return None
+
     @rule("short sequence", after="br", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return wasted("br", self.br, self.query_rows(problem))
@@ -361,6 +434,8 @@ class Mma(Variant):
         tiles = -(-problem.seqlen_k // self.bc)
         if self.stages > max(2, tiles):
             return f"stages={self.stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+        if self.stages == 1 and decodes(problem) and limits.has_async_copy:
+            return "stages=1: nothing is under way from device memory while a tile is computed"
         return None
 
     @rule("rescaling", after="rescale", advisory=True)
@@ -373,6 +448,8 @@ class Mma(Variant):
     def _exponentials_are_many(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.poly_exp and problem.head_dim + problem.head_dim_v > 128:
             return f"poly_exp={self.poly_exp}: with head dims of {problem.head_dim} the products take longer"
+        if self.poly_exp and decodes(problem):
+            return f"poly_exp={self.poly_exp}: {problem.seqlen_q} query rows wait for memory alone"
         return None
 
     @rule("short sequence", after="heads", advisory=True)
@@ -394,6 +471,8 @@ class Mma(Variant):
         ]
         if more:
             return f"min_blocks={self.min_blocks}, but {max(more)} blocks fit"
+        if decodes(problem):
+            return self._too_little_under_way(problem, limits)
         warps = self.min_blocks * self.warps
         if warps < MIN_WARPS:
             return f"{warps} warps per SM promised, {MIN_WARPS} wanted: two for each scheduler take turns"
@@ -404,6 +483,23 @@ class Mma(Variant):
         if self.block_order == "heaviest_first" and not problem.causal:
             return "block_order=heaviest_first: without a causal mask all blocks are equally long"
         return None
+
+    def _too_little_under_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
+        all_bytes = problem.batch * problem.num_kv_heads * problem.seqlen_k * row_bytes
+        wanted = min(limits.dram_gbps * MEMORY_LATENCY_NS, all_bytes) // limits.num_sms
+        blocks = self._blocks(problem)
+        ahead = self.key_warps * self.bc * (self.stages - 1 if self.stages > 1 else 0.5)
+        keys = min(ahead, problem.seqlen_k / self.splits)
+        under_way = int(min(self.min_blocks, blocks / limits.num_sms) * keys * row_bytes)
+        if under_way < wanted:
+            return f"{under_way} bytes per SM under way, {wanted} wanted for the bandwidth of device memory"
+        return None
+
+    def _blocks(self, problem: Problem) -> int:
+        """Of a launch."""
+        heads = problem.num_kv_heads if self.pack_heads else problem.num_q_heads
+        return problem.batch * heads * -(-self.query_rows(problem) // self.br) * self.splits
 
     def _registers_allowed(self, limits: DeviceLimits, blocks: int) -> int:
         """Registers per thread with so many blocks resident: a warp lives in one of four partitions."""

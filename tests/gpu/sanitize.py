@@ -96,6 +96,8 @@ def launch_all(manifest: Path) -> None:
         call("cuModuleLoad", ctypes.byref(module), entry["cubin"].encode())
         call("cuModuleGetFunction", ctypes.byref(function), module, entry["symbol"].encode())
         call("cuFuncSetAttribute", function, 8, entry["smem_bytes"])
+        if entry["splits"] > 8:  # more blocks in a cluster than every card forms
+            call("cuFuncSetAttribute", function, 14, 1)
         for batch, heads, kv_heads, rows, keys in entry["shapes"]:
             d, dv, dtype = entry["head_dim"], entry["head_dim_v"], numpy_dtype(entry["dtype"])
             shapes = [(batch, heads, rows, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, dv)]
@@ -118,7 +120,7 @@ def launch_all(manifest: Path) -> None:
             if entry["pack_heads"]:
                 walked, walkers = rows * (heads // kv_heads), kv_heads
             tiles = -(-walked // (per_block * cluster)) * cluster if per_block else 1
-            blocks = -(-batch * walkers // entry["heads_per_block"]) * tiles
+            blocks = -(-batch * walkers // entry["heads_per_block"]) * tiles * entry["splits"]
             grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, entry["threads"], 1, 1)
             parameters = (ctypes.c_char_p * len(arguments))(*arguments)
             call("cuLaunchKernel", function, *grid, entry["smem_bytes"], None, parameters, None)
@@ -327,6 +329,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
                 "max_blocks": kernel.launch.max_blocks,
                 "cluster": kernel.launch.cluster,
                 "pack_heads": kernel.launch.pack_heads,
+                "splits": kernel.launch.splits,
                 "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
                 "head_dim": problem.head_dim,

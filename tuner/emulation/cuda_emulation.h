@@ -185,8 +185,12 @@ enum cudaError_t {
   cudaErrorMisalignedAddress = 716,
   cudaErrorLaunchFailure = 719,
   cudaErrorNotSupported = 801,
+  cudaErrorInvalidClusterSize = 912,
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+  cudaFuncAttributeNonPortableClusterSizeAllowed = 14,
+};
 typedef struct CUstream_st* cudaStream_t;
 
 // The driver's functions by name; null for those that the emulated driver lacks.
@@ -201,7 +205,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
                                              cudaDriverEntryPointQueryResult* found = nullptr);
 
 template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+  if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) {
+    return cudaError_t(emulation::allow_large_clusters(reinterpret_cast<const void*>(kernel), value != 0));
+  }
   return cudaError_t(emulation::allow_shared_bytes(reinterpret_cast<const void*>(kernel), value));
 }
 
@@ -266,6 +273,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorMisalignedAddress: return "misaligned address";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorNotSupported: return "operation not supported";
+    case cudaErrorInvalidClusterSize: return "cluster misconfiguration";
   }
   return "unrecognized error code";
 }

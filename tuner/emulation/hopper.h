@@ -72,6 +72,15 @@ inline void named_barrier_arrive(int id, int threads, int line = __builtin_LINE(
 
 inline void cluster_sync(int line = __builtin_LINE()) { emulation::sync_cluster("cluster_sync", line); }
 
+// ---- ld.shared::cluster ------------------------------------------------------------------------------------------
+
+// From the same place of a block of the cluster.
+template <int n>
+void load_from_block(float (&values)[n], const float* shared, int block, int line = __builtin_LINE()) {
+  static_assert(n == 1 || n == 2 || n == 4, "what the instruction takes");
+  emulation::read_block(values, shared, sizeof(values), block, "load_from_block", line);
+}
+
 // ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------
 
 template <int kRegisters>

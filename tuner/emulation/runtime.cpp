@@ -362,6 +362,8 @@ void collect_matrices(void* const lanes[32]) {
 std::mutex allowed_mutex;
 std::map<const void*, int> allowed_shared_bytes;
 constexpr int kAllowedUnasked = 48 * 1024;
+std::map<const void*, bool> allowed_large_clusters;
+constexpr unsigned kClusterUnasked = 8;
 
 int refuse(cudaError_t error, std::string why) {
   message = std::move(why);
@@ -474,6 +476,11 @@ void meet(int id, int threads, bool waits, const char* what, int line) {
 
 void sync_cluster(const char* what, int line) { running->wait(State::kAtCluster, what, line); }
 
+void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line) {
+  const size_t place = running->place_of(shared, bytes, bytes, what, line);
+  memcpy(values, cluster->reach(block, what, line).memory() + place, bytes);
+}
+
 void check_map(const CUtensorMap* map, const char* what, int line) { CopyEngine::check_map(*running, map, what, line); }
 void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
               int line) {
@@ -556,6 +563,13 @@ int allow_shared_bytes(const void* kernel, int bytes) {
   return cudaSuccess;
 }
 
+int allow_large_clusters(const void* kernel, bool allowed) {
+  message.clear();
+  const std::lock_guard<std::mutex> lock(allowed_mutex);
+  allowed_large_clusters[kernel] = allowed;
+  return cudaSuccess;
+}
+
 int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_threads, void** parameters,
            size_t shared) {
   message.clear();
@@ -575,6 +589,11 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
   }
   {
     const std::lock_guard<std::mutex> lock(allowed_mutex);
+    if (cluster_blocks > kClusterUnasked && !allowed_large_clusters[kernel]) {
+      return refuse(cudaErrorInvalidClusterSize,
+                    format("a cluster of %u blocks, more than %u only after cudaFuncSetAttribute", cluster_blocks,
+                           kClusterUnasked));
+    }
     const auto found = allowed_shared_bytes.find(kernel);
     const size_t asked = found == allowed_shared_bytes.end() ? kAllowedUnasked : std::max(kAllowedUnasked, found->second);
     const size_t allowed = std::min<size_t>(asked, config.shared_bytes_per_block);

@@ -108,6 +108,9 @@ void store_matrices(void* row, const unsigned* registers, int count, const char*
 // For all threads of a cluster, but for those that have ended.
 void sync_cluster(const char* what, int line);
 
+// Reads what is where `shared` says in a block of the cluster.
+void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line);
+
 // True in one lane of a whole warp.
 bool elect(const char* what, int line);
 // A warpgroup's threads are to have so many registers each.
@@ -125,6 +128,8 @@ int launch(KernelCall call, const void* kernel, dim3 grid, dim3 block, void** pa
 // From now on so many neighbouring blocks are a cluster.
 bool form_clusters(unsigned blocks);
 int allow_shared_bytes(const void* kernel, int bytes);
+// Of more than eight blocks.
+int allow_large_clusters(const void* kernel, bool allowed);
 
 }  // namespace emulation
 
