@@ -210,7 +210,8 @@ def fake_torch(driver: Driver) -> ModuleType:
             Parameter=type("Parameter", (Tensor,), {}),
             functional=SimpleNamespace(scaled_dot_product_attention=lambda *a, **named: ("torch", a, named)),
         ),
-        compiler=SimpleNamespace(is_compiling=lambda: False),
+        compiler=SimpleNamespace(is_compiling=lambda: False, is_exporting=lambda: torch.exporting),
+        exporting=False,
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: torch.current),
         cuda=SimpleNamespace(
             current_stream=lambda device: SimpleNamespace(cuda_stream=torch.current),
@@ -858,9 +859,9 @@ def test_the_drop_in_serves_autocast_of_its_type(module: Any, driver: Driver, to
     close(module.sdpa(q, k, v).host, expected(q.host, k.host, v.host).o)
 
 
-def test_transformers_calls_the_drop_in(
-    module: Any, driver: Driver, torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def transformers(torch: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was registered with it: attentions and masks."""
     registered: dict[str, Any] = {}
     masks: dict[str, Any] = {}
     named = {
@@ -876,22 +877,44 @@ def test_transformers_calls_the_drop_in(
     ):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
         sys.modules[name].__dict__.update(content)
+    return registered, masks
+
+
+CAUSAL = {"attention_mask": None, "allow_is_causal_skip": True, "q_length": 5, "kv_length": 5}
+BOTH_WAYS = {"attention_mask": None, "allow_is_bidirectional_skip": True, "q_length": 5, "kv_length": 9}
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        (CAUSAL, False),
+        (CAUSAL | {"q_length": 1, "kv_length": 9}, False),
+        (CAUSAL | {"kv_length": 9}, True),
+        (CAUSAL | {"attention_mask": 1}, True),
+        (CAUSAL | {"allow_is_causal_skip": False}, True),
+        (CAUSAL | {"local_size": 6}, False),
+        (CAUSAL | {"local_size": 5}, True),
+        (BOTH_WAYS, False),
+        (BOTH_WAYS | {"attention_mask": 1}, True),
+        (BOTH_WAYS | {"local_size": 9}, True),
+        (BOTH_WAYS | {"allow_is_bidirectional_skip": False}, True),
+    ],
+)
+def test_masks_that_say_nothing_are_not_made(
+    module: Any, torch: Any, transformers: Any, asked: dict[str, Any], made: bool
+) -> None:
     module.register_transformers()
-    asked = {"attention_mask": None, "allow_is_causal_skip": True, "q_length": 5, "kv_length": 5}
-    assert masks["tuned"](**asked) == ("mask", asked)
-    torch.compiler = SimpleNamespace(is_compiling=lambda: True, is_exporting=lambda: False)
-    assert masks["tuned"](**asked) is None
-    for change in (
-        {"attention_mask": 1},
-        {"allow_is_causal_skip": False},
-        {"kv_length": 9},
-        {"local_size": 3},
-    ):
-        assert masks["tuned"](**{**asked, **change}) == ("mask", {**asked, **change})
-    torch.compiler = SimpleNamespace(is_compiling=lambda: False)
+    make = transformers[1]["tuned"]
+    assert make(**asked) == (("mask", asked) if made else None)
+    torch.exporting = True
+    assert make(**asked) == ("mask", asked)
+
+
+def test_transformers_calls_the_drop_in(module: Any, driver: Driver, torch: Any, transformers: Any) -> None:
+    module.register_transformers()
     q, k, v = qkv(driver, (2, 4, 5, D), (2, 2, 5, D))
     tensors, layer = [Tensor(x) for x in (q, k, v)], SimpleNamespace(is_causal=True)
-    attend = registered["tuned"]
+    attend = transformers[0]["tuned"]
     o, weights = attend(layer, *tensors, None, scaling=0.3, sliding_window=None)
     close(o.host, expected(q, k, v, causal=True, scale=0.3).o.swapaxes(1, 2))
     assert weights is None and o.host.flags.c_contiguous

@@ -555,10 +555,6 @@ def test_a_language_model(module: Any, driver: Driver, torch: Any, transformers:
     # Three layers each: of the plain run, and of the first pass and two more words; padding needs a mask.
     assert len(driver.launches()) == 3 + 3 * 3
     assert [launch.causal for launch in driver.launches()] == [1] * 6 + [0] * 6
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with torch.no_grad():
-        close(compiled(words).logits, found["sdpa"][0].double())
-    assert len(driver.launches()) == 15
 
 
 def test_a_vision_model(module: Any, driver: Driver, torch: Any, transformers: Any) -> None:
@@ -574,6 +570,105 @@ def test_a_vision_model(module: Any, driver: Driver, torch: Any, transformers: A
     assert len(driver.launches()) == 2
     model(images).logits.sum().backward()  # by PyTorch's attention
     assert len(driver.launches()) == 2
+
+
+def mistral(transformers: Any, window: int) -> Any:
+    config = transformers.MistralConfig(
+        hidden_size=4 * D,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=D,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        vocab_size=99,
+        sliding_window=window,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.MistralForCausalLM(config).eval()
+
+
+def bert(transformers: Any) -> Any:
+    config = transformers.BertConfig(
+        hidden_size=2 * D,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        vocab_size=99,
+        max_position_embeddings=64,
+    )
+    return transformers.BertModel(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "served"),
+    [
+        pytest.param(gpt2, {}, 3, id="gpt2"),
+        pytest.param(lambda library: mistral(library, 21), {}, 2, id="a window of all"),
+        pytest.param(lambda library: mistral(library, 20), {}, 0, id="a window of some"),
+        pytest.param(bert, {}, 2, id="bert"),
+        # Nobody looks into a mask while a graph is made of it.
+        pytest.param(gpt2, {"attention_mask": 5}, 0, id="gpt2, padded"),
+        pytest.param(bert, {"attention_mask": 0}, 0, id="bert, maybe padded"),
+    ],
+)
+def test_compiled_models(
+    make: Any, options: Any, served: int, module: Any, driver: Driver, torch: Any, transformers: Any
+) -> None:
+    """Masks are left out that say no more than that a model is causal, or nothing; others are PyTorch's."""
+    module.register_transformers("compiled")
+    torch.manual_seed(0)
+    model, words = make(transformers), torch.randint(1, 99, (2, 20))
+    if "attention_mask" in options:
+        padding = torch.ones_like(words)
+        padding[0, : options["attention_mask"]] = 0
+        options = {"attention_mask": padding}
+    with torch.inference_mode():
+        model.set_attn_implementation("sdpa")
+        wanted = model(words, **options)[0]
+        model.set_attn_implementation("compiled")
+        found = torch.compile(model, backend="aot_eager", fullgraph=True)(words, **options)[0]
+    close(found, wanted.double())
+    assert len(driver.launches()) == served
+
+
+def test_a_compiled_model_word_by_word(module: Any, driver: Driver, torch: Any, transformers: Any) -> None:
+    module.register_transformers("compiled")
+    torch.manual_seed(0)
+    model, words = gpt2(transformers), torch.randint(1, 99, (2, 9))
+    model.set_attn_implementation("compiled")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        wanted = model(words).logits
+        cache = model(words[:, :6]).past_key_values
+        for i in range(6, 9):
+            close(compiled(words[:, i : i + 1], past_key_values=cache).logits[:, 0], wanted[:, i].double())
+    assert [launch.args.seqlen_k for launch in driver.launches()[6:]] == [7] * 3 + [8] * 3 + [9] * 3
+
+
+@pytest.mark.parametrize("strict", [None, False, True], ids=["compiled", "exported", "exported strictly"])
+def test_exported_graphs_have_a_mask(module: Any, torch: Any, transformers: Any, strict: bool | None) -> None:
+    """They may run on other lengths. What is compiled is for these."""
+    module.register_transformers("graphs")
+    make = transformers.AttentionMaskInterface()["graphs"]
+
+    class Masked(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            mask = make(
+                batch_size=1,
+                q_length=9,
+                kv_length=9,
+                attention_mask=None,
+                allow_is_causal_skip=True,
+                device=x.device,
+            )
+            return x if mask is None else x + mask.sum()
+
+    x = torch.zeros(2)
+    if strict is None:
+        assert torch.compile(Masked(), backend="eager", fullgraph=True)(x)[0] == 0
+    else:
+        assert torch.export.export(Masked(), (x,), strict=strict).module()(x)[0] == 45
 
 
 def test_attention_sinks_are_refused(module: Any, torch: Any, transformers: Any) -> None:
