@@ -770,8 +770,9 @@ def test_launches_are_kept_for_so_many_streams(module: Any, driver: Driver, torc
     for stream in range(2, 3 * module._MOST_STREAMS):
         module.attention(*tensors, stream=stream)
     assert [launch.stream for launch in driver.launches()] == list(range(2, 3 * module._MOST_STREAMS))
-    plan = module._plan_torch(torch, *tensors, None, "bhsd")
-    assert 0 < len(plan.idle) <= module._MOST_STREAMS + 1
+    arrays = [part for x in tensors for part in (x.dtype, x.shape, None, x.device)]
+    plan = module._plan(torch, False, None, *arrays)
+    assert module._plan.cache_info().hits and 0 < len(plan.idle) <= module._MOST_STREAMS + 1
 
 
 @pytest.mark.parametrize("current", [None, PRIMARY, OTHER_DEVICE, 0xC000])
