@@ -29,6 +29,7 @@ Regenerate:
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import math
@@ -948,8 +949,8 @@ def attention(
         raise ValueError(f"layout is {layout!r}; choose 'bhsd' or 'bshd'")
     if scale is not None and not abs(scale) < 3.4e38:
         raise ValueError(f"scale is {scale}; it must be a finite float32")
-    torch = _torch_of(q)
-    if torch is not None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
         return _attention_torch(torch, q, k, v, causal, scale, out, stream, return_lse, layout, recompute)
     if isinstance(q, np.ndarray):
         return _attention_numpy(q, k, v, causal, scale, out, stream, return_lse, layout)
@@ -960,7 +961,7 @@ def attention(
     k_address, key, k_stream = _read("k", k)
     v_address, value, v_stream = _read("v", v)
     o_address, output, o_stream = (0, None, None) if out is None else _read("out", out)
-    plan = _plan(None, query, key, value, output, layout == "bshd")
+    plan = _plan(None, layout == "bshd", output, *query, *key, *value)
     # The stream on which q's library works now.
     current = q_stream or 0
     handle = current if stream is None else _stream_handle(stream)
@@ -970,48 +971,63 @@ def attention(
         o_address = _address(out)
     lse = _empty(q, "float32", plan.rows_shape, plan.rows_strides, side_stream) if return_lse else None
     if plan.blocks:
-        addresses = (q_address, k_address, v_address, o_address)
         if stream is None:
             _wait_for_producers({q_stream, k_stream, v_stream, o_stream}, handle)
         lse_address = 0 if lse is None else _address(lse)
-        _launch(plan, addresses, lse_address, causal, scale, handle, output is not None)
+        addresses = (q_address, k_address, v_address, o_address, lse_address)
+        _launch(plan, *addresses, causal, scale, handle, output is not None)
     return (out, lse) if return_lse else out
 
 
 def _launch(
     plan: _Plan,
-    addresses: tuple[int, int, int, int],
-    lse_address: int,
+    q: int,
+    k: int,
+    v: int,
+    o: int,
+    lse: int,
     causal: bool | None,
     scale: float | None,
     handle: int,
     given: bool,
 ) -> None:
-    """Of q, k, v and o, which was `given` or made for the call, on the stream of that handle."""
-    q_address, k_address, v_address, o_address = addresses
+    """Of arrays at these addresses, on the stream of that handle. `o` was `given` or made for the call; `lse`, the
+    log-sum-exp, is 0 where it is not wanted."""
     if not plan.has_keys:
-        addresses = (q_address, 0, 0, o_address)
-        k_address = v_address = 0
-    if given and o_address in addresses[:3]:
+        k = v = 0
+    if given and (o == q or o == k or o == v):
         raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
-    if not plan.aligned or (q_address | k_address | v_address | o_address) % (2 * VECTOR):
-        _check_alignment(addresses, plan.extents)
-    device = _common_device(addresses) if plan.device is None else plan.device
+    if not plan.aligned or (q | k | v | o) % _ACCESS_BYTES:
+        _check_alignment((q, k, v, o), plan.extents)
+    device = _common_device((q, k, v, o)) if plan.device is None else plan.device
     masked = PROBLEM["causal"] if causal is None else bool(causal)
-    kernel = _KERNELS.get((device, masked)) or _load(device, masked)
-    packed = _ADDRESSES.pack(*addresses, lse_address) + plan.packed
-    packed += _SCALE.pack(_DEFAULT_SCALE if scale is None else scale)
-    driver = _driver()
-    pushed = _push_context(driver, q_address, device, plan.device is not None)
+    idle = plan.idle[device, masked, handle]
     try:
-        maps = _encode_maps(addresses, plan.packed)
-        parameters = _Parameters(packed, maps.address)
-        status = driver.cuLaunchKernelEx(_configure(plan.blocks, handle), kernel, parameters, None)
+        launch = idle.pop()
+    except IndexError:
+        if len(plan.idle) > _MOST_STREAMS:
+            plan.idle.clear()
+        launch = _Launch(plan, device, masked, handle)
+    launch.write(q, k, v, o, lse)
+    if scale != launch.scale:
+        number = _DEFAULT_SCALE if scale is None else scale
+        _SCALE.pack_into(launch.arguments, _ADDRESSES.size + _EXTENTS.size, number)
+        launch.scale = scale
+    pushed = False
+    launch.ask_context()
+    if launch.context.value != launch.primary:
+        pushed = _push_context(_driver(), q, device)
+    try:
+        pointers = (q, k, v, o)
+        maps = plan.maps.get(pointers) or _encode_maps(plan, pointers)
+        launch.parameters[1] = maps.address
+        status = launch.start()
     finally:
         if pushed:
-            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+            _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     if status:
         _check(status, f"launching on stream {handle:#x} (is it one of device {device} and its context?)")
+    idle.append(launch)
 
 
 class _Config(ctypes.Structure):
@@ -1027,10 +1043,37 @@ class _Config(ctypes.Structure):
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _configure(blocks: int, handle: int) -> Any:
-    """The address of a configuration, kept, as making one takes longer than the launch."""
-    return ctypes.byref(_Config((blocks, 1, 1), (THREADS, 1, 1), SMEM_BYTES, handle))
+class _Launch:
+    """A launch but for addresses: what the driver is passed, kept with its plan, as making it takes longer than the launch
+    itself. The driver copies the arguments, so that the next call may write its own; no two calls have it at once."""
+
+    def __init__(self, plan: _Plan, device: int, masked: bool, handle: int) -> None:
+        kernel = _load(device, masked)
+        driver = _driver()
+        self.scale: float | None = None
+        """As of the last call."""
+        scales = _SCALE.pack(_DEFAULT_SCALE)
+        packed = bytes(_ADDRESSES.size) + _EXTENTS.pack(*plan.extents) + scales
+        self.arguments = ctypes.create_string_buffer(packed, len(packed))
+        """AttentionArgs of the source."""
+        self.write = functools.partial(_ADDRESSES.pack_into, self.arguments, 0)
+        """Takes the addresses."""
+        self.parameters = (ctypes.c_void_p * 2)(ctypes.addressof(self.arguments))
+        """The arguments' addresses, the maps' second."""
+        self.primary = 0 if plan.device is None else _retain_primary_context(device)
+        """The context to be in, where it is known: torch's is the device's primary."""
+        self.context = ctypes.c_void_p()
+        """The current one, once `ask_context` was called."""
+        configuration = _Config((plan.blocks, 1, 1), (THREADS, 1, 1), SMEM_BYTES, handle)
+        # Functions found by index have no argument types, and take ctypes' own objects as they are: in half the time.
+        self.ask_context = functools.partial(driver["cuCtxGetCurrent"], ctypes.byref(self.context))
+        self.start = functools.partial(
+            driver["cuLaunchKernelEx"],
+            ctypes.byref(configuration),
+            ctypes.c_void_p(kernel),
+            self.parameters,
+            None,
+        )
 
 
 # ---- arrays ------------------------------------------------------------------------------------------------
@@ -1043,19 +1086,25 @@ class _Plan(NamedTuple):
     """Of the launch; none where there is nothing to compute."""
     extents: tuple[int, ...]
     """The middle of AttentionArgs: strides, in elements and 0 along dimensions of one entry, and sizes."""
-    packed: bytes
-    """The same as it lies there."""
     aligned: bool
     """Whether the kernel can step by those strides."""
     has_keys: bool
     device: int | None
     """The device's ordinal where the arrays know it."""
+    meta: bool
+    """Whether they are tensors without data."""
     out_shape: tuple[int, ...]
     out_strides: tuple[int, ...]
     """In elements, of the array made where none is passed."""
     rows_shape: tuple[int, int, int]
     rows_strides: tuple[int, int, int]
     """The same of the log-sum-exp."""
+    like_q: bool
+    """Whether that array is laid out as q is: then torch makes one faster."""
+    idle: dict[tuple[int, bool, int], list[_Launch]]
+    """Launches that no call has now, by device, mask and stream."""
+    maps: dict[tuple[int, int, int, int], _Maps]
+    """By the addresses of q, k, v and o."""
 
 
 class _Array(NamedTuple):
@@ -1092,16 +1141,11 @@ def _read(name: str, array: Any) -> tuple[int, tuple[Any, ...], int | None]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(
-    torch: Any,
-    q: tuple[Any, ...],
-    k: tuple[Any, ...],
-    v: tuple[Any, ...],
-    out: tuple[Any, ...] | None,
-    bshd: bool,
-) -> _Plan:
-    """Checks type, shape, strides and device of each array, and draws from them all that they decide. `torch` is
-    the module where they are tensors, else None."""
+def _plan(torch: Any, bshd: bool, out: tuple[Any, ...] | None, *arrays: Any) -> _Plan:
+    """Checks type, shape, strides and device of q, k and v, `arrays` one after the other, and of `out`, and draws from them
+    all that they decide. `torch` is the module where they are tensors, else None. Strides are None where arrays are
+    contiguous, as in the CUDA array interface, or as they are."""
+    q, k, v = arrays[:4], arrays[4:8], arrays[8:]
     query, key, value = (
         _inspect("q", q, bshd, torch),
         _inspect("k", k, bshd, torch),
@@ -1129,14 +1173,17 @@ def _plan(
     return _Plan(
         blocks=min(blocks, MAX_BLOCKS),
         extents=extents,
-        packed=_EXTENTS.pack(*extents),
         aligned=_can_step(strides),
         has_keys=seqlen_k > 0,
         device=device,
+        meta=torch is not None and q[3].type == "meta",
         out_shape=out_shape,
         out_strides=out_strides,
         rows_shape=query.shape,
         rows_strides=(heads * seqlen_q, seqlen_q, 1),
+        like_q=out_shape == q[1] and q[2] in (None, out_strides),
+        idle=collections.defaultdict(list),
+        maps={},
     )
 
 
@@ -1154,9 +1201,7 @@ def _inspect(name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _
             raise TypeError(
                 f"{name} has the type {dtype!r}, not bfloat16 of ml_dtypes: pass torch tensors, {name}.bfloat16()"
             )
-        if strides is None:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        else:
+        if strides is not None:
             if any(stride % 2 for stride in strides):
                 raise ValueError(f"{name} has the strides {strides} in bytes; they must be multiples of 2")
             strides = tuple(stride // 2 for stride in strides)
@@ -1167,7 +1212,7 @@ def _inspect(name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _
             f"{name} has {len(shape)} dimensions, {tuple(shape)}; 4 are needed, ({order}, head_dim){hint}"
         )
     n0, n1, n2, head_dim = shape
-    s0, s1, s2, s3 = strides
+    s0, s1, s2, s3 = (n1 * n2 * head_dim, n2 * head_dim, head_dim, 1) if strides is None else strides
     if head_dim != HEAD_DIM:
         option = f"--d {HEAD_DIM} --dv" if name in ("v", "out") else "--d"
         raise ValueError(
@@ -1249,11 +1294,11 @@ def _check_alignment(addresses: tuple[int, ...], extents: tuple[int, ...]) -> No
     """Each access moves 16 bytes and must start at a multiple of them; the copy engine takes no step back."""
     for i, (name, address) in enumerate(zip(("q", "k", "v", "out"), addresses, strict=True)):
         strides = extents[3 * i : 3 * i + 3]
-        if address % (2 * VECTOR) == 0 and _can_step(strides):
+        if address % _ACCESS_BYTES == 0 and _can_step(strides):
             continue
         raise ValueError(
             f"{name} starts at address {address:#x} with strides {strides} (batch, head, row) in elements; "
-            f"this kernel copies {VECTOR} elements at once and needs an address that is a multiple of {2 * VECTOR} "
+            f"this kernel copies {VECTOR} elements at once and needs an address that is a multiple of {_ACCESS_BYTES} "
             f"and positive strides that are multiples of {VECTOR}: pass {name}.contiguous() (torch) or a copy"
         )
 
@@ -1390,13 +1435,15 @@ _MAP_TYPE = 9  # CUtensorMapDataType of bfloat16
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion
 _INVALID_VALUE = 1  # CUresult
+_MOST_MAPS = 1024  # that a plan keeps
 _STRIDE_END = 2**40 // 2  # in elements
-_Parameters = ctypes.c_char_p * 2  # the addresses of a launch's arguments
+_ACCESS_BYTES = 2 * VECTOR
 _DEFAULT_SCALE = 1 / math.sqrt(HEAD_DIM)
 _INT_MAX = 2**31 - 1
 _POINTER_CONTEXT, _POINTER_DEVICE = 1, 9  # CUpointer_attribute
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SMEM_PER_BLOCK = 75, 76, 97  # CUdevice_attribute
 _MAX_DYNAMIC_SMEM = 8  # CUfunction_attribute
+_MOST_STREAMS = 64  # for which a plan keeps launches
 
 _KERNELS: dict[tuple[int, bool], int] = {}
 _PRIMARY_CONTEXTS: dict[int, int] = {}
@@ -1472,17 +1519,13 @@ def _device_of(name: str, pointer: int) -> int:
     return device.value
 
 
-def _push_context(driver: ctypes.CDLL, pointer: int, device: int, primary: bool = False) -> bool:
+def _push_context(driver: ctypes.CDLL, pointer: int, device: int) -> bool:
     """Makes the context of `pointer` current; whether that took a push, which is then to be popped.
 
-    Memory of a pool belongs to no context: any of its device serves, failing one the primary. `primary` is what
-    torch works in: where that is current, the pointer is not asked.
+    Memory of a pool belongs to no context: any of its device serves, failing one the primary.
     """
-    current = ctypes.c_void_p()
+    current, context = ctypes.c_void_p(), ctypes.c_void_p()
     driver.cuCtxGetCurrent(ctypes.byref(current))
-    if primary and current.value is not None and current.value == _PRIMARY_CONTEXTS.get(device):
-        return False
-    context = ctypes.c_void_p()
     if pointer:
         driver.cuPointerGetAttribute(ctypes.byref(context), _POINTER_CONTEXT, pointer)
     wanted = context.value
@@ -1492,9 +1535,7 @@ def _push_context(driver: ctypes.CDLL, pointer: int, device: int, primary: bool 
             _check(driver.cuCtxGetDevice(ctypes.byref(current_device)), "asking for the current device")
             if current_device.value == device:
                 return False
-        wanted = _PRIMARY_CONTEXTS.get(device) or _retain_primary_context(device)
-    elif primary and device not in _PRIMARY_CONTEXTS:
-        _retain_primary_context(device)
+        wanted = _retain_primary_context(device)
     if wanted == current.value:
         return False
     _check(driver.cuCtxPushCurrent_v2(wanted), f"entering the context of device {device}")
@@ -1520,10 +1561,9 @@ class _Maps(NamedTuple):
     address: int
 
 
-@functools.lru_cache(maxsize=1024)
-def _encode_maps(addresses: tuple[int, ...], packed: bytes) -> _Maps:
-    """The maps for arrays at these addresses and of a plan's packed extents."""
-    *strides, batch, heads, kv_heads, seqlen_q, seqlen_k = _EXTENTS.unpack(packed)
+def _encode_maps(plan: _Plan, addresses: tuple[int, int, int, int]) -> _Maps:
+    """The maps for arrays at these addresses, kept with their plan."""
+    *strides, batch, heads, kv_heads, seqlen_q, seqlen_k = plan.extents
     memory = ctypes.create_string_buffer(_MAP_BYTES * len(MAPS) + _MAP_ALIGNMENT)
     first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
     ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
@@ -1559,7 +1599,10 @@ def _encode_maps(addresses: tuple[int, ...], packed: bytes) -> _Maps:
                 f"makes no map for the copy engine: pass {array}.contiguous() (torch) or a copy"
             )
         _check(status, "making a map for the copy engine")
-    return _Maps(memory, first)
+    if len(plan.maps) >= _MOST_MAPS:
+        plan.maps.clear()
+    maps = plan.maps[addresses] = _Maps(memory, first)
+    return maps
 
 
 def _load(device: int, causal: bool) -> int:
@@ -1772,7 +1815,8 @@ def _attention_torch(
     recompute: bool,
 ) -> Any:
     """Of tensors: launched at once, or by the operator where PyTorch must see one."""
-    if not type(q) is type(k) is type(v) or type(out) not in (type(q), type(None)):
+    kind = type(q)
+    if type(k) is not kind or type(v) is not kind or (out is not None and type(out) is not kind):
         _check_kinds(q, (("k", k), ("v", v), ("out", out)))
     derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if derived and not recompute:
@@ -1785,19 +1829,31 @@ def _attention_torch(
         raise RuntimeError("no gradient is taken through out: leave it out, or call under torch.no_grad()")
     if torch.is_autocast_enabled():
         q, k, v = (_autocast(torch, x) for x in (q, k, v))
-    if derived or torch.compiler.is_compiling() or type(q) is not torch.Tensor or q.is_meta:
+    if derived or torch.compiler.is_compiling() or kind is not torch.Tensor:
+        plan = None
+    else:
+        plan = _plan(
+            torch,
+            layout == "bshd",
+            None if out is None else _describe(out),
+            # To ask for strides takes longer than to ask whether there is anything to tell of them.
+            q.dtype,
+            q.shape,
+            None if q.is_contiguous() else q.stride(),
+            q.device,
+            k.dtype,
+            k.shape,
+            None if k.is_contiguous() else k.stride(),
+            k.device,
+            v.dtype,
+            v.shape,
+            None if v.is_contiguous() else v.stride(),
+            v.device,
+        )
+    if plan is None or plan.meta:
         if stream is not None:
             raise ValueError("leave stream out where gradients are needed, and under torch.compile")
         return _attention_operator(torch, q, k, v, causal, scale, out, return_lse, layout)
-    output = None if out is None else (out.dtype, out.shape, out.stride(), out.device)
-    plan = _plan(
-        torch,
-        (q.dtype, q.shape, q.stride(), q.device),
-        (k.dtype, k.shape, k.stride(), k.device),
-        (v.dtype, v.shape, v.stride(), v.device),
-        output,
-        layout == "bshd",
-    )
     return _run_torch(torch, plan, q, k, v, causal, scale, out, stream, return_lse)
 
 
@@ -1814,16 +1870,19 @@ def _run_torch(
     return_lse: bool,
 ) -> Any:
     """Of tensors on a GPU, whatever PyTorch would have done with them."""
-    # Triton asks so, too: without making an object of the stream.
-    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    current = torch.cuda.current_stream(plan.device).cuda_stream if ask is None else ask(plan.device)
+    try:  # as Triton does, without making an object of the stream
+        current = torch._C._cuda_getCurrentRawStream(plan.device)
+    except AttributeError:
+        current = torch.cuda.current_stream(plan.device).cuda_stream
     handle = current if stream is None else _stream_handle(stream)
     given, lse = out is not None, None
     if handle == current:
-        if not given:
+        if plan.like_q and not given:
+            out = torch.empty_like(q)
+        elif not given:
             out = q.new_empty_strided(plan.out_shape, plan.out_strides)
         if return_lse:
-            lse = q.new_empty(plan.rows_shape, dtype=torch.float32)
+            lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
     else:
         # Memory is handed out in the order of the current stream, so let that be the launch's.
         if handle in _DEFAULT_STREAMS:
@@ -1834,11 +1893,20 @@ def _run_torch(
             if not given:
                 out = q.new_empty_strided(plan.out_shape, plan.out_strides)
             if return_lse:
-                lse = q.new_empty(plan.rows_shape, dtype=torch.float32)
+                lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
     if plan.blocks:
-        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
-        lse_address = 0 if lse is None else lse.data_ptr()
-        _launch(plan, addresses, lse_address, causal, scale, handle, given)
+        _launch(
+            plan,
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            causal,
+            scale,
+            handle,
+            given,
+        )
     return (out, lse) if return_lse else out
 
 
@@ -1900,21 +1968,15 @@ def _serve(torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | N
         return _attention_operator(torch, q, k, v, is_causal, scale, None, False, "bhsd")
     if type(q) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    plan = _plan_sdpa(torch, query, key, value, is_causal, enable_gqa)
-    if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % (2 * VECTOR):
+    plan = _plan_sdpa(torch, is_causal, enable_gqa, *query, *key, *value)
+    if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ACCESS_BYTES:
         return None
     return _run_torch(torch, plan, q, k, v, is_causal, scale, None, None, False)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan_sdpa(
-    torch: Any,
-    query: tuple[Any, ...],
-    key: tuple[Any, ...],
-    value: tuple[Any, ...],
-    is_causal: bool,
-    enable_gqa: bool,
-) -> _Plan | None:
+def _plan_sdpa(torch: Any, is_causal: bool, enable_gqa: bool, *arrays: Any) -> _Plan | None:
+    query, key, value = arrays[:4], arrays[4:8], arrays[8:]
     if query[3].type == "meta" or not _serves(torch, query, key, value, is_causal, enable_gqa):
         return None
     if is_causal:  # later keys are seen by no row
@@ -1922,7 +1984,7 @@ def _plan_sdpa(
             (dtype, (*shape[:2], query[1][2], shape[3]), strides, device)
             for dtype, shape, strides, device in (key, value)
         )
-    return _plan(torch, query, key, value, None, False)
+    return _plan(torch, False, None, *query, *key, *value)
 
 
 def _serves(
@@ -1979,14 +2041,14 @@ def register_torch() -> str:
             out: Any = None,
             return_lse: bool = False,
         ) -> Any:
-            bshd = layout == "bshd"
+            settings = (torch, layout == "bshd")
             output = None if out is None else _describe(out)
-            plan = _plan(torch, _describe(q), _describe(k), _describe(v), output, bshd)
+            plan = _plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
             addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-            if out is None and (not plan.aligned or addresses % (2 * VECTOR)):
+            if out is None and (not plan.aligned or addresses % _ACCESS_BYTES):
                 out = q.new_empty_strided(plan.out_shape, plan.out_strides)
                 q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
-                plan = _plan(torch, _describe(q), _describe(k), _describe(v), _describe(out), bshd)
+                plan = _plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
             return _run_torch(torch, plan, q, k, v, causal, scale, out, None, return_lse)
 
         def run_lse(*arguments: Any) -> Any:
@@ -2122,9 +2184,10 @@ def _differentiate(
 def register_transformers(name: str = "tuned") -> None:
     """Registers the kernel with Hugging Face's transformers: attn_implementation=name then has models call `sdpa`.
 
-    Masks are made as for "sdpa", which also computes what the kernel does not serve. The name "sdpa" itself gives all
-    models the kernel that do not ask for another attention. Raises ValueError for a name with "flash" in it, which
-    transformers takes for one of FlashAttention's, ImportError without transformers or with one before 4.53.
+    Masks are made as for "sdpa", which also computes what the kernel does not serve; of compiled models, whatever has an
+    attention_mask, as no graph can tell whether it hides anything. The name "sdpa" itself gives all models the kernel
+    that do not ask for another attention. Raises ValueError for a name with "flash" in it, which transformers takes for
+    one of FlashAttention's, ImportError without transformers or with one before 4.53.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -2164,14 +2227,26 @@ def _attend(
 
 
 def _make_mask(otherwise: Any, **asked: Any) -> Any:
-    """As transformers asks for a mask. For torch.compile it would make even those that only say `is_causal`."""
-    torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        special = asked.get("attention_mask") is not None or asked.get("local_size") is not None
-        rows, keys = asked.get("q_length", 0), asked.get("kv_length")
-        if rows == keys and not special and asked.get("allow_is_causal_skip"):
+    """As transformers asks for a mask, which it makes while a graph is compiled or captured even where it says no more than
+    `is_causal`, or nothing. None instead: then `_attend` is called without one, and the kernel can serve."""
+    rows, keys, window = asked.get("q_length"), asked.get("kv_length"), asked.get("local_size")
+    padded = asked.get("attention_mask") is not None
+    if not padded and (window is None or keys < window) and not _is_exporting():
+        # The latest row alone, or a row for each key.
+        if asked.get("allow_is_causal_skip") and (rows == keys or rows == 1):
+            return None
+        if asked.get("allow_is_bidirectional_skip"):
             return None
     return otherwise(**asked)
+
+
+def _is_exporting() -> bool:
+    """Whether torch.export traces, whose graphs are for other lengths, too."""
+    return sys.modules["torch"].compiler.is_exporting()
+
+
+# Else torch.compile of PyTorch 2.11 and older takes it for True, whatever it returns.
+_is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # ---- python bf16_d64_causal_b16_h32_n1024.py --------------------------------------------------------------------------------------
