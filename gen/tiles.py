@@ -6,7 +6,7 @@ A warp's 32 lanes stand ``lanes`` wide along a tile's keys or columns and 32 / l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from .banks import wavefronts
 from .limits import WARP
@@ -165,6 +165,13 @@ def lane_spot(lane: int, lanes: int) -> tuple[int, int]:
     if lanes == 16:
         return lane % 8 + lane // 16 * 8, lane // 8 % 2
     return lane % lanes, lane // lanes
+
+
+@cache
+def lane_corners(lanes: int, columns: int, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Column and row where each lane's first group of so many columns and rows starts."""
+    spots = [lane_spot(lane, lanes) for lane in range(WARP)]
+    return tuple(x * columns for x, _ in spots), tuple(y * rows for _, y in spots)
 
 
 def vector_group(extent: int) -> int:

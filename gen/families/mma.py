@@ -13,6 +13,7 @@ Programmability, Performance & Precision"); the class ``tf32`` rounds the factor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from ..limits import WARP, DeviceLimits
@@ -524,6 +525,7 @@ def _widest(count: int) -> int:
     return min(4, count & -count)
 
 
+@cache
 def _tile(layout: str, columns: int, chunk: int) -> Tile:
     """Eight rows from one column on start in eight different 16-byte banks: by an odd number of chunks per
     row, or by a swizzle."""

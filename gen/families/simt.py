@@ -20,7 +20,7 @@ from ..tiles import (
     SWIZZLED,
     TRANSPOSED,
     Layout,
-    lane_spot,
+    lane_corners,
     make_layout,
     make_p_layout,
     plan_copy,
@@ -408,19 +408,15 @@ class Simt(Variant):
     def read_conflicts(self, head_dim: int) -> dict[str, float]:
         """Wavefronts of each operand's fragment read over the least possible, by operand."""
         tiles = self.layouts(head_dim)
-        spots = [lane_spot(lane, self.lanes) for lane in range(WARP)]
-        rows = tuple(y * self.row_group for _, y in spots)
-        keys = tuple(x * self.col_group for x, _ in spots)
+        row_group, col_group = self.row_group, self.col_group
+        keys, rows = lane_corners(self.lanes, col_group, row_group)
 
         def ways(name: str, at: tuple[int, ...], width: int, group: int) -> float:
             return read_conflict(tiles[name], at, group if tiles[name].transposed else width)
 
-        conflicts = {
-            "k": ways("k", keys, self.vec, self.col_group),
-            "p": ways("p", rows, KEY_STEP, self.row_group),
-        }
+        conflicts = {"k": ways("k", keys, self.vec, col_group), "p": ways("p", rows, KEY_STEP, row_group)}
         if "q" in tiles:
-            conflicts["q"] = ways("q", rows, self.vec, self.row_group)
+            conflicts["q"] = ways("q", rows, self.vec, row_group)
         return conflicts
 
 
