@@ -1066,7 +1066,7 @@ def _launch(
     log-sum-exp, is 0 where it is not wanted."""
     if not plan.has_keys:
         k = v = 0
-    if given and (o == q or o == k or o == v):
+    if given and o in (q, k, v):
         raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
     if not plan.aligned or (q | k | v | o) % _ACCESS_BYTES:
         _check_alignment((q, k, v, o), plan.extents)

@@ -23,8 +23,9 @@ Regenerate:
 
     flashgen emit f32_d32_b13600_h1_n128.py \
         --preset sm_90 --family mma --d 32 --set pack_heads=false --set br=128 --set rows_per_warp=32 \
-        --set bc=32 --set layout=padded --set d_steps=exact --set q_in_registers=true --set stages=4 \
-        --set rescale=always --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
+        --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded --set d_steps=exact \
+        --set q_in_registers=true --set stages=4 --set rescale=always --set poly_exp=0 --set heads=1 \
+        --set min_blocks=2 --set block_order=by_head
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ VARIANT: dict[str, Any] = {
     "pack_heads": False,
     "br": 128,
     "rows_per_warp": 32,
+    "key_warps": 1,
+    "splits": 1,
     "bc": 32,
     "layout": "padded",
     "d_steps": "exact",
@@ -760,7 +763,7 @@ def _launch(
     log-sum-exp, is 0 where it is not wanted."""
     if not plan.has_keys:
         k = v = 0
-    if given and (o == q or o == k or o == v):
+    if given and o in (q, k, v):
         raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
     if not plan.aligned or (q | k | v | o) % _ACCESS_BYTES:
         _check_alignment((q, k, v, o), plan.extents)
@@ -1639,18 +1642,31 @@ def _serve(torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | N
         if torch.get_autocast_dtype("cuda") is not torch.float32:
             return None
         q, k, v = (_autocast(torch, x) for x in (q, k, v))
-    query = (q.dtype, q.shape, q.stride(), q.device)
-    key = (k.dtype, k.shape, k.stride(), k.device)
-    value = (v.dtype, v.shape, v.stride(), v.device)
     if torch.compiler.is_compiling():
-        if not _serves(torch, query, key, value, is_causal, enable_gqa):
+        if not _serves(torch, _describe(q), _describe(k), _describe(v), is_causal, enable_gqa):
             return None
         if is_causal and q.shape[2] < k.shape[2]:
             k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
         return _attention_operator(torch, q, k, v, is_causal, scale, None, False, "bhsd")
     if type(q) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    plan = _plan_sdpa(torch, is_causal, enable_gqa, *query, *key, *value)
+    plan = _plan_sdpa(
+        torch,
+        is_causal,
+        enable_gqa,
+        q.dtype,
+        q.shape,
+        q.stride(),
+        q.device,
+        k.dtype,
+        k.shape,
+        k.stride(),
+        k.device,
+        v.dtype,
+        v.shape,
+        v.stride(),
+        v.device,
+    )
     if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ACCESS_BYTES:
         return None
     return _run_torch(torch, plan, q, k, v, is_causal, scale, None, None, False)
