@@ -18,7 +18,7 @@ from typing import Any
 
 from .abi import args_formats
 from .kernel import Kernel
-from .problem import ITEM_BYTES, Problem
+from .problem import FEW_QUERIES, ITEM_BYTES, Problem
 from .render import environment, shape_options
 
 WIDTH = 110
@@ -148,6 +148,7 @@ def emit_many(
         name=name,
         kernels=kernels,
         dtypes=list(dict.fromkeys(each["element"].name for each in kernels)),
+        few_queries=FEW_QUERIES,
         any_maps=any(launch.tensor_maps for launch in launches),
         any_heads=any(launch.heads_per_block > 1 for launch in launches),
         any_splits=any(launch.splits > 1 for launch in launches),

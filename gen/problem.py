@@ -21,6 +21,9 @@ PRECISIONS = {
 #: Bound on a kernel's error against float64, ‖o - ref‖ / ‖ref‖ per head: by dtype, and by precision where a
 #: class of its own is asked for.
 TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "e4m3": 1e-2, "tf32": 1e-3}
+#: Query rows up to which a problem decodes: reading the keys takes its time, whatever is made of them, and a
+#: kernel that is fast for many rows is slow.
+FEW_QUERIES = 16
 #: The largest grid a CUDA device accepts along x.
 MAX_GRID = 2**31 - 1
 
@@ -83,6 +86,11 @@ class Problem:
     def group(self) -> int:
         """Query heads that share a head of keys."""
         return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def has_few_queries(self) -> bool:
+        """Whether it is one of decoding, or of checking a few rows."""
+        return self.seqlen_q <= FEW_QUERIES
 
     @property
     def flops(self) -> int:

@@ -215,6 +215,29 @@ def test_nearest_in_lengths_and_heads():
         assert match is not None and match.entry == best
 
 
+def test_few_rows_before_mask_and_shape():
+    def rows(count: int, keys: int = 8192, **others) -> Entry:
+        return entry(Problem(seqlen_q=count, seqlen_k=keys, **others))
+
+    one, many = rows(1), rows(128, 128, causal=True)
+    for shape, best in (
+        (Problem(seqlen_q=1, seqlen_k=128, causal=True), one),
+        (Problem(seqlen_q=16, seqlen_k=128, causal=True), one),
+        (Problem(seqlen_q=17, seqlen_k=8192), many),
+        (Problem(), many),
+    ):
+        match = library.find([one, many], shape, H200)
+        assert match is not None and match.entry == best and not match.exact
+    # One row sees all keys under either mask, several do not.
+    match = library.find([one], Problem(seqlen_q=1, seqlen_k=8192, causal=True), H200)
+    assert match is not None and match.exact and "mask" not in match.how
+    masked, plain = rows(4, causal=True), rows(8)
+    match = library.find([masked, plain], Problem(seqlen_q=4, seqlen_k=8192), H200)
+    assert match is not None and match.entry == plain
+    match = library.find([masked, plain], Problem(seqlen_q=1, seqlen_k=8192), H200)
+    assert match is not None and match.entry == masked and "mask" not in match.how
+
+
 def test_of_any_shape_the_last_tuned():
     old = entry(Problem(), tuned_at="2026-01-01T00:00:00+00:00")
     new = entry(Problem(batch=1), tuned_at="2026-01-02T00:00:00+00:00")
@@ -252,6 +275,9 @@ def test_seeds_are_the_nearest_winners_of_the_family():
     farther = entry(Problem(head_dim=4), limits=preset("t4"), variant=LADDER(br=32, bc=16))
     seeds = library.nearest_variants([farther, far, near], Problem(head_dim=40), H200, LADDER)
     assert seeds == [LADDER(br=64), LADDER(br=32)]
+    one = entry(Problem(seqlen_q=1), variant=LADDER(br=32))
+    seeds = library.nearest_variants([near, one], Problem(seqlen_q=9, seqlen_k=9, causal=True), H200, LADDER)
+    assert seeds == [LADDER(br=32), LADDER(br=64)]
     assert library.nearest_variants([near], Problem(), H200, FAMILIES["simt"]) == []
 
 

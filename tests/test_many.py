@@ -135,6 +135,20 @@ def test_else_the_nearest(module: Any, shape: tuple[int, ...], causal: bool, thr
     assert chosen(module, *shape, causal=causal) == (threads, False)
 
 
+def test_few_rows_are_served_by_what_was_tuned_for_few(driver: Driver, tmp_path: Path) -> None:
+    short = {"batch": 1, "seqlen_q": 1, "seqlen_k": 1024}
+    module = load(tmp_path, [by_hand(32, **short), by_hand(64, causal=True, **{**SHORT, "batch": 1})])
+    # The other one has their mask, and is nearer by its keys.
+    for rows in (1, 16):
+        assert chosen(module, 1, 4, rows, 64, causal=True) == (32, False)
+    assert chosen(module, 1, 4, 17, 1024) == (64, False)
+    # One row sees all keys under either mask.
+    for causal in (False, True):
+        assert chosen(module, 1, 4, 1, 1024, causal=causal) == (32, True)
+        q, k, v = arrays(driver, 1, 4, 1, 1024)
+        close(module.attention(q, k, v, causal=causal, strict=True), expected(q, k, v, causal=causal).o)
+
+
 def test_why_is_told(module: Any) -> None:
     told = module.explain(*(np.empty(s, np.float32) for s in shapes(2, 4, 2048, 1024, 2))).how
     assert told.startswith("f32_d32_b1_h4_n1024 (ladder")

@@ -132,5 +132,6 @@ def test_a_run_starts_from_the_nearest_problems_in_its_storage(tmp_path):
     storage = open_storage(where)
     assert neighbours(storage, slug, PROBLEM, LADDER, "of another version") == []
     assert neighbours(storage, "another_card", PROBLEM, LADDER, mark) == []
+    assert neighbours(storage, slug, replace(PROBLEM, seqlen_q=1), LADDER, mark) == []
     near = neighbours(storage, slug, replace(PROBLEM, causal=True), LADDER, mark)
     assert [lesson.problem for lesson in near] == [PROBLEM, double] and len(near[0].outcomes) == 12

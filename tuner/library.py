@@ -6,8 +6,10 @@ The order of choice, which `find` documents to the user as well:
    automatic precision serves that alone: what is asked for by name is what was tuned by that name.
 2. Measured kernels come before predicted ones.
 3. The same card comes before another of the same compute capability; any other card's kernel is not used.
-4. A kernel tuned under the same mask comes before one tuned under the other (a kernel serves both).
-5. Then the nearest in sequence lengths and in the number of heads over the batch, by ratio.
+4. A kernel tuned for few query rows, 16 at most, comes first where few are asked for, else one for many.
+5. A kernel tuned under the same mask comes before one tuned under the other (a kernel serves both). One row
+   sees all keys, whatever the mask.
+6. Then the nearest in sequence lengths and in the number of heads over the batch, by ratio.
 """
 
 from __future__ import annotations
@@ -237,7 +239,8 @@ def find(
         return (
             entry.predicted,
             not same_card(entry.slug, limits.slug),
-            tuned.causal != problem.causal,
+            not any_shape and tuned.has_few_queries != problem.has_few_queries,
+            masks_differ(tuned, problem),
             0.0 if any_shape else shape_distance(tuned, problem),
         )
 
@@ -246,7 +249,7 @@ def find(
     # Of several families, or runs with parameters held, that tuned for the very same: the fastest.
     same = [e for e in usable if (e.slug, e.kernel.problem) == (last.slug, last.kernel.problem)]
     entry = min(same, key=lambda e: (e.kernel.measurement.median_us, e is not last))
-    predicted, other_card, other_mask, distance = least
+    predicted, other_card, _, other_mask, distance = least
     remarks = []
     if other_card:
         remarks.append(f"tuned on another card of sm_{limits.arch}, {entry.kernel.device}")
@@ -269,7 +272,8 @@ def nearest_variants(
     family: type[Variant],
     count: int = 2,
 ) -> list[Variant]:
-    """Winners worth trying first: of family and dtype, nearest in card, head dims, precision, mask, shape."""
+    """Winners worth trying first: of family and dtype, nearest in card, head dims, precision, and then as
+    `find` has it in rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
@@ -279,7 +283,8 @@ def nearest_variants(
             abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
             tuned.precision != problem.precision,
             entry.predicted,
-            tuned.causal != problem.causal,
+            tuned.has_few_queries != problem.has_few_queries,
+            masks_differ(tuned, problem),
             shape_distance(tuned, problem),
         )
 
@@ -293,6 +298,11 @@ def same_card(slug: str, other: str) -> bool:
     names = [s.removeprefix(SIM_PREFIX).split("_") for s in (slug, other)]
     short, long = sorted(names, key=len)
     return long[-len(short) :] == short
+
+
+def masks_differ(tuned: Problem, asked: Problem) -> bool:
+    """Whether the kernel's mask makes another function of what is asked for: not of a single row."""
+    return asked.seqlen_q > 1 and tuned.causal != asked.causal
 
 
 def shape_distance(tuned: Problem, asked: Problem) -> float:

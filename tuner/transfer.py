@@ -21,7 +21,7 @@ from ..gen.limits import DeviceLimits
 from ..gen.problem import Problem
 from ..gen.variant import Variant
 from .catalogue import Catalogue
-from .library import shape_distance
+from .library import masks_differ, shape_distance
 from .outcome import Outcome, Status
 from .prior import Prior, prior_of
 from .process import process
@@ -47,15 +47,17 @@ def neighbours(
     storage: BaseStorage, slug: str, problem: Problem, family: type[Variant], mark: str
 ) -> list[Lesson]:
     """The nearest problems that the storage holds enough trials of, nearest first: those of the same dtype,
-    precision and head dims, by the same generator and tools (``mark``)."""
+    precision and head dims, of few query rows or many as it has itself, by the same generator and tools
+    (``mark``)."""
     near: list[tuple[float, Problem]] = []
     for name in get_all_study_names(storage):
         if not (name.startswith(f"{slug}/{problem.stem}") and name.endswith(f"/{family.family}/{mark}")):
             continue
         about = storage.get_study_user_attrs(storage.get_study_id_from_name(name))
         other = Problem.from_dict(about["problem"])
-        if other != problem and other.stem == problem.stem:
-            mask = OTHER_MASK * (other.causal != problem.causal)
+        alike = other.stem == problem.stem and other.has_few_queries == problem.has_few_queries
+        if other != problem and alike:
+            mask = OTHER_MASK * masks_differ(other, problem)
             near.append((shape_distance(other, problem) + mask, other))
     lessons: list[Lesson] = []
     for _, other in sorted(near, key=lambda each: (each[0], each[1].name)):

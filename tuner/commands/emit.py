@@ -59,8 +59,8 @@ def emit_command(
     Example: [bold]flashgen emit best.py --device 0 --d 64 --causal[/bold]
 
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
-    capability, the same mask, the nearest lengths and number of heads. With --set, that variant is rendered
-    untuned. Of a .cu, --main makes a program and --cmake a library.
+    capability, few query rows or many, the same mask, the nearest lengths and number of heads. With --set,
+    that variant is rendered untuned. Of a .cu, --main makes a program and --cmake a library.
 
     With --suite, lists or several kernels, as in [bold]flashgen emit llm.py --suite llm[/bold], the module
     holds the best for each and calls the one that was tuned for the nearest shape. Lists without lengths,
