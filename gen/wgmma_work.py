@@ -76,6 +76,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     key_tiles = -(-problem.seqlen_k // bc)
     walks, computed = _walks(variant, problem)
     tiles = computed / (groups * len(walks))
+    if variant.tail and not problem.causal and 0 < problem.seqlen_k % bc <= variant.tail:
+        tiles *= 1 - (1 - variant.tail / bc) / key_tiles
     masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
     heads = problem.batch * problem.num_q_heads
     item = ITEM_BYTES[problem.dtype]

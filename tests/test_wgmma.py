@@ -220,6 +220,34 @@ CLUSTERS = [
 ]
 
 
+#: With narrow last tiles: by both schedules, all orders, Q in registers, beside a cluster's and by other widths.
+TAILS = [
+    Wgmma(br=128, bc=64, q_stages=2, schedule="chained", order_of_groups="products", tail=16),
+    Wgmma(br=64, bc=48, k_stages=1, v_stages=2, rescale="always", schedule="chained", tail=32),
+    Wgmma(br=128, bc=32, order_of_groups="exponentials", q_in_registers=True, tail=16),
+    Wgmma(br=64, bc=48, rescale="always", o_apart=True, tail=16),
+    Wgmma(br=64, bc=32, persistent=False, cluster=2, tail=16),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", TAILS, ids=lambda variant: variant.name)
+def test_narrow_last_tiles_are_right(variant, causal):
+    """Alone, after whole tiles, full, by one key too long; seen by all rows or by few; warps without rows."""
+    problem = replace(BRAIN, head_dim=24, head_dim_v=16, causal=causal)
+    limits = replace(H200, num_sms=2)
+    built = SimDevice("h200", limits).toolchain().build(render(variant, problem, limits))
+    bc, tail = variant.bc, variant.tail
+    for rows, keys in ((5, 1), (70, tail), (150, bc + 5), (33, 3 * bc + tail), (40, bc + tail + 1)):
+        case = inputs(problem, rows, keys, 0.2)
+        expected = reference.attention(*case, scale=0.2, causal=causal)
+        found = attend(built, case, 0.2, limits, keys)
+        assert found is not None and found[1] is not None, (rows, keys)
+        np.testing.assert_allclose(found[0].astype(np.float64), expected.o, atol=2e-2)
+        np.testing.assert_allclose(found[1], expected.lse, atol=1e-3)
+
+
 @needs_compiler
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("variant", CLUSTERS, ids=lambda variant: variant.name)

@@ -82,6 +82,13 @@ class Wgmma(Variant):
     section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
     cluster: int = param(1, 2, doc="blocks that share each copy of K and V", implied=True)
+    tail: int = param(
+        0,
+        16,
+        32,
+        doc="keys of a narrow last tile, where no more are left; warps without rows rest",
+        implied=True,
+    )
 
     # -- what the parameters imply -----------------------------------------------------------------------
 
@@ -277,6 +284,15 @@ class Wgmma(Variant):
             )
         return None
 
+    @rule("combination", after="tail")
+    def _tails_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tail >= self.bc:
+            return f"tail={self.tail}: no narrower than tiles of {self.bc}"
+        if self.tail and (self.p_in_shared or problem.has_scales):
+            what = "weights that pass by shared memory" if self.p_in_shared else problem.dtype
+            return f"tail={self.tail}: not made for {what}"
+        return None
+
     # -- advice: what runs, but never best ----------------------------------------------------------
 
     @rule("short sequence", after="br", advisory=True)
@@ -370,6 +386,15 @@ class Wgmma(Variant):
         seen = problem.seqlen_k - problem.seqlen_q // 2
         if problem.causal and self.br / 2 > WAITING_SHARE * seen:
             return f"cluster={self.cluster}: neighbours see {self.br} keys apart, rows {seen} on average"
+        return None
+
+    @rule("short sequence", after="tail", advisory=True)
+    def _tails_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        left, tiles = problem.seqlen_k % self.bc, self._key_tiles(problem)
+        if self.tail and (not left or left > self.tail or left <= self.tail // 2):
+            return f"tail={self.tail}: the last of {tiles} tiles has {left or self.bc} keys"
+        if self.tail and tiles > MANY_TILES:
+            return f"tail={self.tail}: one of {tiles} tiles of keys is narrow"
         return None
 
     @staticmethod
