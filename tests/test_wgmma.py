@@ -220,10 +220,10 @@ CLUSTERS = [
 ]
 
 
-#: With narrow last tiles: by both schedules, all orders, Q in registers, beside a cluster's and by other widths.
+#: With narrow last tiles: both schedules, all orders, Q in registers, a cluster.
 TAILS = [
     Wgmma(br=128, bc=64, q_stages=2, schedule="chained", order_of_groups="products", tail=16),
-    Wgmma(br=64, bc=48, k_stages=1, v_stages=2, rescale="always", schedule="chained", tail=32),
+    Wgmma(br=64, bc=48, k_stages=1, v_stages=2, rescale="always", schedule="chained", tail=16),
     Wgmma(br=128, bc=32, order_of_groups="exponentials", q_in_registers=True, tail=16),
     Wgmma(br=64, bc=48, rescale="always", o_apart=True, tail=16),
     Wgmma(br=64, bc=32, persistent=False, cluster=2, tail=16),

@@ -82,13 +82,7 @@ class Wgmma(Variant):
     section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
     cluster: int = param(1, 2, doc="blocks that share each copy of K and V", implied=True)
-    tail: int = param(
-        0,
-        16,
-        32,
-        doc="keys of a narrow last tile, where no more are left; warps without rows rest",
-        implied=True,
-    )
+    tail: int = param(0, 16, doc="keys of a narrow last tile, where no more are left", implied=True)
 
     # -- what the parameters imply -----------------------------------------------------------------------
 
@@ -391,10 +385,11 @@ class Wgmma(Variant):
     @rule("short sequence", after="tail", advisory=True)
     def _tails_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         left, tiles = problem.seqlen_k % self.bc, self._key_tiles(problem)
-        if self.tail and (not left or left > self.tail or left <= self.tail // 2):
+        if self.tail and not 0 < left <= self.tail:
             return f"tail={self.tail}: the last of {tiles} tiles has {left or self.bc} keys"
-        if self.tail and tiles > MANY_TILES:
-            return f"tail={self.tail}: one of {tiles} tiles of keys is narrow"
+        if self.tail and (tiles > MANY_TILES or problem.causal):
+            few = "the last rows alone see it" if problem.causal else f"it is one of {tiles}"
+            return f"tail={self.tail}: a narrow tile saves little where {few}"
         return None
 
     @staticmethod
