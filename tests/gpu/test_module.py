@@ -18,10 +18,12 @@ import pytest
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families import family_named
 from flashgen.gen.families.ladder import steps
+from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.variant import Illegal
 from flashgen.tuner import reference
 from flashgen.tuner.catalogue import build_catalogue
 from flashgen.tuner.cuda import CudaDevice
@@ -497,6 +499,40 @@ def test_blocks_that_serve_several_heads(device: CudaDevice, tmp_path: Path, tor
     arrays = [x.astype(np.float16) for x in hosts(*shapes)]
     q, k, v = (to_torch(torch, x) for x in arrays)
     check_class(kernel.problem, module.attention(q, k, v), arrays, False)
+
+
+@pytest.mark.parametrize(("splits", "key_warps"), [(1, 4), (16, 2)])
+def test_decoding_by_shared_keys(
+    device: CudaDevice, tmp_path: Path, torch: Any, splits: int, key_warps: int
+) -> None:
+    """Packed heads whose group no tile of 16 rows is a multiple of; the same to the bit, and in a graph."""
+    if splits > device.limits.max_cluster:
+        pytest.skip(f"{device.limits.sm} forms clusters of {device.limits.max_cluster} blocks at most")
+    problem = Problem(dtype="f16", head_dim=D, num_q_heads=18, num_kv_heads=3, seqlen_q=1, seqlen_k=8192)
+    variant = Mma(pack_heads=True, br=16, bc=16, key_warps=key_warps, splits=splits, stages=3)
+    try:
+        kernel = render(variant, problem, device.limits)
+    except Illegal as error:
+        pytest.skip(str(error))
+    module = load(tmp_path / "best.py", kernel)
+    # One row; rows that the mask ends within a tile, more than one tile; fewer keys than shares have tiles.
+    for rows, keys in ((1, 8191), (5, 300), (2, 20)):
+        arrays = [x.astype(np.float16) for x in hosts((2, 18, rows, D), (2, 3, keys, D), (2, 3, keys, D))]
+        q, k, v = (to_torch(torch, x) for x in arrays)
+        for causal in (False, True):
+            o, lse = module.attention(q, k, v, causal=causal, return_lse=True)
+            check_class(problem, o, arrays, causal, lse.cpu().numpy())
+            for _ in range(3):
+                again = module.attention(q, k, v, causal=causal, return_lse=True)
+                assert torch.equal(again[0], o) and torch.equal(again[1], lse)
+            out = torch.empty_like(q)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                module.attention(q, k, v, causal=causal, out=out)
+            for _ in range(2):
+                out.zero_()
+                graph.replay()
+                assert torch.equal(out, o)
 
 
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
