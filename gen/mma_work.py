@@ -207,12 +207,12 @@ def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> C
     steps = variant.d_columns(problem) // 8
     parts = 1 if problem.precision == "tf32" else 2
     weights = 4 * rows * keys
-    # Every warp rounds or splits all of K and V, and its weights; Q in shared memory is split beforehand.
+    # Every warp rounds or splits all of K and V, and its weights; Q in two parts was split beforehand.
     whole = 2 * keys * (steps + values)
-    rounded = weights + (4 * rows * steps if variant.q_in_registers else 0)
+    rounded = weights + (4 * rows * steps if variant.q_in_registers or variant.q_whole else 0)
     loads = steps * keys / 2
     if not variant.q_in_registers:
-        loads += rows * steps * parts
+        loads += rows * steps * (1 if variant.q_whole else parts)
     single = 2 * keys * values
     products = rows * keys * (steps + values) * (1 if parts == 1 else 3)
     sums = -(-keys // TILES_PER_SUM) if parts == 2 else 1

@@ -32,6 +32,8 @@ PADDED, SWIZZLED = "padded", "swizzled"
 #: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
 RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
+#: Head dim beyond which Q in two parts leaves no room for rows enough: one warp for each scheduler at 256.
+WIDE_HEAD_DIM = 128
 #: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
 ENOUGH_BLOCKS = 8
 #: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
@@ -86,6 +88,9 @@ class Mma(Variant):
         "exact", "whole", doc="q k^T's last step: of 8 columns where the head dim ends, or of 16"
     )
     q_in_registers: bool = param(True, False, doc="keep Q in registers for the whole block")
+    q_whole: bool = param(
+        False, True, doc="3xtf32: split Q for each tile of keys, which halves its shared memory", implied=True
+    )
     stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory; 1: K and V are fetched in turns")
     rescale: str = param(
         "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
@@ -164,7 +169,7 @@ class Mma(Variant):
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         tiles = self.tiles(problem)
-        q_parts = 2 if arithmetic(problem) == "3xtf32" else 1
+        q_parts = 2 if arithmetic(problem) == "3xtf32" and not self.q_whole else 1
         rows = {
             "q": 0 if self.q_in_registers else q_parts * self.br,
             "k": self.key_warps * self.stages * self.bc,
@@ -334,6 +339,13 @@ class Mma(Variant):
             return f"poly_exp={self.poly_exp} is good to 1e-4, which float32 is not content with"
         return None
 
+    @rule("combination", after="q_whole")
+    def _queries_have_parts(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.q_whole and (self.q_in_registers or arithmetic(problem) != "3xtf32"):
+            where = "in registers" if self.q_in_registers else f"of class {arithmetic(problem)}"
+            return f"q_whole=True: Q {where} is never kept in two parts"
+        return None
+
     @rule("combination", after="heads")
     def _heads_follow_each_other(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and (self.stages == 1 or self.q_in_registers):
@@ -423,6 +435,12 @@ class Mma(Variant):
         if self.bc % 16 and problem.seqlen_k > longest:
             return f"bc={self.bc} fits odd lengths up to {longest}, this one is {problem.seqlen_k}"
         return wasted("bc", self.bc, problem.seqlen_k)
+
+    @rule("Q in parts", after="q_whole", advisory=True)
+    def _queries_take_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.q_whole and problem.head_dim <= WIDE_HEAD_DIM:
+            return f"q_whole=True: at a head dim of {problem.head_dim} there is room for Q in two parts"
+        return None
 
     @rule("last step", after="d_steps", advisory=True)
     def _last_step_differs(self, problem: Problem, limits: DeviceLimits) -> str | None:
