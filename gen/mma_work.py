@@ -69,13 +69,15 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
         heads = -(-heads // variant.heads)
     return Work(
         once=once,
-        per_tile=copies + Counts(barriers=1 if variant.stages > 1 else 2),
+        # A warp with tiles of its own waits for no other.
+        per_tile=copies + Counts(barriers=0 if variant.key_warps > 1 else 1 if variant.stages > 1 else 2),
         per_warp_tile=compute,
         walks=walks,
         heads=heads,
         warps=variant.warps,
         heads_share_keys=not variant.pack_heads,
         bytes_ahead=_bytes_ahead(variant, problem) if decodes(problem) else None,
+        cluster=variant.splits,
         heads_interleaved=variant.block_order == "heaviest_first",
         registers=min(wanted, _registers_left(variant, limits)),
         loop_instructions=compute.instructions + copies.instructions / variant.warps,

@@ -100,6 +100,8 @@ class Work:
     """Whether query heads of one group are counted apart; packed, they are one."""
     bytes_ahead: float | None = None
     """That a block has under way from device memory while it computes; None: other things bound it."""
+    cluster: int = 1
+    """Blocks that start together, near each other."""
     heads_interleaved: bool = False
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0

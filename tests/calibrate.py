@@ -80,8 +80,9 @@ class Recording:
     def name(self) -> str:
         p = self.problem
         grouped = f" kv{p.num_kv_heads}" * (p.num_kv_heads != p.num_q_heads)
+        cached = f" m{p.seqlen_k} b{p.batch}" * p.has_few_queries
         sample = f"{self.sample} " * (self.sample != SEARCH)
-        return f"{sample}{p.dtype} d{p.head_dim} n{p.seqlen_q}{' causal' * p.causal}{grouped}"
+        return f"{sample}{p.dtype} d{p.head_dim} n{p.seqlen_q}{cached}{' causal' * p.causal}{grouped}"
 
 
 def times_of(family: str) -> Path:

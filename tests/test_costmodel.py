@@ -466,6 +466,14 @@ TENSOR_CORRELATIONS = {
     "f32 d128 n4096": 0.88,
     "f32 d32 n4096": 0.86,
     "f32 d64 n4096": 0.91,
+    "decode bf16 d128 n1 m131072 b1 kv8": 0.58,
+    "decode bf16 d128 n1 m2048 b64 kv8": 0.46,
+    "decode bf16 d128 n1 m32768 b4 kv8": 0.67,
+    "decode bf16 d128 n1 m8192 b1 kv8": 0.83,
+    "decode bf16 d128 n1 m8192 b32 kv8": 0.74,
+    "decode bf16 d128 n1 m8192 b8 kv8": 0.83,
+    "decode bf16 d256 n1 m8192 b16 kv8": 0.79,
+    "decode bf16 d64 n1 m8192 b16 kv8": 0.86,
 }
 
 

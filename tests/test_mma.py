@@ -364,7 +364,7 @@ def test_few_rows_share_keys(batch):
     """Of what a search proposes, what the cost model likes best reads keys once and fills the card."""
     problem, limits = replace(DECODING, batch=batch), preset("h200")
     space = enumerate_space(Mma, problem, limits)
-    assert 100 < len(space) < 1000 and not space.waived
+    assert 10 < len(space) < 300 and not space.waived
     assert all(variant.pack_heads and variant.br == 16 for variant in space.legal)
     best = min(space.legal, key=lambda variant: predict(variant, problem, limits).median_us)
     assert isinstance(best, Mma)
@@ -520,13 +520,24 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
         ),
         (
             DECODING,
-            Mma(pack_heads=True, br=16, splits=16, bc=16, min_blocks=8),
-            r"occupancy: 7943 bytes per SM under way, 36363 wanted for the bandwidth",
+            Mma(pack_heads=True, br=16, splits=8, bc=16, min_blocks=8, layout="swizzled"),
+            r"occupancy: 3971 bytes per SM under way, 36363 wanted for the bandwidth",
         ),
-        (DECODING, Mma(pack_heads=True, br=16, stages=1), "stages: stages=1: nothing is under way"),
+        (
+            DECODING,
+            Mma(pack_heads=True, br=16, stages=1, layout="swizzled"),
+            "stages: stages=1: nothing is under way",
+        ),
+        (
+            replace(DECODING, batch=1),
+            Mma(pack_heads=True, br=16, key_warps=4, splits=16, bc=32),
+            "decoding: splits=16: never within 4 % of the best where 8 make 64 blocks on 132 SMs",
+        ),
+        (DECODING, Mma(pack_heads=True, br=16, bc=80), "decoding: bc=80: most of more than 64 keys spill"),
+        (DECODING, Mma(pack_heads=True, br=16, bc=32), "decoding: layout=padded: 4 to 16 % slower"),
         (
             replace(DECODING, head_dim=64, head_dim_v=64),
-            Mma(pack_heads=True, br=16, poly_exp=4),
+            Mma(pack_heads=True, br=16, poly_exp=4, layout="swizzled"),
             "exponentials: poly_exp=4: 1 query rows wait for memory",
         ),
         (HALF, Mma(pack_heads=True), "packing: pack_heads=True: 16 query heads have as many of keys"),

@@ -9,9 +9,9 @@ end; device memory bounds the whole.
 
 The coefficients marked "fitted" minimize the error on some 2500 kernels timed on an H200 (head dims 32, 64
 and 128, with and without a causal mask), one set for all: each problem is ranked about as well by a fit to
-the others alone. Kernels on tensor cores have a set of their own, fitted to some 1300; those of warpgroups
-have a model of their own, ``groupmodel.py``. Other cards are assumed to be like that one but for their limits
-and for what the constants below say of them.
+the others alone. Kernels on tensor cores have a set of their own, fitted to some 1300 and held to 400 more
+that decode; those of warpgroups have a model of their own, ``groupmodel.py``. Other cards are assumed to be
+like that one but for their limits and for what the constants below say of them.
 """
 
 from __future__ import annotations
@@ -83,6 +83,12 @@ class Coefficients:
     starts_hide: bool = False
     #: From a request to device memory until its answer when all ask.
     memory_latency_ns: float = 1000.0
+    #: Bytes per cycle that one SM draws from device memory, however many are under way: half of an H200's
+    #: SMs drew 37 each.
+    sm_bytes_per_cycle: float = 40.0
+    #: Part of a card's room for blocks that clusters of more than two find: they lie within one of its parts,
+    #: whose SMs they do not divide.
+    cluster_room: float = 0.95
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
     #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
@@ -159,11 +165,7 @@ def predict_work(
     parts = {name: per_sm * value * us for name, value in pipes.items()}
     alone = latency_cycles(loop, work.warps, limits, coefficients) + _start_latency(work, coefficients)
     parts["latency"] = ceil(per_sm / resident) * alone * us
-    gbps = limits.dram_gbps * coefficients.dram_efficiency
-    if work.bytes_ahead is not None:
-        under_way = work.bytes_ahead * min(resident * limits.num_sms, work.blocks)
-        gbps = min(gbps, under_way / coefficients.memory_latency_ns)
-    parts["device memory"] = dram_bytes(work, problem, limits, resident) / (1e3 * gbps)
+    parts["device memory"] = _memory_us(work, problem, limits, resident, coefficients)
     cycles = _makespan(work, limits, resident, coefficients)
     busy = join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
     return Prediction(
@@ -268,7 +270,7 @@ def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coe
     def cycles(together: int) -> float:
         return _cycles_together(work, limits, together, coefficients)
 
-    per_sm = ceil(work.blocks / limits.num_sms)
+    per_sm = ceil(work.blocks * resident / _slots(work, limits, resident, coefficients))
     if work.is_even:
         # Whole waves, then one with fewer blocks per SM.
         waves, rest = divmod(per_sm, resident)
@@ -279,6 +281,36 @@ def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coe
     lengths = tuple(walk.paced_tiles + work.warps for walk in work.walks for _ in range(walk.blocks))
     longer = stretch(lengths, work.heads, slots, work.heads_interleaved)
     return work.blocks / slots * cycles(together) * longer
+
+
+def _slots(work: Work, limits: DeviceLimits, resident: int, coefficients: Coefficients) -> int:
+    """Blocks that run at once. The two of the smallest cluster share what SMs are made in pairs of."""
+    slots = limits.num_sms * resident
+    if work.cluster <= 2:
+        return slots
+    return max(1, int(coefficients.cluster_room * slots / work.cluster)) * work.cluster
+
+
+def _memory_us(
+    work: Work, problem: Problem, limits: DeviceLimits, resident: int, coefficients: Coefficients
+) -> float:
+    """For device memory alone. Blocks that are few, or have few bytes under way, leave part of its bandwidth
+    unused; so does a last wave of them."""
+    gbps = limits.dram_gbps * coefficients.dram_efficiency
+    moved = dram_bytes(work, problem, limits, resident)
+    ahead = work.bytes_ahead
+    if ahead is None:
+        return moved / (1e3 * gbps)
+    sm_gbps = coefficients.sm_bytes_per_cycle * limits.clock_mhz / 1e3
+    slots = _slots(work, limits, resident, coefficients)
+
+    def us(blocks: int) -> float:
+        under_way = blocks * ahead / coefficients.memory_latency_ns
+        reached = min(gbps, under_way, min(blocks, limits.num_sms) * sm_gbps)
+        return blocks * moved / work.blocks / (1e3 * reached)
+
+    waves, rest = divmod(work.blocks, slots)
+    return waves * us(slots) + (us(rest) if rest else 0.0)
 
 
 def dram_bytes(work: Work, problem: Problem, limits: DeviceLimits, resident: int) -> float:

@@ -38,6 +38,8 @@ WIDE_HEAD_DIM = 128
 ENOUGH_BLOCKS = 8
 #: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
 MEMORY_LATENCY_NS = 1000
+#: Keys per tile of a decoding block up to which its one warp per ring holds the scores.
+DECODING_KEYS = 64
 #: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
 EXP2_CUBIC = (0.99992807, 0.69326099, 0.24261117, 0.05517169)
 
@@ -313,11 +315,8 @@ class Mma(Variant):
 
     @rule("layout", after="layout")
     def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.layout == SWIZZLED:
-            chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
-            for dim in (problem.head_dim, problem.head_dim_v):
-                if _whole(dim, TILE_COLUMNS) // chunk % 4:
-                    return f"layout=swizzled: a row of {dim} elements is not made of four 16-byte chunks each"
+        if self.layout == SWIZZLED and (dim := _unswizzled(problem)):
+            return f"layout=swizzled: a row of {dim} elements is not made of four 16-byte chunks each"
         return None
 
     @rule("copies", after="stages")
@@ -404,6 +403,31 @@ class Mma(Variant):
             rows = problem.seqlen_q * problem.group
             there_are = f"{rows} query rows for {problem.seqlen_k} keys"
             return f"key_warps={self.key_warps}: {there_are} suffice for all warps"
+        return None
+
+    # The next three are from times of 480 variants on an H200: eight problems of one query row, bf16.
+
+    @rule("decoding", after="splits", advisory=True)
+    def _clusters_leave_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        half = self._blocks(problem) // 2
+        if self._is_timed_decoding(problem) and self.splits == 16 and half >= 3 * limits.num_sms // 8:
+            return (
+                f"splits=16: never within 4 % of the best where 8 make {half} blocks on {limits.num_sms} SMs"
+            )
+        return None
+
+    @rule("decoding", after="bc", advisory=True)
+    def _tiles_are_small(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self._is_timed_decoding(problem) and self.bc > DECODING_KEYS:
+            return (
+                f"bc={self.bc}: most of more than {DECODING_KEYS} keys spill, others were 3 % slower at least"
+            )
+        return None
+
+    @rule("decoding", after="layout", advisory=True)
+    def _copies_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self._is_timed_decoding(problem) and self.layout == PADDED and not _unswizzled(problem):
+            return "layout=padded: 4 to 16 % slower at best, 7 % where nothing else differs"
         return None
 
     @rule("shares of keys", after="splits", advisory=True)
@@ -503,6 +527,10 @@ class Mma(Variant):
             return "block_order=heaviest_first: without a causal mask all blocks are equally long"
         return None
 
+    def _is_timed_decoding(self, problem: Problem) -> bool:
+        """Whether it is of the kind that was timed: one tile of 16 rows, of 16-bit numbers, many keys."""
+        return self.br == TILE_ROWS and problem.dtype != "f32" and decodes(problem)
+
     def _too_little_under_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
         row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
         all_bytes = problem.batch * problem.num_kv_heads * problem.seqlen_k * row_bytes
@@ -532,6 +560,13 @@ def arithmetic(problem: Problem) -> str:
     if problem.dtype != "f32":
         return "16-bit"
     return "tf32" if problem.precision == "tf32" else "3xtf32"
+
+
+def _unswizzled(problem: Problem) -> int:
+    """The head dim whose rows no swizzle spreads over the banks, 0 if there is none."""
+    chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+    dims = (problem.head_dim, problem.head_dim_v)
+    return next((dim for dim in dims if _whole(dim, TILE_COLUMNS) // chunk % 4), 0)
 
 
 def _whole(extent: int, unit: int) -> int:
