@@ -321,6 +321,7 @@ def test_held_parameters_do_not_replace_a_faster_kernel(options):
 
 SIMT = FAMILIES["simt"]
 #: Parameters that make some hundred variants of it.
+SIMT_UNROLLS = next(p.choices for p in SIMT.parameters() if p.name == "unroll")
 FEW = ("q_layout", "k_layout", "unroll", "min_blocks", "bc", "br")
 
 
@@ -375,6 +376,19 @@ def test_the_faster_family_gets_the_rest_of_the_budget(options, monkeypatch, slo
     second = StandInEvaluator()
     assert run(replace(both, trials=28), second).trials_earlier == 20
     assert [type(v) for v in second.evaluated] == [slow] * 2 + [fast] * 6
+
+
+def test_nothing_is_left_to_search_beside_a_fast_family_tried_whole(options, monkeypatch):
+    """Decoding, say: one family has few variants, and another's are many times slower."""
+    slowed(monkeypatch, LADDER, 5.0)
+    narrow_simt(monkeypatch, "unroll")
+    monkeypatch.setattr("flashgen.tuner.tune.STARTUP_TRIALS", 4)
+    evaluator, events = StandInEvaluator(), []
+    both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20)
+    result = run(both, evaluator, report=events.append)
+    families = [type(v) for v in evaluator.evaluated]
+    assert families == [LADDER] * 5 + [SIMT] * len(SIMT_UNROLLS)
+    assert type(result.kernel.variant) is SIMT and not [e for e in events if isinstance(e, SearchGoesOn)]
 
 
 def test_what_is_told_of_several_families(options, monkeypatch):

@@ -345,12 +345,13 @@ def _legal_spaces(options: TuneOptions) -> list[_Space]:
 def _second_round(
     runs: Sequence[_FamilyRun], options: TuneOptions, started: float, report: Report
 ) -> Iterator[_FamilyRun]:
-    """The families that share what the first round left of the budget, each with its share of it."""
+    """The families that share what the first round left of the budget, each with its share of it: none where
+    one that has been tried whole is far ahead of the others."""
     waiting = [run for run in runs if not run.search.exhausted]
     if len(runs) < 2 or not waiting:
         return
     fastest_us = min(run.best_us for run in runs)
-    leaders = [run for run in waiting if run.best_us <= LEADER_SLACK * fastest_us] or waiting
+    leaders = [run for run in waiting if run.best_us <= LEADER_SLACK * fastest_us]
     for index, run in enumerate(leaders):
         shares = len(leaders) - index
         done = len(run.all_outcomes)
