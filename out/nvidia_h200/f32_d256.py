@@ -1,10 +1,11 @@
 r"""Flash attention for NVIDIA GPUs: f32, head dim 256.
 
 For NVIDIA H200 (sm_90) at batch 4, 16 heads, 4096 rows, without a mask. Serves any batch, number of heads,
-lengths and strides, grouped-query heads, and either mask.
+lengths and strides, grouped-query heads, and either mask. Tensor cores multiply: each float32 product is
+three of TF32, of the factors' upper and lower parts, as accurate as float32.
 
-Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 26.09 ms (median), spread 0.1 %,
-42.1 TFLOP/s, 244 registers per thread, occupancy 12 %. Largest error per head against float64: 1.3e-06. Built
+Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 20.77 ms (median), spread 0.0 %,
+52.9 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 7.1e-07. Built
 by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from f32_d256 import attention
@@ -21,10 +22,10 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit f32_d256.py \
-        --preset sm_90 --family simt --d 256 --set br=96 --set threads_per_block=256 --set lanes=16 \
-        --set bc=48 --set vec=4 --set q_in_registers=false --set q_layout=transposed --set k_layout=padded \
-        --set v_layout=row --set p_layout=transposed --set p_passes=1 --set stages=1 --set min_blocks=1 \
-        --set block_order=by_head --set unroll=4 --set sweep=rows
+        --preset sm_90 --family mma --d 256 --set pack_heads=false --set br=128 --set rows_per_warp=16 \
+        --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded --set d_steps=exact \
+        --set q_in_registers=false --set q_whole=true --set stages=1 --set rescale=lazy --set poly_exp=0 \
+        --set heads=1 --set min_blocks=1 --set block_order=by_head
 """
 
 from __future__ import annotations
@@ -71,37 +72,37 @@ PROBLEM: dict[str, Any] = {
     "precision": "auto",
 }
 VARIANT: dict[str, Any] = {
-    "family": "simt",
-    "br": 96,
-    "threads_per_block": 256,
-    "lanes": 16,
-    "bc": 48,
-    "vec": 4,
+    "family": "mma",
+    "pack_heads": False,
+    "br": 128,
+    "rows_per_warp": 16,
+    "key_warps": 1,
+    "splits": 1,
+    "bc": 32,
+    "layout": "padded",
+    "d_steps": "exact",
     "q_in_registers": False,
-    "q_layout": "transposed",
-    "k_layout": "padded",
-    "v_layout": "row",
-    "p_layout": "transposed",
-    "p_passes": 1,
+    "q_whole": True,
     "stages": 1,
+    "rescale": "lazy",
+    "poly_exp": 0,
+    "heads": 1,
     "min_blocks": 1,
     "block_order": "by_head",
-    "unroll": 4,
-    "sweep": "rows",
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 26092.159271240234,
-    "spread": 0.0013699024679151152,
-    "tflops": 42.139541474741925,
-    "registers": 244,
+    "median_us": 20765.504837036133,
+    "spread": 0.00024037611467878743,
+    "tflops": 52.94894761310959,
+    "registers": 255,
     "spill_bytes": 0,
-    "smem_bytes": 216192,
+    "smem_bytes": 199680,
     "occupancy": 0.125,
-    "error": 1.3079894659946018e-06,
+    "error": 7.070079189197895e-07,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
@@ -113,8 +114,9 @@ MEASUREMENT: dict[str, Any] = {
 HEAD_DIM = 256
 VECTOR = 4  # floats per memory access: what pointers and strides must be multiples of
 THREADS = 256  # per block
-ROWS_PER_BLOCK = 96  # query rows
-SMEM_BYTES = 216192  # dynamic shared memory per block
+ROWS_PER_BLOCK = 128  # query rows
+SMEM_BYTES = 199680  # dynamic shared memory per block
+OLDEST_ARCH = 80  # compute capability, times ten, of the first cards with the instructions it uses
 SYMBOL = b"attention_f32_d256_kernel"  # the kernel's name in the source
 TOLERANCE = 2e-06  # per head, of norm(o - reference) / norm(reference) against float64
 
@@ -124,31 +126,28 @@ SOURCE = r"""// attention_f32_d256: flash attention, f32, head dim 256, tuned wi
 // head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
-// Family simt:
-//   br = 96                    query rows per block
-//   threads_per_block = 256    threads per block
-//   lanes = 16                 lanes of a warp side by side along keys and head dim
-//   bc = 48                    keys per tile
-//   vec = 4                    floats per global access and per shared access along the head dim
+// Family mma:
+//   br = 128                   query rows per block
+//   rows_per_warp = 16         query rows that one warp owns
+//   bc = 32                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
 //   q_in_registers = false     keep Q in registers for the whole block
-//   q_layout = transposed      shared-memory layout of the Q tile
-//   k_layout = padded          shared-memory layout of the K tile
-//   v_layout = row             shared-memory layout of the V tile
-//   p_layout = transposed      shared-memory layout of the P tile
-//   p_passes = 1               parts in which P passes through its slab, which shrinks as much
-//   stages = 1                 K/V tiles in flight: shared-memory buffers, or registers before sm_80
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
-//   unroll = 4                 unrolled steps of the two products
-//   sweep = rows               side of a micro-tile that the innermost loop runs along
+//   q_whole = true             3xtf32: split Q for each tile of keys, which halves its shared memory
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_d256.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d256.cu --preset sm_90 --family simt --d 256 \
-//                 --set br=96 --set threads_per_block=256 --set lanes=16 --set bc=48 \
-//                 --set vec=4 --set q_in_registers=false --set q_layout=transposed --set k_layout=padded \
-//                 --set v_layout=row --set p_layout=transposed --set p_passes=1 --set stages=1 \
-//                 --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=rows
+// Regenerate: flashgen emit attention_f32_d256.cu --preset sm_90 --family mma --d 256 \
+//                 --set br=128 --set rows_per_warp=16 --set bc=32 --set layout=padded \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
+//                 --set q_whole=true
 
 #include <cuda_pipeline.h>
 
@@ -173,66 +172,99 @@ struct AttentionArgs {
 static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
-constexpr int kD = 256;  // head dim
-constexpr int kVec = 4;  // floats per global access, and per shared access along the head dim
+using Element = float;
+constexpr int kD = 256;  // head dim of queries and keys
+constexpr int kDv = 256;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements per access of global memory
 
-constexpr int kBr = 96;  // query rows per block
-constexpr int kBc = 48;  // keys per tile
+constexpr int kBr = 128;  // query rows per block
+constexpr int kBc = 32;  // keys per tile
+constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 256;
-constexpr int kLanes = 16;  // lanes of a warp side by side along keys, then along the head dim
-constexpr int kLaneRows = 32 / kLanes;  // lanes of a warp along the rows
-constexpr int kRowsPerWarp = kBr / (kThreads / 32);  // a warp owns whole rows, so softmax never leaves it
+constexpr int kStages = 1;  // K/V tiles in shared memory
 
-// One lane's micro-tiles: kTm x kTn scores and kTm x kTd outputs, in registers.
-constexpr int kTm = kRowsPerWarp / kLaneRows;
-constexpr int kTn = kBc / kLanes;
-constexpr int kTd = 16;
-constexpr int kRowGroup = 2;  // adjacent rows of a lane
-constexpr int kColGroup = 1;  // adjacent keys of a lane
-constexpr int kOVec = 4;  // adjacent outputs of a lane
-constexpr int kKeyStep = 4;  // keys per step of the PV product
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 32;  // steps of 8 along the head dim in q k^T
+constexpr int kValueTiles = 32;  // columns of eight in a warp's outputs
 
-constexpr int kQStride = 96;  // floats between columns of the shared Q tile
+// Elements between rows in shared memory.
+constexpr int kQStride = 260;
 constexpr int kKStride = 260;
-constexpr int kVStride = 256;
-constexpr int kPStride = 12;
-
-constexpr int kLaneBits = 23;  // lanes that share a row differ in these bits
-
-// Rounding takes about sqrt(keys) / 2 ulps from a sum over that many keys, so a run of tiles is summed apart.
-constexpr int kRunTiles = 42;
+constexpr int kVStride = 260;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct SharedStorage {
-  alignas(16) float q[24576];  // transposed, scaled by scale * log2(e)
-  alignas(16) float k[1][12480];  // padded
-  alignas(16) float v[1][12288];  // row
-  alignas(16) float p[8][576];  // transposed, a slab per warp
-  alignas(16) float parked_max[kBr];  // the maximum that the sums parked in o refer to
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
 };
-static_assert(sizeof(SharedStorage) == 216192, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
 
-// N adjacent floats, moved by one access of 4 * N bytes.
-template <int N>
-struct alignas(4 * N) Vec {
-  float at[N];
-};
-
-template <int N>
-__device__ __forceinline__ Vec<N> load(const float* address) {
-  return *reinterpret_cast<const Vec<N>*>(address);
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
 }
 
-template <int N>
-__device__ __forceinline__ void store(float* address, const Vec<N>& value) {
-  *reinterpret_cast<Vec<N>*>(address) = value;
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// A float32 as the sum of two TF32 numbers, which a tensor core multiplies exactly: its eleven leading bits, and the
+// rest, of which the unit reads the eleven leading bits again.
+struct Split {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Split split(float x) {
+  const unsigned big = __float_as_uint(x) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
+}
+
+// The same with the leading bits rounded, for one factor of a product: the rest then has either sign, and what is lost
+// by leaving out the product of the two rests has no bias.
+__device__ __forceinline__ Split split_rounded(float x) {
+  const unsigned big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
 __device__ __forceinline__ int q_offset(int row, int x) {
-  return x * kQStride + row;
+  return row * kQStride + x;
 }
 
 __device__ __forceinline__ int k_offset(int key, int x) {
@@ -243,55 +275,328 @@ __device__ __forceinline__ int v_offset(int key, int x) {
   return key * kVStride + x;
 }
 
-__device__ __forceinline__ int p_offset(int row, int key) {
-  return key * kPStride + row;
-}
-
-// Reads rows [first, first + kBr) of Q, scaled; rows from `end` on become zeros.
-__device__ __forceinline__ void load_q(float* tile, const float* q, long long stride, int first, int end, float scale) {
-  // A warp moves 8 rows by 4 columns, an element a lane: parts of sectors of global memory, and
-  // few rows that share a bank of the transposed tile.
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first_row = lane / 4;
-  const int first_x = warp * 4 + lane % 4;
-  const float* source = q + (first + first_row) * stride + first_x;
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
 #pragma unroll
-  for (int r = 0; r < 12; ++r) {
-    const int row = first_row + r * 8;
+  for (int r = 0; r < 32; ++r) {
+    const int row = first_row + r * 4;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const int x = first_x + c * 32;
-      tile[q_offset(row, x)] = first + row < end ? *(source + c * 32) * scale : 0.0f;
+    for (int x = 0; x < kD; x += 256) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
     }
-    source += 8 * stride;
-  }
-}
-
-// Starts copying keys [first, first + kBc) of K; keys from `end` on become zeros.
-__device__ __forceinline__ void copy_k(float* tile, const float* k, long long stride, int first, int end) {
-  const bool whole = first + kBc <= end;
-  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * 4;
-  const float* source = k + (first + first_row) * stride + first_x;
-#pragma unroll
-  for (int r = 0; r < 12; ++r) {
-    const int row = first_row + r * 4;
-    const int zeros = whole || first + row < end ? 0 : 16;
-    __pipeline_memcpy_async(tile + k_offset(row, first_x), source, 16, zeros);
     source += 4 * stride;
   }
 }
 
-// Starts copying keys [first, first + kBc) of V; keys from `end` on become zeros.
-__device__ __forceinline__ void copy_v(float* tile, const float* v, long long stride, int first, int end) {
-  const bool whole = first + kBc <= end;
-  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * 4;
-  const float* source = v + (first + first_row) * stride + first_x;
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
 #pragma unroll
-  for (int r = 0; r < 12; ++r) {
+  for (int r = 0; r < 8; ++r) {
     const int row = first_row + r * 4;
-    const int zeros = whole || first + row < end ? 0 : 16;
-    __pipeline_memcpy_async(tile + v_offset(row, first_x), source, 16, zeros);
+#pragma unroll
+    for (int x = 0; x < kD; x += 256) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
     source += 4 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = first_row + r * 4;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 256) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 4 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+
+// Turns the sign of a warp's own rows of Q.
+__device__ __forceinline__ void negate_q(Element* q, int first_row) {
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 256; i += 32) {
+    Element& element = q[q_offset(first_row + i / 256, i % 256)];
+    element = -element;
+  }
+  __syncwarp();
+}
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int end = seqlen_k;
+      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+      end -= first_key + lane % 4 * 2 + e % 2;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+__device__ __forceinline__ bool raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
+      }
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 8.0f;
+    }
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+  return true;
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+    }
+  }
+}
+
+// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Element* q, const Element* k) {
+  const int lane = threadIdx.x % 32;
+  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 4);
+
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
+  Scores cross = {};
+  Scores total = {};  // of whole runs of 8 steps, added without cutting off
+#pragma unroll 8
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const Element* row = q_lane + 16 * i * kQStride + step * 8;
+      ldmatrix_x4(a[i], row);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) {
+        const Split parts = split_rounded(__uint_as_float(a[i][f]));
+        a[i][f] = parts.big;
+        a_small[i][f] = parts.small;
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 8);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const Split parts[2] = {split(__uint_as_float(b[2 * u])), split(__uint_as_float(b[2 * u + 1]))};
+        const unsigned b_big[2] = {parts[0].big, parts[1].big};
+        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_tf32(cross[i][t + u], a_small[i], b_big);
+          mma_m16n8k8_tf32(cross[i][t + u], a[i], b_small);
+          mma_m16n8k8_tf32(s[i][t + u], a[i], b_big);
+        }
+      }
+    }
+    if (step % 8 == 7 && step + 1 < kWideSteps) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            total[i][t][e] += s[i][t][e];
+            s[i][t][e] = 0.0f;
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] += total[i][t][e] + cross[i][t][e];
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 4, 0, 1);
+}
+
+// o = o rescale + p v for one tile of keys. 32 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(
+    Warp& warp, const Scores& p, const Element* v, const float (&rescale)[kRowTiles][2]) {
+  const int lane = threadIdx.x % 32;
+  // Keys may be taken in any order: an operand's columns c and c + 4 stand for keys 2 c and 2 c + 1, which are
+  // the scores that a lane has.
+  unsigned p_big[kRowTiles][kKeyTiles][4];
+  unsigned p_small[kRowTiles][kKeyTiles][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int f = e / 2 + e % 2 * 2;  // where element e of the scores stands in the operand
+        const Split parts = split_rounded(p[i][t][e]);
+        p_big[i][t][f] = parts.big;
+        p_small[i][t][f] = parts.small;
+      }
+    }
+  }
+  const Element* v_lane = v + v_offset(lane % 4 * 2, lane / 4);
+
+#pragma unroll
+  for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
+      float sum[kRowTiles][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); ++t) {
+        // Read one by one, since an operand wants its two keys in neighbouring registers.
+        const float first = *(v_lane + t * 8 * kVStride + n * 8);
+        const float second = *(v_lane + (t * 8 + 1) * kVStride + n * 8);
+        const Split parts[2] = {split(first), split(second)};
+        const unsigned b_big[2] = {parts[0].big, parts[1].big};
+        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_tf32(sum[i], p_small[i][t], b_big);
+          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_small);
+          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_big);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& o = warp.o[i][n][e];
+          o = first_tile == 0 ? fmaf(o, rescale[i][e / 2], sum[i][e]) : o + sum[i][e];
+        }
+      }
+    }
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
+__device__ __forceinline__ void write_rows(
+    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float row_sum = warp.row_sum[i][h];
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      const bool inside = row < seqlen_q;
+      if (lse != nullptr && inside && lane % 4 == 0) {
+        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      }
+      Element* target = o + row * stride;
+      if (!inside) continue;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const int x = n * 8 + lane % 4 * 2;
+        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
+        *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
+      }
+    }
   }
 }
 
@@ -308,235 +613,85 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
   const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
 
-  const float* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const float* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
-  const float* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-  float* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
 
-  const float scale_log2 = args.scale * kLog2e;
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
   const int first_row = q_tile * kBr;
-  const int diagonal = args.seqlen_k - args.seqlen_q;  // row i sees keys up to i + diagonal
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + warp_row + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+  }
+  const Element* warp_q = smem.q + warp_row * kQStride;
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
+  // matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int warp_row = warp * kRowsPerWarp;
-  float* const p = smem.p[warp];
-  // Which row, key and output column this lane's micro-tile holds. Lanes interleave, so that neighbours read
-  // neighbouring banks of shared memory.
-  // Eight lanes deliver 128 bytes; the next eight read the same columns, so that both share a wavefront.
-  const int lane_x = lane % 8 + lane / 16 * 8, lane_y = lane / 8 % 2;
-  const int lane_row = lane_y * kRowGroup, lane_key = lane_x * kColGroup, lane_column = lane_x * kOVec;
-  const auto row_of = [&](int i) { return i / kRowGroup * (kRowGroup * kLaneRows) + i % kRowGroup + lane_row; };
-  const auto key_of = [&](int j) { return j / kColGroup * (kColGroup * kLanes) + j % kColGroup + lane_key; };
-  const auto column_of = [&](int c) { return c / kOVec * (kOVec * kLanes) + c % kOVec + lane_column; };
-
-  const int keys = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;
-  const int kv_tiles = keys > 0 ? (keys + kBc - 1) / kBc : 0;
-  // The last row of this warp that exists; a warp without rows only helps to copy.
-  const int last_row = min(first_row + warp_row + kRowsPerWarp, args.seqlen_q) - 1;
-  if (kv_tiles > 0) copy_k(smem.k[0], k, args.k_stride_row, 0, args.seqlen_k);
+  // Each thread copies its own share of every tile.
+  const Element* q_share = q + (first_row + int(threadIdx.x) / 64) * args.q_stride_row + threadIdx.x % 64 * kVec;
+  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
+  k += int(threadIdx.x) / 64 * args.k_stride_row + threadIdx.x % 64 * kVec;
+  v += int(threadIdx.x) / 64 * args.v_stride_row + threadIdx.x % 64 * kVec;
+  if (num_tiles > 0) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+    k += kBc * args.k_stride_row;
+  }
   __pipeline_commit();
-  load_q(smem.q, q, args.q_stride_row, first_row, args.seqlen_q, scale_log2);
 
-  float acc[kTm][kTd] = {};
-  float row_max[kTm], row_sum[kTm];
+  Warp warp;
 #pragma unroll
-  for (int i = 0; i < kTm; ++i) {
-    row_max[i] = -kInfinity;
-    row_sum[i] = 0.0f;
-  }
-
-  bool parked = false;
-  for (int tile = 0; tile < kv_tiles; ++tile) {
-    const int first_key = tile * kBc;
-    const bool computes = last_row >= first_row + warp_row && (!kCausal || first_key <= last_row + diagonal);
-    float s[kTm][kTn];
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  if (args.scale < 0.0f) {
     __pipeline_wait_prior(0);
-    __syncthreads();  // K has arrived, and nobody reads V any more
-    copy_v(smem.v[0], v, args.v_stride_row, first_key, args.seqlen_k);
-    __pipeline_commit();
-    if (computes) {
-      // S = Q K^T, in units of log2: scale * log2(e) is folded into Q.
-#pragma unroll
-      for (int i = 0; i < kTm; ++i) {
-#pragma unroll
-        for (int j = 0; j < kTn; ++j) s[i][j] = 0.0f;
-      }
-#pragma unroll 4
-      for (int x = 0; x < kD; x += kVec) {
-        float q_frag[kTm][kVec], k_frag[kTn][kVec];
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-#pragma unroll
-          for (int i = 0; i < kTm; i += kRowGroup) {
-            const Vec<kRowGroup> rows = load<kRowGroup>(smem.q + q_offset(warp_row + row_of(i), x) + e * kQStride);
-#pragma unroll
-            for (int u = 0; u < kRowGroup; ++u) q_frag[i + u][e] = rows.at[u];
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kTn; ++i) {
-          const Vec<kVec> columns = load<kVec>(smem.k[0] + k_offset(key_of(i), x));
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) k_frag[i][e] = columns.at[e];
-        }
 
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-#pragma unroll
-          for (int j = 0; j < kTn; ++j) {
-#pragma unroll
-            for (int step = 0; step < kTm; ++step) {
-              const int i = j % 2 ? kTm - 1 - step : step;
-              s[i][j] = fmaf(q_frag[i][e], k_frag[j][e], s[i][j]);
-            }
-          }
-        }
-      }
+    __syncthreads();
+    negate_q(smem.q, warp_row);
+  }
 
-      // Only tiles that cross the end of the keys or the diagonal pay for the mask.
-      if (first_key + kBc > args.seqlen_k || (kCausal && first_key + kBc - 1 > first_row + warp_row + diagonal)) {
-#pragma unroll
-        for (int i = 0; i < kTm; ++i) {
-          const int row = first_row + warp_row + row_of(i);
-          const int visible = (kCausal ? min(args.seqlen_k, row + diagonal + 1) : args.seqlen_k) - first_key;
-#pragma unroll
-          for (int j = 0; j < kTn; ++j) s[i][j] = key_of(j) < visible ? s[i][j] : -kInfinity;
-        }
-      }
-
-      // Online softmax: rescale what was summed under the old maximum, exponentiate under the new one.
-#pragma unroll
-      for (int i = 0; i < kTm; ++i) {
-        float maximum = s[i][0];
-#pragma unroll
-        for (int j = 1; j < kTn; ++j) maximum = fmaxf(maximum, s[i][j]);
-#pragma unroll
-        for (int bit = 1; bit < 32; bit *= 2) {
-          if (kLaneBits & bit) maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, bit));
-        }
-        maximum = fmaxf(maximum, row_max[i]);
-        // A row that has seen no key yet keeps a maximum of -inf; zero stands in, for -inf - -inf is NaN.
-        const float reference = maximum == -kInfinity ? 0.0f : maximum;
-        const float rescale = exp2f(row_max[i] - reference);
-        row_max[i] = maximum;
-        row_sum[i] *= rescale;
-#pragma unroll
-        for (int c = 0; c < kTd; ++c) acc[i][c] *= rescale;
-#pragma unroll
-        for (int j = 0; j < kTn; ++j) {
-          s[i][j] = exp2f(s[i][j] - reference);
-          row_sum[i] += s[i][j];
-        }
-      }
-
-      // P goes through shared memory: a lane holds scores of its own keys but needs those of all keys.
-#pragma unroll
-      for (int j = 0; j < kTn; ++j) {
-#pragma unroll
-        for (int i = 0; i < kTm; i += kRowGroup) {
-          Vec<kRowGroup> rows;
-#pragma unroll
-          for (int u = 0; u < kRowGroup; ++u) rows.at[u] = s[i + u][j];
-          store<kRowGroup>(p + p_offset(row_of(i), key_of(j)), rows);
-        }
-      }
-    }
+  for (int tile = 0; tile < num_tiles; ++tile) {
     __pipeline_wait_prior(0);
-    __syncthreads();  // V has arrived, and nobody reads K any more
-    if (tile + 1 < kv_tiles) copy_k(smem.k[0], k, args.k_stride_row, first_key + kBc, args.seqlen_k);
+
+    __syncthreads();  // K is there, and no warp needs V any more
+    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kBc * args.v_stride_row;
     __pipeline_commit();
-    if (computes) {
-      // O += P V
-#pragma unroll 4
-      for (int key = 0; key < kBc; key += kKeyStep) {
-        float p_frag[kTm][kKeyStep], v_frag[kTd][kKeyStep];
-#pragma unroll
-        for (int e = 0; e < kKeyStep; ++e) {
-#pragma unroll
-          for (int i = 0; i < kTm; i += kRowGroup) {
-            const Vec<kRowGroup> rows = load<kRowGroup>(p + p_offset(row_of(i), key) + e * kPStride);
-#pragma unroll
-            for (int u = 0; u < kRowGroup; ++u) p_frag[i + u][e] = rows.at[u];
-          }
-        }
 
-#pragma unroll
-        for (int e = 0; e < kKeyStep; ++e) {
-#pragma unroll
-          for (int c = 0; c < kTd; c += kOVec) {
-            const Vec<kOVec> columns = load<kOVec>(smem.v[0] + v_offset(key + e, column_of(c)));
-#pragma unroll
-            for (int u = 0; u < kOVec; ++u) v_frag[c + u][e] = columns.at[u];
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < kKeyStep; ++e) {
-#pragma unroll
-          for (int j = 0; j < kTd; ++j) {
-#pragma unroll
-            for (int step = 0; step < kTm; ++step) {
-              const int i = j % 2 ? kTm - 1 - step : step;
-              acc[i][j] = fmaf(p_frag[i][e], v_frag[j][e], acc[i][j]);
-            }
-          }
-        }
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp_q, smem.k[0]);
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // V is there, and no warp needs K any more
+    if (tile + 1 < num_tiles) {
+      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+      k += kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
+      float rescale[kRowTiles][2];
+      if (!raise_maximum(s, warp, rescale, scale)) {
+      #pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) rescale[i][0] = rescale[i][1] = 1.0f;
       }
 
-      // o parks the sum of the runs so far; only this lane reads it again.
-      if ((tile + 1) % kRunTiles == 0 && tile + 1 < kv_tiles) {
-#pragma unroll
-        for (int i = 0; i < kTm; ++i) {
-          const int row = first_row + warp_row + row_of(i);
-          const bool carries = parked && row_max[i] != -kInfinity;
-          const float carried = carries ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
-#pragma unroll
-          for (int c = 0; c < kTd; c += kOVec) {
-            if (row < args.seqlen_q) {
-              float* const total = o + row * args.o_stride_row + column_of(c);
-              Vec<kOVec> sum{};
-              if (parked) sum = load<kOVec>(total);
-#pragma unroll
-              for (int u = 0; u < kOVec; ++u) sum.at[u] = fmaf(sum.at[u], carried, acc[i][c + u]);
-              store<kOVec>(total, sum);
-            }
-#pragma unroll
-            for (int u = 0; u < kOVec; ++u) acc[i][c + u] = 0.0f;
-          }
-        }
-        __syncwarp();  // all lanes have read the last maximum; the next tile's barrier precedes its next read
-#pragma unroll
-        for (int i = 0; i < kTm; ++i) {
-          if (lane_x == 0) smem.parked_max[warp_row + row_of(i)] = row_max[i];
-        }
-        parked = true;
-      }
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.v[0], rescale);
     }
   }
-
-#pragma unroll
-  for (int i = 0; i < kTm; ++i) {
-#pragma unroll
-    for (int bit = 1; bit < 32; bit *= 2) {
-      if (kLaneBits & bit) row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], bit);
-    }
-    const int row = first_row + warp_row + row_of(i);
-    if (row >= args.seqlen_q) continue;
-    // A row that sees no key is zero, its log-sum-exp -inf.
-    const float inverse = row_sum[i] > 0.0f ? 1.0f / row_sum[i] : 0.0f;
-    const float carried = parked ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
-#pragma unroll
-    for (int c = 0; c < kTd; c += kOVec) {
-      float* const out = o + row * args.o_stride_row + column_of(c);
-      Vec<kOVec> sum{};
-      if (parked) sum = load<kOVec>(out);
-#pragma unroll
-      for (int u = 0; u < kOVec; ++u) sum.at[u] = fmaf(sum.at[u], carried, acc[i][c + u]) * inverse;
-      store<kOVec>(out, sum);
-    }
-    if (args.lse != nullptr && lane_x == 0) {
-      args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] = (row_max[i] + log2f(row_sum[i])) * kLn2;
-    }
-  }
+  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
 }
 
 #ifndef __CUDACC_RTC__
@@ -1215,6 +1370,11 @@ def _load(device: int, causal: bool) -> int:
             return _KERNELS[device, causal]
         driver = _driver()
         arch = 10 * _attribute(device, _CAPABILITY_MAJOR) + _attribute(device, _CAPABILITY_MINOR)
+        if arch < OLDEST_ARCH:
+            raise RuntimeError(
+                f"this kernel needs the tensor cores of sm_{OLDEST_ARCH}, device {device} is sm_{arch}; it was made "
+                f"for sm_{DEVICE['arch']}: run flashgen tune --device {device} --d {HEAD_DIM}"
+            )
         allowed = _attribute(device, _SMEM_PER_BLOCK)
         if allowed < SMEM_BYTES:
             raise RuntimeError(
@@ -1610,9 +1770,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_f32_d256_5bd11c2c(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_f32_d256_5bd11c2c_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_f32_d256_5bd11c2c_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_f32_d256_d6492c86(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_f32_d256_d6492c86_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_f32_d256_d6492c86_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -1622,8 +1782,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_f32_d256_5bd11c2c_out"):
-            return "attention_f32_d256_5bd11c2c"
+        if hasattr(torch.ops.flashgen, "attention_f32_d256_d6492c86_out"):
+            return "attention_f32_d256_d6492c86"
 
         def run(
             q: Any,
@@ -1681,7 +1841,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_f32_d256_5bd11c2c{suffix}"
+            name = f"flashgen::attention_f32_d256_d6492c86{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -1689,7 +1849,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.float32)
-        return "attention_f32_d256_5bd11c2c"
+        return "attention_f32_d256_d6492c86"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -1712,11 +1872,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_f32_d256_5bd11c2c_out(q, k, v, out, causal, scale, layout)
+        operators.attention_f32_d256_d6492c86_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_f32_d256_5bd11c2c(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_f32_d256_5bd11c2c_lse(q, k, v, causal, scale, layout)
+        return operators.attention_f32_d256_d6492c86(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_f32_d256_d6492c86_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 
