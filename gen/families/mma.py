@@ -94,6 +94,9 @@ class Mma(Variant):
         False, True, doc="3xtf32: split Q for each tile of keys, which halves its shared memory", implied=True
     )
     stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory; 1: K and V are fetched in turns")
+    evict_first: bool = param(
+        False, True, doc="what is copied leaves L2 before anything else does", implied=True
+    )
     rescale: str = param(
         "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
     )
@@ -332,6 +335,17 @@ class Mma(Variant):
             return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
         return None
 
+    @rule("copies", after="evict_first")
+    def _copies_are_hinted(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.evict_first:
+            return None
+        if not limits.has_async_copy:
+            return f"evict_first=True: {limits.sm} has no asynchronous copies to hint"
+        access_bytes = self.access_width(problem) * ITEM_BYTES[problem.dtype]
+        if access_bytes < CHUNK_BYTES:
+            return f"evict_first=True: copies of {access_bytes} bytes take no hint, those of {CHUNK_BYTES} do"
+        return None
+
     @rule("combination", after="poly_exp")
     def _options_of_half_precision(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if problem.dtype == "f32" and self.poly_exp:
@@ -479,6 +493,17 @@ class Mma(Variant):
             return f"stages={self.stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
         if self.stages == 1 and decodes(problem) and limits.has_async_copy:
             return "stages=1: nothing is under way from device memory while a tile is computed"
+        return None
+
+    @rule("copies", after="evict_first", advisory=True)
+    def _keys_are_read_once(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.evict_first:
+            return None
+        if not decodes(problem):
+            return f"evict_first=True: {problem.seqlen_q} query rows take longer than their keys to be read"
+        tiles = -(-self.query_rows(problem) // self.br) * (1 if self.pack_heads else problem.group)
+        if tiles > 1:
+            return f"evict_first=True: {tiles} tiles of query rows read the same keys, all but one from L2"
         return None
 
     @rule("rescaling", after="rescale", advisory=True)
