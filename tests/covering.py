@@ -187,12 +187,14 @@ def cover(
     head_dims: Sequence[tuple[int, int]],
     *,
     loose: Container[str],
+    held: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> list[Setting]:
     """Kernels of a family with every two values of its parameters, the number formats, the mask and the
-    cards. What is ``loose`` meets every format, no more."""
+    cards. What is ``loose`` meets every format, no more. ``held`` parameters can have no other value; to find
+    that out would take longer than all the rest."""
     factors = {"numbers": numbers, "dims": head_dims, "causal": (False, True), "limits": cards} | {
-        p.name: p.choices for p in family.parameters()
+        p.name: (held[p.name],) if held and p.name in held else p.choices for p in family.parameters()
     }
 
     def legal(assignment: Assignment) -> Setting | None:
@@ -225,4 +227,5 @@ def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
 
 def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of eight bits."""
-    return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=LOOSE, seed=seed)
+    held = {"p_in_shared": False, "q_in_registers": False, "cluster": 1, "tail": 0}
+    return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=LOOSE, held=held, seed=seed)
