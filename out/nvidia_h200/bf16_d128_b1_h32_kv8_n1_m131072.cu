@@ -7,10 +7,10 @@
 // Family mma:
 //   br = 16                    query rows per block
 //   rows_per_warp = 16         query rows that one warp owns
-//   bc = 16                    keys per tile
+//   bc = 32                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = true      keep Q in registers for the whole block
+//   q_in_registers = false     keep Q in registers for the whole block
 //   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
@@ -18,21 +18,21 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//   key_warps = 8              warps with the same rows, which take tiles of keys in turns
+//   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   splits = 8                 blocks of a cluster that share the keys of a tile of rows
 //
 // Measured on NVIDIA H200, batch 1, 32 query and 8 key/value heads, 1 query and 131072 key rows, without a
-// mask: 135.8 us (median), spread 0.9 %, 15.8 TFLOP/s, 181 registers per thread, occupancy 12 %. Largest
-// error per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
-// flashgen 0.1.0, seed 0.
+// mask: 135.3 us (median), spread 0.9 %, 15.9 TFLOP/s, 214 registers per thread, occupancy 6 %. Largest error
+// per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+// 0.1.0, seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy \
+//                 --set br=16 --set rows_per_warp=16 --set bc=32 --set layout=swizzled \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
 //                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//                 --set pack_heads=true --set key_warps=8 --set splits=8
+//                 --set pack_heads=true --set key_warps=4 --set splits=8
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -64,20 +64,19 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements per access of global memory
 
 constexpr int kBr = 16;  // query rows per block
-constexpr int kBc = 16;  // keys per tile
+constexpr int kBc = 32;  // keys per tile
 constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
-constexpr int kKeyWarps = 8;  // warps with the same rows, which take tiles of keys in turns
+constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
 constexpr int kSplits = 8;  // blocks of a cluster with the same rows, each with a range of keys
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 
-constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
-
 // Elements between rows in shared memory.
+constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartStride = 136;  // of outputs, as floats
@@ -87,6 +86,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
+  alignas(16) Element q[kBr * kQStride];
   alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
   alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
 };
@@ -101,9 +101,9 @@ struct Part {
 // Parts take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  Part parts[8];
+  Part parts[4];
 };
-static_assert(sizeof(SharedStorage) == 196608, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 200704, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -190,6 +190,11 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
   copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
+}
+
 __device__ __forceinline__ int k_offset(int key, int x) {
   // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
   return key * kKStride + (x ^ (key % 8 * 8));
@@ -205,12 +210,27 @@ __device__ __forceinline__ long long packed_offset(int row, int group, long long
   return row / group * stride + row % group * head_stride;
 }
 
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = tile_row + r * 8;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
+}
+
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
 // Rows from `rows` on become zeros.
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 16; ++r) {
     const int row = first_row + r * 2;
 #pragma unroll
     for (int x = 0; x < kD; x += 128) {
@@ -225,7 +245,7 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 16; ++r) {
     const int row = first_row + r * 2;
 #pragma unroll
     for (int x = 0; x < kDv; x += 128) {
@@ -235,34 +255,9 @@ __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, lo
   }
 }
 
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
 // One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
 // rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
 struct Warp {
-  unsigned q[kRowTiles][32];
   float o[kRowTiles][kValueTiles][4] = {};
   float row_max[kRowTiles][2];  // in units of the exponents of two
   float row_sum[kRowTiles][2] = {};
@@ -271,30 +266,13 @@ struct Warp {
 using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
 
-// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
-__device__ __forceinline__ void load_q(
-    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
-    int first, int end, unsigned sign) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-    // Fragments of a step: rows g and g + 8 of its first half, then of its second. Each lane of four reads one half,
-    // whole, for all.
-#pragma unroll
-    for (int f = 0; f < 32; f += 8) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first + 16 * i + lane / 4 + 8 * h, x = f / 2 * 8 + lane % 4 * 8;
-        uint4 half = make_uint4(0, 0, 0, 0);
-        const Element* source = q + packed_offset(row, group, stride, head_stride) + x;
-        if (row < end) half = *reinterpret_cast<const uint4*>(source);
-        unsigned pieces[4] = {half.x ^ sign, half.y ^ sign, half.z ^ sign, half.w ^ sign};
-        transpose_quad(pieces);
-#pragma unroll
-        for (int j = 0; j < 4 && f + 2 * j < 32; ++j) warp.q[i][f + 2 * j + h] = pieces[j];
-      }
-    }
+// Turns the sign of Q.
+__device__ __forceinline__ void negate_q(Element* q) {
+  for (int i = threadIdx.x; i < kBr * 128; i += kThreads) {
+    Element& element = q[q_offset(i / 128, i % 128)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
   }
+  __syncthreads();
 }
 
 // Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
@@ -399,7 +377,7 @@ __device__ __forceinline__ void weigh_share(
 
 // s = q k^T for the warp's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void multiply_qk(
-    Scores& s, const Warp& warp, const Element* k) {
+    Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
 
 #pragma unroll
@@ -415,8 +393,8 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
@@ -458,7 +436,7 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   get_base(warp, base);
 
 #pragma unroll
-  for (int u = 0; u < 2; u += 2) {
+  for (int u = 0; u < 4; u += 2) {
     // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
     unsigned a[kRowTiles][4];
 #pragma unroll
@@ -603,11 +581,13 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
     end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
+  const Element* warp_q = smem.tiles.q;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
 
   // Each thread copies its own share of every tile of its warp.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
   int keys_left = args.seqlen_k - first_tile * kBc;  // from the next tile to come on
   const int copier = threadIdx.x % 32;
   k += (first_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
@@ -629,8 +609,10 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows,
-          args.scale < 0.0f ? kSigns : 0u);
+  __pipeline_wait_prior(kStages - 2);
+
+  __syncthreads();  // Q is there
+  if (args.scale < 0.0f) negate_q(smem.tiles.q);
 
   for (int step = 0; step < num_steps; ++step) {
     __pipeline_wait_prior(kStages - 2);
@@ -647,7 +629,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     const int tile = first_tile + step * kKeyWarps;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp, smem.tiles.k[warp_index][step % kStages]);
+      multiply_qk(s, warp_q, smem.tiles.k[warp_index][step % kStages]);
       if (tile >= masked_tile) mask(s, ends, tile * kBc);
       float rescale[kRowTiles][2];
       if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);

@@ -10,18 +10,18 @@
 //   bc = 16                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = true      keep Q in registers for the whole block
-//   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   q_in_registers = false     keep Q in registers for the whole block
+//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 2             blocks per SM the compiler must leave registers for
+//   min_blocks = 3             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //
 // Measured on NVIDIA H200, batch 32, 32 query and 8 key/value heads, 1 query and 8192 key rows, without a
-// mask: 246.6 us (median), spread 0.3 %, 17.4 TFLOP/s, 190 registers per thread, occupancy 12 %. Largest
+// mask: 246.5 us (median), spread 0.5 %, 17.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
 // error per head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.1.0, seed 0.
 //
@@ -29,8 +29,8 @@
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 \
 //                 --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head \
 //                 --set pack_heads=true --set key_warps=4
 
 #include <cuda_bf16.h>
@@ -66,16 +66,15 @@ constexpr int kBr = 16;  // query rows per block
 constexpr int kBc = 16;  // keys per tile
 constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 128;
-constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
+constexpr int kStages = 2;  // K/V tiles in shared memory, of each warp
 constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 
-constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
-
 // Elements between rows in shared memory.
+constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartStride = 136;  // of outputs, as floats
@@ -85,6 +84,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
+  alignas(16) Element q[kBr * kQStride];
   alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
   alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
 };
@@ -101,7 +101,7 @@ union SharedStorage {
   Tiles tiles;
   Part parts[3];
 };
-static_assert(sizeof(SharedStorage) == 98304, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -158,6 +158,11 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
   copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
+}
+
 __device__ __forceinline__ int k_offset(int key, int x) {
   // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
   return key * kKStride + (x ^ (key % 8 * 8));
@@ -171,6 +176,21 @@ __device__ __forceinline__ int v_offset(int key, int x) {
 // Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
 __device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
   return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = tile_row + r * 8;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
 }
 
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
@@ -230,7 +250,6 @@ __device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
 // One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
 // rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
 struct Warp {
-  unsigned q[kRowTiles][32];
   float o[kRowTiles][kValueTiles][4] = {};
   float row_max[kRowTiles][2];  // in units of the exponents of two
   float row_sum[kRowTiles][2] = {};
@@ -239,30 +258,13 @@ struct Warp {
 using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
 
-// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
-__device__ __forceinline__ void load_q(
-    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
-    int first, int end, unsigned sign) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-    // Fragments of a step: rows g and g + 8 of its first half, then of its second. Each lane of four reads one half,
-    // whole, for all.
-#pragma unroll
-    for (int f = 0; f < 32; f += 8) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first + 16 * i + lane / 4 + 8 * h, x = f / 2 * 8 + lane % 4 * 8;
-        uint4 half = make_uint4(0, 0, 0, 0);
-        const Element* source = q + packed_offset(row, group, stride, head_stride) + x;
-        if (row < end) half = *reinterpret_cast<const uint4*>(source);
-        unsigned pieces[4] = {half.x ^ sign, half.y ^ sign, half.z ^ sign, half.w ^ sign};
-        transpose_quad(pieces);
-#pragma unroll
-        for (int j = 0; j < 4 && f + 2 * j < 32; ++j) warp.q[i][f + 2 * j + h] = pieces[j];
-      }
-    }
+// Turns the sign of Q.
+__device__ __forceinline__ void negate_q(Element* q) {
+  for (int i = threadIdx.x; i < kBr * 128; i += kThreads) {
+    Element& element = q[q_offset(i / 128, i % 128)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
   }
+  __syncthreads();
 }
 
 // Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
@@ -367,7 +369,7 @@ __device__ __forceinline__ void weigh_share(
 
 // s = q k^T for the warp's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void multiply_qk(
-    Scores& s, const Warp& warp, const Element* k) {
+    Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
 
 #pragma unroll
@@ -383,8 +385,8 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
@@ -527,7 +529,7 @@ __device__ __forceinline__ void write_rows(
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
     attention_bf16_d128_kernel(const AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -566,11 +568,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
     end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
+  const Element* warp_q = smem.tiles.q;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
 
   // Each thread copies its own share of every tile of its warp.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
   int keys_left = args.seqlen_k - first_tile * kBc;  // from the next tile to come on
   const int copier = threadIdx.x % 32;
   k += (first_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
@@ -592,8 +596,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows,
-          args.scale < 0.0f ? kSigns : 0u);
+  __pipeline_wait_prior(kStages - 2);
+
+  __syncthreads();  // Q is there
+  if (args.scale < 0.0f) negate_q(smem.tiles.q);
 
   for (int step = 0; step < num_steps; ++step) {
     __pipeline_wait_prior(kStages - 2);
@@ -610,7 +616,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const int tile = first_tile + step * kKeyWarps;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp, smem.tiles.k[warp_index][step % kStages]);
+      multiply_qk(s, warp_q, smem.tiles.k[warp_index][step % kStages]);
       if (tile >= masked_tile) mask(s, ends, tile * kBc);
       float rescale[kRowTiles][2];
       if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);

@@ -21,9 +21,9 @@
 //   key_warps = 2              warps with the same rows, which take tiles of keys in turns
 //
 // Measured on NVIDIA H200, batch 64, 32 query and 8 key/value heads, 1 query and 2048 key rows, without a
-// mask: 133 us (median), spread 1.0 %, 16.2 TFLOP/s, 190 registers per thread, occupancy 12 %. Largest error
-// per head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
-// 0.1.0, seed 0.
+// mask: 133.5 us (median), spread 0.8 %, 16.1 TFLOP/s, 190 registers per thread, occupancy 12 %. Largest
+// error per head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// flashgen 0.1.0, seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)

@@ -7,7 +7,7 @@
 // Family mma:
 //   br = 16                    query rows per block
 //   rows_per_warp = 16         query rows that one warp owns
-//   bc = 32                    keys per tile
+//   bc = 16                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
 //   q_in_registers = true      keep Q in registers for the whole block
@@ -15,23 +15,23 @@
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 1             blocks per SM the compiler must leave registers for
+//   min_blocks = 2             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   splits = 2                 blocks of a cluster that share the keys of a tile of rows
 //
 // Measured on NVIDIA H200, batch 8, 64 query and 8 key/value heads, 1 query and 8192 key rows, without a
-// mask: 75.65 us (median), spread 1.6 %, 28.4 TFLOP/s, 242 registers per thread, occupancy 6 %. Largest error
-// per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
-// 0.1.0, seed 0.
+// mask: 75.68 us (median), spread 2.0 %, 28.4 TFLOP/s, 181 registers per thread, occupancy 12 %. Largest
+// error per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// flashgen 0.1.0, seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=32 --set layout=swizzled \
+//                 --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
 //                 --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head \
 //                 --set pack_heads=true --set key_warps=4 --set splits=2
 
 #include <cuda_bf16.h>
@@ -64,7 +64,7 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements per access of global memory
 
 constexpr int kBr = 16;  // query rows per block
-constexpr int kBc = 32;  // keys per tile
+constexpr int kBc = 16;  // keys per tile
 constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 128;
 constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
@@ -103,7 +103,7 @@ union SharedStorage {
   Tiles tiles;
   Part parts[4];
 };
-static_assert(sizeof(SharedStorage) == 196608, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 98304, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -210,7 +210,7 @@ __device__ __forceinline__ long long packed_offset(int row, int group, long long
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 16; ++r) {
+  for (int r = 0; r < 8; ++r) {
     const int row = first_row + r * 2;
 #pragma unroll
     for (int x = 0; x < kD; x += 128) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 16; ++r) {
+  for (int r = 0; r < 8; ++r) {
     const int row = first_row + r * 2;
 #pragma unroll
     for (int x = 0; x < kDv; x += 128) {
@@ -458,7 +458,7 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   get_base(warp, base);
 
 #pragma unroll
-  for (int u = 0; u < 4; u += 2) {
+  for (int u = 0; u < 2; u += 2) {
     // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
     unsigned a[kRowTiles][4];
 #pragma unroll
@@ -561,7 +561,7 @@ __device__ __forceinline__ void write_share(
   }
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 2)
     attention_bf16_d128_kernel(const AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);

@@ -7,10 +7,10 @@
 // Family mma:
 //   br = 16                    query rows per block
 //   rows_per_warp = 16         query rows that one warp owns
-//   bc = 16                    keys per tile
+//   bc = 64                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = true      keep Q in registers for the whole block
+//   q_in_registers = false     keep Q in registers for the whole block
 //   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
@@ -18,21 +18,20 @@
 //   min_blocks = 3             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   splits = 8                 blocks of a cluster that share the keys of a tile of rows
 //
 // Measured on NVIDIA H200, batch 4, 32 query and 8 key/value heads, 1 query and 32768 key rows, without a
-// mask: 133.8 us (median), spread 1.0 %, 16.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
-// error per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
-// flashgen 0.1.0, seed 0.
+// mask: 135.7 us (median), spread 0.7 %, 15.8 TFLOP/s, 244 registers per thread, occupancy 5 %. Largest error
+// per head against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+// 0.1.0, seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=2 --set rescale=lazy \
+//                 --set br=16 --set rows_per_warp=16 --set bc=64 --set layout=swizzled \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
 //                 --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head \
-//                 --set pack_heads=true --set key_warps=4 --set splits=8
+//                 --set pack_heads=true --set splits=8
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -64,20 +63,18 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements per access of global memory
 
 constexpr int kBr = 16;  // query rows per block
-constexpr int kBc = 16;  // keys per tile
+constexpr int kBc = 64;  // keys per tile
 constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 128;
-constexpr int kStages = 2;  // K/V tiles in shared memory, of each warp
-constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
+constexpr int kThreads = 32;
+constexpr int kStages = 2;  // K/V tiles in shared memory
 constexpr int kSplits = 8;  // blocks of a cluster with the same rows, each with a range of keys
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 
-constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
-
 // Elements between rows in shared memory.
+constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartStride = 136;  // of outputs, as floats
@@ -87,8 +84,9 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
-  alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
-  alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
 };
 
 // What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
@@ -101,9 +99,9 @@ struct Part {
 // Parts take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  Part parts[4];
+  Part parts[1];
 };
-static_assert(sizeof(SharedStorage) == 65536, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -190,6 +188,11 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
   copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
+}
+
 __device__ __forceinline__ int k_offset(int key, int x) {
   // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
   return key * kKStride + (x ^ (key % 8 * 8));
@@ -205,12 +208,27 @@ __device__ __forceinline__ long long packed_offset(int row, int group, long long
   return row / group * stride + row % group * head_stride;
 }
 
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = tile_row + r * 2;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
+}
+
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
 // Rows from `rows` on become zeros.
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 32; ++r) {
     const int row = first_row + r * 2;
 #pragma unroll
     for (int x = 0; x < kD; x += 128) {
@@ -223,9 +241,9 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, lo
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
 // Rows from `rows` on become zeros.
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 32; ++r) {
     const int row = first_row + r * 2;
 #pragma unroll
     for (int x = 0; x < kDv; x += 128) {
@@ -235,34 +253,9 @@ __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, lo
   }
 }
 
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
 // One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
 // rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
 struct Warp {
-  unsigned q[kRowTiles][32];
   float o[kRowTiles][kValueTiles][4] = {};
   float row_max[kRowTiles][2];  // in units of the exponents of two
   float row_sum[kRowTiles][2] = {};
@@ -271,30 +264,13 @@ struct Warp {
 using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
 
-// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
-__device__ __forceinline__ void load_q(
-    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
-    int first, int end, unsigned sign) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-    // Fragments of a step: rows g and g + 8 of its first half, then of its second. Each lane of four reads one half,
-    // whole, for all.
-#pragma unroll
-    for (int f = 0; f < 32; f += 8) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first + 16 * i + lane / 4 + 8 * h, x = f / 2 * 8 + lane % 4 * 8;
-        uint4 half = make_uint4(0, 0, 0, 0);
-        const Element* source = q + packed_offset(row, group, stride, head_stride) + x;
-        if (row < end) half = *reinterpret_cast<const uint4*>(source);
-        unsigned pieces[4] = {half.x ^ sign, half.y ^ sign, half.z ^ sign, half.w ^ sign};
-        transpose_quad(pieces);
-#pragma unroll
-        for (int j = 0; j < 4 && f + 2 * j < 32; ++j) warp.q[i][f + 2 * j + h] = pieces[j];
-      }
-    }
+// Turns the sign of a warp's own rows of Q.
+__device__ __forceinline__ void negate_q(Element* q, int first_row) {
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 128; i += 32) {
+    Element& element = q[q_offset(first_row + i / 128, i % 128)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
   }
+  __syncwarp();
 }
 
 // Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
@@ -399,7 +375,7 @@ __device__ __forceinline__ void weigh_share(
 
 // s = q k^T for the warp's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void multiply_qk(
-    Scores& s, const Warp& warp, const Element* k) {
+    Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
 
 #pragma unroll
@@ -415,8 +391,8 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
@@ -458,7 +434,7 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   get_base(warp, base);
 
 #pragma unroll
-  for (int u = 0; u < 2; u += 2) {
+  for (int u = 0; u < 8; u += 2) {
     // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
     unsigned a[kRowTiles][4];
 #pragma unroll
@@ -494,29 +470,6 @@ __device__ __forceinline__ void store_part(Part& part, const Warp& warp, int fir
       for (int n = 0; n < kValueTiles; ++n) {
         float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
         *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
-      }
-    }
-  }
-}
-
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_part(Warp& warp, const Part& part) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], part.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(part.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * part.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(part.o + row * kPartStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
       }
     }
   }
@@ -588,84 +541,85 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
   const int diagonal = args.seqlen_k - args.seqlen_q;
   int num_keys = args.seqlen_k;  // that some row of the block sees
   if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
   const int num_tiles = (num_keys + kBc - 1) / kBc;
-  // Of these the block has a range, and the warp every kKeyWarps-th from `first_tile` on.
-  const int end_of_range = num_tiles * (split + 1) / kSplits, first_tile = num_tiles * split / kSplits + warp_index;
-  const int num_steps = (end_of_range - first_tile + kKeyWarps - 1) / kKeyWarps;
+  // Of these the block has a range.
+  const int first_tile = num_tiles * split / kSplits, num_steps = num_tiles * (split + 1) / kSplits - first_tile;
   // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  int end_tile = first_row + warp_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
-    const int seen_by_first = first_row / group + diagonal + 1;
-    const int seen_by_last = (first_row + 16 * kRowTiles - 1) / group + diagonal + 1;
+    const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;
+    const int seen_by_last = (first_row + warp_row + 16 * kRowTiles - 1) / group + diagonal + 1;
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
     end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
+  const Element* warp_q = smem.tiles.q + warp_row * kQStride;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
 
-  // Each thread copies its own share of every tile of its warp.
+  // Each thread copies its own share of every tile.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
   int keys_left = args.seqlen_k - first_tile * kBc;  // from the next tile to come on
-  const int copier = threadIdx.x % 32;
+  const int copier = threadIdx.x;
   k += (first_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
   v += (first_tile * kBc + copier / 16) * args.v_stride_row + copier % 16 * kVec;
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) {
     if (step < num_steps) {
-      fetch_k(smem.tiles.k[warp_index][step], k, args.k_stride_row, keys_left);
-      k += kKeyWarps * kBc * args.k_stride_row;
-      fetch_v(smem.tiles.v[warp_index][step], v, args.v_stride_row, keys_left);
-      v += kKeyWarps * kBc * args.v_stride_row;
-      keys_left -= kKeyWarps * kBc;
+      fetch_k(smem.tiles.k[step], k, args.k_stride_row, keys_left);
+      k += kBc * args.k_stride_row;
+      fetch_v(smem.tiles.v[step], v, args.v_stride_row, keys_left);
+      v += kBc * args.v_stride_row;
+      keys_left -= kBc;
     }
     __pipeline_commit();
   }
 
   int ends[kRowTiles][2];
-  find_ends(ends, first_row, group, args.seqlen_q, args.seqlen_k);
+  find_ends(ends, first_row + warp_row, group, args.seqlen_q, args.seqlen_k);
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows,
-          args.scale < 0.0f ? kSigns : 0u);
+  if (args.scale < 0.0f) {
+    __pipeline_wait_prior(kStages - 2);
+
+    __syncthreads();
+    negate_q(smem.tiles.q, warp_row);
+  }
 
   for (int step = 0; step < num_steps; ++step) {
     __pipeline_wait_prior(kStages - 2);
-    __syncwarp();  // this tile is there, and no lane needs the one before it
+    __syncthreads();  // this tile is there, and no warp needs the one before it
     const int far = step + kStages - 1;
     if (far < num_steps) {
-      fetch_k(smem.tiles.k[warp_index][far % kStages], k, args.k_stride_row, keys_left);
-      k += kKeyWarps * kBc * args.k_stride_row;
-      fetch_v(smem.tiles.v[warp_index][far % kStages], v, args.v_stride_row, keys_left);
-      v += kKeyWarps * kBc * args.v_stride_row;
-      keys_left -= kKeyWarps * kBc;
+      fetch_k(smem.tiles.k[far % kStages], k, args.k_stride_row, keys_left);
+      k += kBc * args.k_stride_row;
+      fetch_v(smem.tiles.v[far % kStages], v, args.v_stride_row, keys_left);
+      v += kBc * args.v_stride_row;
+      keys_left -= kBc;
     }
     __pipeline_commit();
-    const int tile = first_tile + step * kKeyWarps;
+    const int tile = first_tile + step;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp, smem.tiles.k[warp_index][step % kStages]);
+      multiply_qk(s, warp_q, smem.tiles.k[step % kStages]);
       if (tile >= masked_tile) mask(s, ends, tile * kBc);
       float rescale[kRowTiles][2];
       if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
 
       weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.tiles.v[warp_index][step % kStages], scale);
+      multiply_pv(warp, s, smem.tiles.v[step % kStages], scale);
     }
   }
 
+  __pipeline_wait_prior(0);  // nor does Q arrive any more, where there was no tile
   __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_part(smem.parts[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_part(warp, smem.parts[warp_index + half - 1]);
-  }
-  Part& part = smem.parts[kKeyWarps - 1];
-  if (warp_index == 0) store_part(part, warp, 0);
+  Part& part = smem.parts[0];
+  store_part(part, warp, warp_row);
   cluster_sync();  // every block's part is there
   write_share(part, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
   cluster_sync();  // a block's shared memory goes with it

@@ -25,7 +25,7 @@ Regenerate:
         --set persistent=false --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=3 \
         --set v_stages=2 --set schedule=chained --set q_in_registers=false \
         --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=0 --set section=4 \
-        --set min_blocks=1 --set cluster=1
+        --set min_blocks=1 --set cluster=1 --set tail=0
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ VARIANT: dict[str, Any] = {
     "section": 4,
     "min_blocks": 1,
     "cluster": 1,
+    "tail": 0,
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",

@@ -23,8 +23,9 @@ Regenerate:
     flashgen emit f16_d32_b4096_h4_n49.py \
         --preset sm_90 --family mma --dtype f16 --d 32 --set pack_heads=false --set br=64 \
         --set rows_per_warp=32 --set key_warps=1 --set splits=1 --set bc=56 --set layout=swizzled \
-        --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=always --set poly_exp=0 \
-        --set heads=1 --set min_blocks=8 --set block_order=by_head
+        --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=2 \
+        --set evict_first=false --set rescale=always --set poly_exp=0 --set heads=1 --set min_blocks=8 \
+        --set block_order=by_head
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ VARIANT: dict[str, Any] = {
     "layout": "swizzled",
     "d_steps": "exact",
     "q_in_registers": False,
+    "q_whole": False,
     "stages": 2,
+    "evict_first": False,
     "rescale": "always",
     "poly_exp": 0,
     "heads": 1,

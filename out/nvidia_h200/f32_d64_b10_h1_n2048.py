@@ -24,8 +24,8 @@ Regenerate:
     flashgen emit f32_d64_b10_h1_n2048.py \
         --preset sm_90 --family mma --d 64 --set pack_heads=false --set br=192 --set rows_per_warp=16 \
         --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded --set d_steps=exact \
-        --set q_in_registers=false --set stages=3 --set rescale=lazy --set poly_exp=0 --set heads=1 \
-        --set min_blocks=1 --set block_order=by_head
+        --set q_in_registers=false --set q_whole=false --set stages=3 --set evict_first=false \
+        --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ VARIANT: dict[str, Any] = {
     "layout": "padded",
     "d_steps": "exact",
     "q_in_registers": False,
+    "q_whole": False,
     "stages": 3,
+    "evict_first": False,
     "rescale": "lazy",
     "poly_exp": 0,
     "heads": 1,
