@@ -248,15 +248,18 @@ def test_the_operators_pass_torchs_own_checks(module: Any, torch: Any) -> None:
     torch.library.opcheck(with_lse, tuple(differentiable))
 
 
-def test_the_operators_copy_what_cannot_be_stepped_by(module: Any, torch: Any) -> None:
+def test_what_cannot_be_stepped_by_is_copied(module: Any, torch: Any) -> None:
     plain = getattr(torch.ops.flashgen, module.register_torch())
-    _, k, v = qkv(torch)
+    q, k, v = qkv(torch)
     wide = torch.randn(2, 9, 4, D + 1)[..., 1:].transpose(1, 2)
+    misaligned = torch.empty(q.numel() + 1)[1:].view(q.shape).copy_(q)
+    for compute in (plain, module.attention):
+        found = compute(wide, k, v)
+        close(found, reference(torch, wide, k, v)[0])
+        assert found.stride() == (9 * 4 * D, D, 4 * D, 1)
+        close(compute(misaligned, k, v), reference(torch, q, k, v)[0])
     with pytest.raises(ValueError, match=r"pass q\.contiguous\(\)"):
-        module.attention(wide, k, v)
-    found = plain(wide, k, v)
-    close(found, reference(torch, wide, k, v)[0])
-    assert found.stride() == (9 * 4 * D, D, 4 * D, 1)
+        module.attention(wide, k, v, out=torch.empty(2, 4, 9, D))
 
 
 def test_tensors_without_data(module: Any, torch: Any) -> None:

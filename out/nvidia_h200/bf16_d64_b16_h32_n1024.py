@@ -923,7 +923,8 @@ def attention(
 
     q is (batch, heads, seqlen_q, 64), k and v are (batch, kv_heads, seqlen_k, 64), where kv_heads
     divides heads; with layout="bshd", heads and seqlen are swapped in all of them. Any strides will do as
-    long as the last dimension is contiguous: transposed views and slices of a packed qkv run without a copy.
+    long as the last dimension is contiguous: transposed views and slices of a packed qkv run without a copy. Torch
+    tensors with strides or an address that the kernel's accesses do not suit are copied, unless `out` or `stream` is given.
 
     Takes torch tensors and arrays with __cuda_array_interface__ whose dtype is ml_dtypes' bfloat16 where they
     lie, others that have __dlpack__ (JAX's) where they lie too, by way of torch, and numpy arrays of ml_dtypes'
@@ -1855,15 +1856,24 @@ def _attention_torch(
         if stream is not None:
             raise ValueError("leave stream out where gradients are needed, and under torch.compile")
         return _attention_operator(torch, q, k, v, causal, scale, out, return_lse, layout)
-    return _run_torch(torch, plan, q, k, v, causal, scale, out, stream, return_lse)
+    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if out is None and stream is None and not _suits(plan, addresses):
+        # The operator copies.
+        return _attention_operator(torch, q, k, v, causal, scale, out, return_lse, layout)
+    return _run_torch(torch, plan, q, addresses, causal, scale, out, stream, return_lse)
+
+
+def _suits(plan: _Plan, addresses: tuple[int, int, int]) -> bool:
+    """Whether the kernel can step by the strides of q, k and v, and start where they do."""
+    q, k, v = addresses
+    return plan.aligned and not (q | k | v) % _ACCESS_BYTES
 
 
 def _run_torch(
     torch: Any,
     plan: _Plan,
     q: Any,
-    k: Any,
-    v: Any,
+    addresses: tuple[int, int, int],
     causal: bool | None,
     scale: float | None,
     out: Any,
@@ -1898,9 +1908,7 @@ def _run_torch(
     if plan.blocks:
         _launch(
             plan,
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
+            *addresses,
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             causal,
@@ -1983,9 +1991,10 @@ def _serve(torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | N
         v.stride(),
         v.device,
     )
-    if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ACCESS_BYTES:
+    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if plan is None or not _suits(plan, addresses):
         return None
-    return _run_torch(torch, plan, q, k, v, is_causal, scale, None, None, False)
+    return _run_torch(torch, plan, q, addresses, is_causal, scale, None, None, False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -2058,12 +2067,13 @@ def register_torch() -> str:
             settings = (torch, layout == "bshd")
             output = None if out is None else _describe(out)
             plan = _plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
-            addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-            if out is None and (not plan.aligned or addresses % _ACCESS_BYTES):
+            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            if out is None and not _suits(plan, addresses):
                 out = q.new_empty_strided(plan.out_shape, plan.out_strides)
                 q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
                 plan = _plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
-            return _run_torch(torch, plan, q, k, v, causal, scale, out, None, return_lse)
+                addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            return _run_torch(torch, plan, q, addresses, causal, scale, out, None, return_lse)
 
         def run_lse(*arguments: Any) -> Any:
             return run(*arguments, return_lse=True)

@@ -991,7 +991,8 @@ def attention(
 
     q is (batch, heads, seqlen_q, 128), k and v are (batch, kv_heads, seqlen_k, 128), where kv_heads
     divides heads; with layout="bshd", heads and seqlen are swapped in all of them. Any strides will do as
-    long as the last dimension is contiguous: transposed views and slices of a packed qkv run without a copy.
+    long as the last dimension is contiguous: transposed views and slices of a packed qkv run without a copy. Torch
+    tensors with strides or an address that the kernel's accesses do not suit are copied, unless `out` or `stream` is given.
 
     Takes torch tensors and arrays with __cuda_array_interface__ whose dtype is ml_dtypes' float8_e4m3fn where
     they lie, and numpy arrays of that with a copy to the GPU and back. Returns a bfloat16 array of q's kind and
@@ -1903,15 +1904,24 @@ def _attention_torch(
         if stream is not None:
             raise ValueError("leave stream out under torch.compile")
         return _attention_operator(torch, q, k, v, causal, scale, out, return_lse, layout, value_scale)
-    return _run_torch(torch, plan, q, k, v, causal, scale, out, stream, return_lse, value_scale)
+    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if out is None and stream is None and not _suits(plan, addresses):
+        # The operator copies.
+        return _attention_operator(torch, q, k, v, causal, scale, out, return_lse, layout, value_scale)
+    return _run_torch(torch, plan, q, addresses, causal, scale, out, stream, return_lse, value_scale)
+
+
+def _suits(plan: _Plan, addresses: tuple[int, int, int]) -> bool:
+    """Whether the kernel can step by the strides of q, k and v, and start where they do."""
+    q, k, v = addresses
+    return plan.aligned and not (q | k | v) % _ACCESS_BYTES
 
 
 def _run_torch(
     torch: Any,
     plan: _Plan,
     q: Any,
-    k: Any,
-    v: Any,
+    addresses: tuple[int, int, int],
     causal: bool | None,
     scale: float | None,
     out: Any,
@@ -1947,9 +1957,7 @@ def _run_torch(
     if plan.blocks:
         _launch(
             plan,
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
+            *addresses,
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             causal,
@@ -1998,12 +2006,13 @@ def register_torch() -> str:
             settings = (torch, layout == "bshd")
             output = None if out is None else _describe(out)
             plan = _plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
-            addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-            if out is None and (not plan.aligned or addresses % _ACCESS_BYTES):
+            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            if out is None and not _suits(plan, addresses):
                 out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=torch.bfloat16)
                 q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
                 plan = _plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
-            return _run_torch(torch, plan, q, k, v, causal, scale, out, None, return_lse, value_scale)
+                addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            return _run_torch(torch, plan, q, addresses, causal, scale, out, None, return_lse, value_scale)
 
         def run_lse(*arguments: Any) -> Any:
             return run(*arguments, return_lse=True)

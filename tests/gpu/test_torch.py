@@ -179,6 +179,9 @@ def test_the_operators_copy_what_cannot_be_stepped_by(module: Any, torch: Any) -
     misaligned = torch.empty(q.numel() + 1, dtype=q.dtype, device="cuda")[1:].view(q.shape).copy_(q)
     found = getattr(torch.ops.flashgen, module.register_torch())(misaligned, k, v, False)
     close(module, found, reference(torch, q, k, v))
+    close(module, module.attention(misaligned, k, v, False), reference(torch, q, k, v))
+    odd_rows = torch.empty(*k.shape[:3], k.shape[3] + 1, dtype=k.dtype, device="cuda")[..., :-1].copy_(k)
+    close(module, module.attention(q, odd_rows, v, False), reference(torch, q, k, v))
 
 
 def test_tensors_of_eight_bits_compiled(device: CudaDevice, torch: Any, tmp_path: Path) -> None:
