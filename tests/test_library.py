@@ -13,6 +13,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner import library
 from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.emitting import card_of_last
 from flashgen.tuner.library import Entry
 from flashgen.tuner.outcome import Measurement, TunedKernel
 
@@ -267,6 +268,16 @@ def test_a_prediction_never_shadows_a_measurement():
     elsewhere = entry(limits=preset("gtx-1080"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
     match = library.last_tuned([elsewhere, measured])
     assert match is not None and match.entry == elsewhere and "predicted" in match.how
+
+
+def test_the_card_is_that_of_the_last_kernel_of_the_type_and_head_dim():
+    here = entry(Problem(head_dim=40))
+    tried = entry(limits=preset("gtx-1080"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
+    assert card_of_last([here, tried], [Problem(head_dim=40, causal=True)]).arch == H200.arch
+    assert card_of_last([here, tried], [Problem(), Problem(head_dim=40)]).name == "GTX 1080"
+    assert card_of_last([here, tried], [Problem(head_dim=72)]).name == "GTX 1080"
+    with pytest.raises(FlashgenError, match="nothing was tuned yet"):
+        card_of_last([], [Problem()])
 
 
 def test_seeds_are_the_nearest_winners_of_the_family():

@@ -205,9 +205,9 @@ def choose(
                 "without a GPU), or emit an untuned kernel with --preset or --device"
             )
         return emit_tuned(match, suffix, embed=embed)
-    if limits is None:
-        limits = card_of_last(known)
     problem = shape.problem()
+    if limits is None:
+        limits = card_of_last(known, [problem])
     match = library.find(known, problem, limits, family=family, any_shape=not shape.has_sizes)
     if match is not None:
         return emit_tuned(match, suffix, embed=embed)
@@ -264,9 +264,11 @@ def complete(
     return catalogue.variant(row)
 
 
-def card_of_last(known: list[library.Entry]) -> DeviceLimits:
-    """The card to emit for when none was named: that of the last tuned kernel."""
-    match = library.last_tuned(known)
+def card_of_last(known: list[library.Entry], problems: Sequence[Problem]) -> DeviceLimits:
+    """The card to emit for when none was named: that of the kernel tuned last, of one of the problems' types
+    and head dims where there is any."""
+    stems = {problem.stem for problem in problems}
+    match = library.last_tuned([e for e in known if e.kernel.problem.stem in stems] or known)
     if match is None:
         raise FlashgenError(
             "nothing was tuned yet, and no card was named; name one with --device or --preset (`flashgen "

@@ -105,7 +105,7 @@ def emit_command(
         if kernels:
             picks = named(known, kernels)
         else:
-            card = limits or card_of_last(known)
+            card = limits or card_of_last(known, problems)
             picks = pick(known, widened(known, shapes, problems, card), card, kind)
         entries = kernels_of(picks)
         if len(entries) > 1:
