@@ -274,6 +274,18 @@ def test_a_locked_database_is_waited_for_and_then_told(options, monkeypatch):
     assert result.trials_earlier >= 2 and result.trials_earlier + result.trials_run == 10
 
 
+def test_a_database_half_made_is_completed(options):
+    """As a run killed between a table and its index leaves it: two studies of one name would get in."""
+    where = options.storage
+    open_storage(where)
+    with contextlib.closing(sqlite3.connect(where)) as database:
+        database.execute("DROP INDEX ix_studies_study_name")
+        open_storage(where)
+        database.execute("INSERT INTO studies (study_name) VALUES ('once')")
+        with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+            database.execute("INSERT INTO studies (study_name) VALUES ('once')")
+
+
 @pytest.mark.parametrize("suffix", ["sqlite3", "journal"])
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
 def test_a_database_that_vanishes_is_told(options, suffix, replaced):

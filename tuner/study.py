@@ -189,6 +189,7 @@ def _open_database(
     for patience in (0.2, 0.5, 1.0, 2.0, None):
         try:
             storage = _Database(url, engine_kwargs=engine)
+            _make_missing_indexes(storage)
             prepare(storage)
             return storage
         except SQLAlchemyError as error:
@@ -196,6 +197,16 @@ def _open_database(
                 raise
             time.sleep(patience)
     raise AssertionError("unreachable")
+
+
+def _make_missing_indexes(storage: RDBStorage) -> None:
+    """SQLite makes a table and its indexes one after the other. A run killed in between leaves out, for good,
+    the one that forbids two studies of one name."""
+    from optuna.storages._rdb.models import BaseModel
+
+    for table in BaseModel.metadata.sorted_tables:
+        for index in table.indexes:
+            index.create(storage.engine, checkfirst=True)
 
 
 def _with_driver(url: str) -> str:
