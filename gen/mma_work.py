@@ -39,6 +39,8 @@ TILES_PER_SUM = 4
 FEW_ROWS = 64
 #: Keys for each of them that make such a kernel's time: of fewer, Q and O are as much to read and write.
 MANY_KEYS = 8
+#: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
+MEMORY_LATENCY_NS = 1000
 
 
 def decodes(problem: Problem) -> bool:
@@ -76,7 +78,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
         heads=heads,
         warps=variant.warps,
         heads_share_keys=not variant.pack_heads,
-        bytes_ahead=_bytes_ahead(variant, problem) if decodes(problem) else None,
+        bytes_ahead=_copies(variant, problem).l2_bytes * variant.tiles_ahead if decodes(problem) else None,
         cluster=variant.splits,
         heads_interleaved=variant.block_order == "heaviest_first",
         registers=min(wanted, _registers_left(variant, limits)),
@@ -98,11 +100,6 @@ def _shared(walk: Walk, blocks: int, warps: int) -> Walk:
         share(walk.warp_tiles) * warps,
         share(walk.paced_tiles) * warps,
     )
-
-
-def _bytes_ahead(variant: Mma, problem: Problem) -> float:
-    """Of K and V under way to a block while it computes; of a single tile K or V."""
-    return _copies(variant, problem).l2_bytes * variant.key_warps * max(variant.stages - 1, 0.5)
 
 
 def _parts(variant: Mma, problem: Problem) -> Counts:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ..gen.limits import WARP, DeviceLimits
+from ..gen.mma_work import MEMORY_LATENCY_NS
 from ..gen.problem import ITEM_BYTES, Problem
 from ..gen.variant import Variant
 from ..gen.wgmma_work import GroupWork
@@ -82,7 +83,7 @@ class Coefficients:
     #: Whether other blocks' loops hide that: blocks soon drift apart. Fitted.
     starts_hide: bool = False
     #: From a request to device memory until its answer when all ask.
-    memory_latency_ns: float = 1000.0
+    memory_latency_ns: float = float(MEMORY_LATENCY_NS)
     #: Bytes per cycle that one SM draws from device memory, however many are under way: half of an H200's
     #: SMs drew 37 each.
     sm_bytes_per_cycle: float = 40.0

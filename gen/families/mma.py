@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ..limits import WARP, DeviceLimits
-from ..mma_work import FEW_ROWS, decodes, mma_work
+from ..mma_work import FEW_ROWS, MEMORY_LATENCY_NS, decodes, mma_work
 from ..problem import ITEM_BYTES, Problem
 from ..tiles import wasted
 from ..variant import Variant, param, rule
@@ -36,8 +36,6 @@ RESTART_KEY_TILES = 4
 WIDE_HEAD_DIM = 128
 #: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
 ENOUGH_BLOCKS = 8
-#: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
-MEMORY_LATENCY_NS = 1000
 #: Keys per tile of a decoding block up to which its one warp per ring holds the scores.
 DECODING_KEYS = 64
 #: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
@@ -141,6 +139,11 @@ class Mma(Variant):
     def num_parts(self) -> int:
         """Of the result, in shared memory at a time: what other warps have, and what other blocks want."""
         return self.key_warps - 1 + (self.splits > 1)
+
+    @property
+    def tiles_ahead(self) -> float:
+        """Of K and V under way to a block while it computes; of a single tile K or V."""
+        return self.key_warps * max(self.stages - 1, 0.5)
 
     def part_stride(self, problem: Problem) -> int:
         """Floats between rows of a part: eight banks, as a warp stores eight columns of each of four rows."""
@@ -561,8 +564,7 @@ class Mma(Variant):
         all_bytes = problem.batch * problem.num_kv_heads * problem.seqlen_k * row_bytes
         wanted = min(limits.dram_gbps * MEMORY_LATENCY_NS, all_bytes) // limits.num_sms
         blocks = self._blocks(problem)
-        ahead = self.key_warps * self.bc * (self.stages - 1 if self.stages > 1 else 0.5)
-        keys = min(ahead, problem.seqlen_k / self.splits)
+        keys = min(self.tiles_ahead * self.bc, problem.seqlen_k / self.splits)
         under_way = int(min(self.min_blocks, blocks / limits.num_sms) * keys * row_bytes)
         if under_way < wanted:
             return f"{under_way} bytes per SM under way, {wanted} wanted for the bandwidth of device memory"
