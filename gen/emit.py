@@ -155,6 +155,8 @@ def emit_many(
         any_large_clusters=any(launch.exceeds_portable_cluster for launch in launches),
         any_packed=any(launch.pack_heads for launch in launches),
         any_clusters=any(launch.cluster > 1 for launch in launches),
+        any_heads_clusters=any(launch.heads_per_cluster > 1 for launch in launches),
+        any_shared_heads=any(launch.pack_heads or launch.heads_per_cluster > 1 for launch in launches),
         any_max_blocks=any(launch.max_blocks for launch in launches),
         args_formats=kernels[0]["args_formats"],
         operator=f"attention_{len(made)}_{digest[:8]}",

@@ -11,6 +11,9 @@ KIB = 1024
 WARP = 32
 #: Blocks of a cluster that all cards with clusters form (CUDA C++ Programming Guide, thread block clusters).
 PORTABLE_CLUSTER = 8
+#: Part of a card's room for blocks that clusters of more than two find: they lie within one of its parts,
+#: whose multiprocessors they do not divide.
+CLUSTER_ROOM = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,13 @@ class DeviceLimits:
         if self.arch < 90:
             return 1
         return 2 * PORTABLE_CLUSTER if self.arch in (90, 100) else PORTABLE_CLUSTER
+
+    def blocks_at_once(self, per_sm: int, cluster: int) -> int:
+        """Blocks that run at once, ``per_sm`` on each multiprocessor, in whole clusters and at least one. The
+        two of the smallest cluster share what multiprocessors are made in pairs of."""
+        slots = self.num_sms * per_sm
+        room = slots if cluster <= 2 else CLUSTER_ROOM * slots
+        return max(1, int(room / cluster)) * cluster
 
     @property
     def smem_reserved_per_block(self) -> int:

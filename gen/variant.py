@@ -126,7 +126,8 @@ class Launch:
     parameter, how many blocks there are at most, each of which then covers several tiles, and how many
     neighbours make a cluster, for whose sake the tiles of a head are filled up with empty ones. With
     ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys. As ``splits``
-    say, so many blocks, a cluster, take one tile, each with a range of keys."""
+    say, so many blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
+    heads that share keys, a block for each; those of one head of keys are filled up with empty ones."""
 
     threads: int
     smem_bytes: int
@@ -137,6 +138,7 @@ class Launch:
     cluster: int = 1
     pack_heads: bool = False
     splits: int = 1
+    heads_per_cluster: int = 1
 
     @property
     def smem_alignment(self) -> int:
@@ -145,7 +147,7 @@ class Launch:
 
     @property
     def blocks_per_cluster(self) -> int:
-        return self.cluster * self.splits
+        return self.cluster * self.heads_per_cluster * self.splits
 
     @property
     def exceeds_portable_cluster(self) -> bool:
@@ -157,6 +159,9 @@ class Launch:
         rows, heads = problem.seqlen_q, problem.num_q_heads
         if self.pack_heads:
             rows, heads = rows * problem.group, problem.num_kv_heads
+        elif self.heads_per_cluster > 1:
+            clusters = -(-problem.group // self.heads_per_cluster) * problem.num_kv_heads
+            heads = clusters * self.heads_per_cluster
         tiles = 1
         if self.rows_per_block is not None:
             tiles = -(-rows // (self.rows_per_block * self.cluster)) * self.cluster
@@ -197,6 +202,10 @@ class Variant:
     def packs_heads(self) -> bool:
         """Whether a tile's rows are those of all query heads that share keys."""
         return False
+
+    def heads_per_cluster(self) -> int:
+        """Query heads that share keys, of which the blocks of a cluster take one each."""
+        return 1
 
     def blocks_per_tile(self) -> int:
         """Blocks of one cluster that share a tile's keys."""

@@ -53,11 +53,13 @@ class GroupWork:
     walks: tuple[int, ...]
     """Tiles of keys that each query tile of a head needs, in the order in which they start."""
     heads: int
-    """Of all batches together, and"""
+    """Of all batches together, those that fill up clusters included, and"""
     heads_together: int
     """those whose query tiles start together by length, 1 if heads come one after the other."""
     tile_bytes: float
     """What a block asks of L2 for a tile of keys and one of values."""
+    cluster: int = 1
+    """Blocks that start together, near each other."""
     registers: int | None = None
     """Per thread, that the compiler takes: those of the variant."""
 
@@ -79,7 +81,9 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     if variant.tail and not problem.causal and 0 < problem.seqlen_k % bc <= variant.tail:
         tiles *= 1 - (1 - variant.tail / bc) / key_tiles
     masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
-    heads = problem.batch * problem.num_q_heads
+    heads_per_cluster = variant.heads_per_cluster()
+    clusters = problem.batch * problem.num_kv_heads * -(-problem.group // heads_per_cluster)
+    heads = clusters * heads_per_cluster
     item = ITEM_BYTES[problem.dtype]
     # Of 16 bits; scores of eight bits are half the work and half the bytes.
     score_size = item / 2
@@ -105,13 +109,14 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads=heads,
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
+        cluster=variant.cluster,
     )
 
 
 def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
     """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all."""
-    rows = variant.br * variant.cluster
-    query_tiles = -(-problem.seqlen_q // rows) * variant.cluster
+    rows = variant.br * variant.tiles_per_cluster()
+    query_tiles = -(-problem.seqlen_q // rows) * variant.tiles_per_cluster()
 
     def seen(last_row: int) -> int:
         keys = problem.seqlen_k

@@ -227,5 +227,5 @@ def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
 
 def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of eight bits."""
-    held = {"p_in_shared": False, "q_in_registers": False, "cluster": 1, "tail": 0}
+    held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=LOOSE, held=held, seed=seed)

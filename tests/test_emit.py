@@ -125,6 +125,7 @@ def test_the_module_carries_its_data(kernel: Kernel) -> None:
     maps = tuple(TensorMap(*each) for each in data.get("MAPS", ()))
     assert (maps, data.get("MAX_BLOCKS")) == (kernel.launch.tensor_maps, kernel.launch.max_blocks)
     assert data.get("CLUSTER", 1) == kernel.launch.cluster
+    assert data.get("HEADS_PER_CLUSTER", 1) == kernel.launch.heads_per_cluster
     assert data.get("PACK_HEADS", False) == kernel.launch.pack_heads
     assert data.get("SPLITS", 1) == kernel.launch.splits
 

@@ -218,6 +218,7 @@ def test_blocks_are_those_of_the_kernel_that_serves(driver: Driver, tmp_path: Pa
         make_kernel(GridOf(64, 8192, None, heads_per_block=2), "// all rows\n", **HEADS, **LONG),
         make_kernel(GridOf(96, 4096, 64, max_blocks=5), "// stays\n", causal=True, **HEADS, **SHORT),
         make_kernel(GridOf(128, 4096, 64, cluster=2), "// cluster\n", causal=True, **HEADS, **LONG),
+        make_kernel(GridOf(128, 4096, 32, heads_per_cluster=4), "// heads\n", causal=True, **GROUPED, **LONG),
         make_kernel(GridOf(32, 4096, 64, pack_heads=True), "// packed\n", **GROUPED, **LONG),
         make_kernel(GridOf(64, 4096, 16, pack_heads=True, splits=16), "// split\n", **GROUPED, **SHORT),
     ]

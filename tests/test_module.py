@@ -1576,6 +1576,20 @@ def test_blocks_that_stay_are_as_many_as_run_at_once(
         assert driver.launches()[-1].blocks == (blocks if most is None else min(blocks, most))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (8, 2), (3, 3)])
+def test_clusters_over_heads_are_whole(
+    driver: Driver, tmp_path: Path, torch: Any, heads: int, kv_heads: int
+) -> None:
+    variant = Wgmma(br=64, bc=16, persistent=False, cluster_over="heads", cluster=2)
+    half = mapped(driver, tmp_path, variant=variant)
+    assert half.module.HEADS_PER_CLUSTER == 2
+    q, k, v = half.arrays(batch=3, heads=heads, kv_heads=kv_heads, lengths=(70, 3))
+    half.module.attention(Tensor(q), Tensor(k), Tensor(v))
+    asked = replace(half.problem, batch=3, num_q_heads=heads, num_kv_heads=kv_heads, seqlen_q=70)
+    launch = variant.launch(half.problem, preset("h200"))
+    assert driver.launches()[-1].blocks == launch.grid(asked)
+
+
 def test_strides_that_no_map_holds_are_refused(driver: Driver, tmp_path: Path, cupy: Any) -> None:
     half = mapped(driver, tmp_path)
     q, k, v = half.arrays()

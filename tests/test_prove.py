@@ -107,12 +107,12 @@ def test_dtype_precision_and_head_dims_are_read(tmp_path: Path, problem: dict[st
 
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(("cluster", "over"), [(1, "rows"), (2, "rows"), (2, "heads")])
 def test_maps_clusters_and_blocks_that_stay_are_read(
-    tmp_path: Path, suffix: str, persistent: bool, cluster: int
+    tmp_path: Path, suffix: str, persistent: bool, cluster: int, over: str
 ) -> None:
     problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72)
-    variant = Wgmma(br=64, bc=80, persistent=persistent, cluster=cluster)
+    variant = Wgmma(br=64, bc=80, persistent=persistent, cluster_over=over, cluster=cluster)
     kernel = render(variant, problem, preset("h200"))
     path = write(tmp_path, kernel, suffix)
     found = read_emitted(path).kernel

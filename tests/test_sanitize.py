@@ -84,6 +84,7 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         assert entry["cluster"] == kernel.launch.cluster
         assert entry["pack_heads"] == kernel.launch.pack_heads
         assert entry["splits"] == kernel.launch.splits
+        assert entry["heads_per_cluster"] == kernel.launch.heads_per_cluster
         assert [each["array"] for each in entry["tensor_maps"]] == list(
             "qkvo" if kernel.variant.family == "wgmma" else ""
         )
@@ -119,6 +120,7 @@ def test_launches_are_right_and_wrong_ones_told(
                 "cluster": 1,
                 "pack_heads": False,
                 "splits": 1,
+                "heads_per_cluster": 1,
                 "tensor_maps": [],
                 "dtype": "f32",
                 "head_dim": 16,

@@ -21,6 +21,7 @@ from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner import reference
+from flashgen.tuner.costmodel import predict
 from flashgen.tuner.device import Build, CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.sim import SimDevice, SimRunner
 from flashgen.tuner.validate import WrongResult, validate
@@ -120,12 +121,22 @@ def test_kernels_pass_the_sanitizer(problem, variant):
     check(Setting(variant, problem, H200), seed=1, sanitize=True)
 
 
-def inputs(problem: Problem, rows: int, keys: int, scale: float, distribution: str = "normal"):
-    """q, k, v of four query heads that share two heads of keys."""
+def inputs(
+    problem: Problem,
+    rows: int,
+    keys: int,
+    scale: float,
+    distribution: str = "normal",
+    *,
+    batch: int = 1,
+    heads: int = 4,
+    kv_heads: int = 2,
+):
+    """q, k, v of query heads that share heads of keys."""
     return reference.random_inputs(
         distribution,
-        (1, 4, rows, problem.head_dim),
-        (1, 2, keys, problem.head_dim),
+        (batch, heads, rows, problem.head_dim),
+        (batch, kv_heads, keys, problem.head_dim),
         scale=abs(scale),
         rng=np.random.default_rng(1),
         dtype=problem.dtype,
@@ -217,6 +228,15 @@ CLUSTERS = [
     Wgmma(br=64, bc=16, persistent=False, cluster=2),
     Wgmma(br=64, bc=48, persistent=False, section=0, q_in_registers=True, cluster=2),
     Wgmma(br=128, bc=16, persistent=False, section=2, order_of_groups="products", cluster=2),
+    Wgmma(br=64, bc=32, cluster=4),
+]
+
+#: Of clusters over heads, the same, and with what else changes a block's walk.
+OVER_HEADS = [
+    Wgmma(br=64, bc=32, o_apart=True, cluster_over="heads", cluster=4),
+    Wgmma(br=128, bc=16, q_stages=2, schedule="chained", cluster_over="heads", cluster=2),
+    Wgmma(br=64, bc=32, persistent=False, section=0, cluster_over="heads", cluster=4, tail=16),
+    Wgmma(br=64, bc=16, persistent=False, section=4, q_in_registers=True, cluster_over="heads", cluster=2),
 ]
 
 
@@ -308,6 +328,60 @@ def test_mistakes_between_the_blocks_of_a_cluster_are_caught(right, wrong):
     assert is_caught(kernel, right, wrong, limits, ((150, 170, 0.2),))
 
 
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", OVER_HEADS, ids=lambda variant: variant.name)
+def test_heads_of_a_cluster_are_right(variant, causal):
+    """The same to the bit as blocks alone: groups of heads that fill clusters, that do not, of one; one tile
+    of queries and several; clusters that take one turn and all."""
+    problem = replace(BRAIN, head_dim=24, head_dim_v=16, causal=causal)
+    limits = replace(H200, num_sms=5)
+    toolchain = SimDevice("h200", limits).toolchain()
+    alone = replace(variant, cluster=1, cluster_over="rows", section=min(variant.section, 1))
+    built, built_alone = (toolchain.build(render(each, problem, limits)) for each in (variant, alone))
+    for heads, kv_heads, rows, keys in (
+        (3, 1, 70, 45),
+        (2, 2, 5, 70),
+        (4, 2, 2 * variant.br + 1, 115),
+        (8, 2, variant.br, 300),
+        (6, 2, 2 * variant.br, 33),
+    ):
+        case = inputs(problem, rows, keys, 0.2, batch=2, heads=heads, kv_heads=kv_heads)
+        expected = reference.attention(*case, scale=0.2, causal=causal)
+        found, found_alone = (attend(each, case, 0.2, limits, heads) for each in (built, built_alone))
+        assert found is not None and found[1] is not None, (heads, kv_heads, rows, keys)
+        assert found_alone is not None and found_alone[1] is not None
+        np.testing.assert_allclose(found[0].astype(np.float64), expected.o, atol=2e-2)
+        np.testing.assert_allclose(found[1], expected.lse, atol=1e-3)
+        assert found[0].tobytes() == found_alone[0].tobytes()
+        assert found[1].tobytes() == found_alone[1].tobytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("head_index % clusters * kCluster + blockIdx.x % kCluster", "head_index % clusters * kCluster"),
+        ("head_index % clusters * kCluster + blockIdx.x % kCluster", "blockIdx.x % kCluster"),
+        ("min(in_group, group - 1)", "in_group"),
+        ("kv_index % args.num_kv_heads * group", "kv_index % args.num_kv_heads"),
+        ("batch = kv_index / args.num_kv_heads", "batch = 0"),
+        ("(q_tile + 1) * kBr", "first_row + kBr"),
+        ("+ kCluster - 1) / kCluster;", ") / kCluster;"),
+        ("args.num_kv_heads * clusters_of_group(args)", "args.num_kv_heads"),
+        ("+ kCluster - 1LL) / kCluster", ") / kCluster"),
+    ],
+)
+def test_mistakes_with_the_heads_of_a_cluster_are_caught(right, wrong):
+    problem = replace(BRAIN, head_dim=16, head_dim_v=16, causal=True)
+    limits = replace(H200, num_sms=4)
+    # Of blocks that do not stay, all that the launcher counts are needed.
+    stays = "1LL" not in right
+    kernel = render(Wgmma(br=64, bc=16, persistent=stays, cluster_over="heads", cluster=2), problem, limits)
+    shape = {"batch": 2, "heads": 6, "kv_heads": 2}
+    assert is_caught(kernel, right, wrong, limits, ((100, 170, 0.2),), **shape)
+
+
 def is_caught(
     kernel: Kernel,
     right: str,
@@ -315,6 +389,7 @@ def is_caught(
     limits: DeviceLimits,
     shapes: Sequence[tuple[int, int, float]],
     nth: int = 0,
+    **shape: int,
 ) -> bool:
     """Whether a kernel with its ``nth`` passage ``right`` turned ``wrong`` fails, or errs, on some rows, keys
     and scale."""
@@ -324,7 +399,7 @@ def is_caught(
     source = kernel.source[:start] + wrong + kernel.source[start + len(right) :]
     built = SimDevice("h200", limits).toolchain().build(replace(kernel, source=source))
     for rows, keys, scale in shapes:
-        case = inputs(kernel.problem, rows, keys, scale)
+        case = inputs(kernel.problem, rows, keys, scale, **shape)
         expected = reference.attention(*case, scale=scale, causal=kernel.problem.causal).o
         for seed in range(8):
             found = attend(built, case, scale, limits, seed)
@@ -431,14 +506,16 @@ def test_what_a_search_proposes_renders_apart(problem):
     assert len({render(variant, problem, H200).digest for variant in sample}) == len(sample)
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_the_header_regenerates_the_variant(cluster):
-    variant = Wgmma(br=192, bc=80, schedule="chained", persistent=False, section=4, cluster=cluster)
+@pytest.mark.parametrize(("cluster", "over"), [(1, "rows"), (2, "rows"), (2, "heads")])
+def test_the_header_regenerates_the_variant(cluster, over):
+    base = Wgmma(br=192, bc=80, schedule="chained", persistent=False, section=4)
+    variant = replace(base, cluster=cluster, cluster_over=over)
     source = render(variant, HALF, H200).source
     parsed = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
     assert Wgmma(**Wgmma.parse(parsed)) == variant
     # What is implied is not said.
     assert ("cluster = 2" in source) == ("cluster" in parsed) == (cluster > 1)
+    assert ("cluster_over = heads" in source) == ("cluster_over" in parsed) == (over == "heads")
     # -arch=sm_90a would build, and refuse, PTX for all of sm_90 too.
     assert "-gencode arch=compute_90a,code=sm_90a -c" in source
 
@@ -456,6 +533,21 @@ def test_grids_are_of_whole_clusters(persistent, cluster):
         assert launch.grid(problem) == min(blocks, launch.max_blocks or blocks)
     alone = render(replace(variant, min_blocks=1), HALF, replace(limits, num_sms=1)).launch
     assert alone.grid(HALF) % cluster == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "cluster", "blocks"), [(1, 2, 2), (2, 2, 2), (3, 2, 4), (4, 4, 4), (5, 4, 8)]
+)
+def test_clusters_over_heads_hold_those_that_share_keys(group, cluster, blocks):
+    variant = Wgmma(br=64, bc=32, persistent=False, cluster_over="heads", cluster=cluster)
+    problem = replace(HALF, batch=2, num_q_heads=3 * group, num_kv_heads=3, seqlen_q=130)
+    kernel = render(variant, problem, H200)
+    assert kernel.launch.blocks_per_cluster == cluster
+    assert f"__cluster_dims__({cluster}, 1, 1)" in kernel.source
+    assert kernel.launch.grid(problem) == 2 * 3 * blocks * 3  # batches, heads of keys, blocks, tiles
+    # Larger clusters do not find all of a card's room.
+    stays = replace(variant, persistent=True).launch(problem, H200)
+    assert stays.max_blocks == {2: 132, 4: 124}[cluster]
 
 
 def test_outputs_apart_take_room_and_let_queries_come_early():
@@ -480,11 +572,27 @@ def test_weights_in_shared_memory_take_room_and_passes_and_no_registers():
 def test_a_cluster_asks_l2_for_half():
     alone, shared = (Wgmma(cluster=cluster).work(HALF, H200) for cluster in (1, 2))
     assert alone.tile_bytes == 128 * (64 + 64) * 2 == 2 * shared.tile_bytes
-    assert replace(shared, tile_bytes=alone.tile_bytes) == alone
+    assert replace(shared, tile_bytes=alone.tile_bytes, cluster=1) == alone
     # Neighbours walk as far as the one that sees more.
     causal = replace(HALF, causal=True, seqlen_q=300, seqlen_k=300)
     walks = [Wgmma(bc=64, cluster=cluster).work(causal, H200).walks for cluster in (1, 2)]
     assert walks == [(5, 4, 2), (5, 5, 4, 4)]
+
+
+def test_a_cluster_over_heads_asks_l2_for_its_share_and_walks_no_further():
+    problem = replace(BRAIN, causal=True, num_q_heads=8, num_kv_heads=2, seqlen_q=300, seqlen_k=300)
+    alone = Wgmma(bc=64).work(problem, H200)
+    shared = Wgmma(bc=64, cluster_over="heads", cluster=4).work(problem, H200)
+    assert alone.tile_bytes == 4 * shared.tile_bytes
+    assert replace(shared, tile_bytes=alone.tile_bytes, cluster=1) == alone
+    # Blocks without a head take room all the same.
+    odd = replace(problem, num_q_heads=6)
+    assert Wgmma(bc=64, cluster_over="heads", cluster=2).work(odd, H200).heads == odd.batch * 2 * 4
+    # Keys that L2 does not hold come from device memory once for all heads of a cluster.
+    long = replace(problem, head_dim=256, head_dim_v=256, seqlen_q=1024, seqlen_k=262144)
+    variants = [Wgmma(br=128, bc=64), Wgmma(br=128, bc=64, cluster_over="heads", cluster=2)]
+    moved = [predict(variant, long, H200).parts_us["device memory"] for variant in variants]
+    assert moved[1] < 0.6 * moved[0]
 
 
 # -- rules ----------------------------------------------------------------------------------------------
@@ -552,6 +660,24 @@ def test_a_cluster_asks_l2_for_half():
             Wgmma(cluster=2),
             "clusters: cluster=2: 128 query rows are one tile of 128, a cluster takes 2 of one head",
         ),
+        (
+            "h200",
+            HALF,
+            Wgmma(cluster_over="heads"),
+            "combination: cluster_over=heads: a cluster of one block shares keys with no other",
+        ),
+        (
+            "h200",
+            HALF,
+            Wgmma(bc=80, cluster=4),
+            "combination: cluster=4: bc=80 keys are not as many shares of whole groups of 8",
+        ),
+        (
+            "h200",
+            HALF,
+            Wgmma(persistent=False, section=4, cluster_over="heads", cluster=4),
+            "combination: section=4: a cluster takes 4 heads, which is section=1 too",
+        ),
     ],
 )
 def test_every_rule_names_both_numbers(card, problem, variant, message):
@@ -591,6 +717,17 @@ def test_every_rule_names_both_numbers(card, problem, variant, message):
             replace(HALF, causal=True, seqlen_q=512, seqlen_k=512),
             Wgmma(cluster=2),
             "clusters: cluster=2: neighbours see 128 keys apart, rows 256 on average",
+        ),
+        (HALF, Wgmma(cluster=4), "clusters: cluster=4: 2 neighbouring tiles gain 2 % at most"),
+        (
+            HALF,
+            Wgmma(cluster_over="heads", cluster=2),
+            "clusters: cluster_over=heads: 16 query heads have as many of keys",
+        ),
+        (
+            replace(HALF, num_q_heads=12, num_kv_heads=4),
+            Wgmma(cluster_over="heads", cluster=2),
+            "clusters: cluster=2: 3 query heads share keys, 1 of 4 blocks have none",
         ),
         (
             replace(HALF, causal=True, seqlen_k=16384),

@@ -87,9 +87,6 @@ class Coefficients:
     #: Bytes per cycle that one SM draws from device memory, however many are under way: half of an H200's
     #: SMs drew 37 each.
     sm_bytes_per_cycle: float = 40.0
-    #: Part of a card's room for blocks that clusters of more than two find: they lie within one of its parts,
-    #: whose SMs they do not divide.
-    cluster_room: float = 0.95
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
     #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
@@ -271,7 +268,7 @@ def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coe
     def cycles(together: int) -> float:
         return _cycles_together(work, limits, together, coefficients)
 
-    per_sm = ceil(work.blocks * resident / _slots(work, limits, resident, coefficients))
+    per_sm = ceil(work.blocks * resident / limits.blocks_at_once(resident, work.cluster))
     if work.is_even:
         # Whole waves, then one with fewer blocks per SM.
         waves, rest = divmod(per_sm, resident)
@@ -282,14 +279,6 @@ def _makespan(work: Work, limits: DeviceLimits, resident: int, coefficients: Coe
     lengths = tuple(walk.paced_tiles + work.warps for walk in work.walks for _ in range(walk.blocks))
     longer = stretch(lengths, work.heads, slots, work.heads_interleaved)
     return work.blocks / slots * cycles(together) * longer
-
-
-def _slots(work: Work, limits: DeviceLimits, resident: int, coefficients: Coefficients) -> int:
-    """Blocks that run at once. The two of the smallest cluster share what SMs are made in pairs of."""
-    slots = limits.num_sms * resident
-    if work.cluster <= 2:
-        return slots
-    return max(1, int(coefficients.cluster_room * slots / work.cluster)) * work.cluster
 
 
 def _memory_us(
@@ -303,7 +292,7 @@ def _memory_us(
     if ahead is None:
         return moved / (1e3 * gbps)
     sm_gbps = coefficients.sm_bytes_per_cycle * limits.clock_mhz / 1e3
-    slots = _slots(work, limits, resident, coefficients)
+    slots = limits.blocks_at_once(resident, work.cluster)
 
     def us(blocks: int) -> float:
         under_way = blocks * ahead / coefficients.memory_latency_ns

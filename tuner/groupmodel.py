@@ -81,7 +81,8 @@ def predict_groups(
     if work.chained:
         tile *= coefficients.chained
     start = coefficients.start_with_q if work.early_q else coefficients.start
-    query_tiles = _query_tiles_of_the_last(work, limits.num_sms * resident)
+    slots = limits.blocks_at_once(resident, work.cluster)
+    query_tiles = _query_tiles_of_the_last(work, slots)
     us = 1.0 / limits.clock_mhz
     per_sm = query_tiles * work.tiles * us
     parts = {name: per_sm * cycles for name, cycles in shared.items()}
@@ -96,7 +97,7 @@ def predict_groups(
         limiter=max(parts, key=lambda name: parts[name]),
         parts_us=parts,
         blocks_per_sm=resident,
-        waves=len(work.walks) * work.heads / (limits.num_sms * resident),
+        waves=len(work.walks) * work.heads / slots,
     )
 
 

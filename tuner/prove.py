@@ -295,6 +295,7 @@ def _kernel_of(constants: Mapping[str, Any]) -> tuple[Kernel, str]:
         constants.get("CLUSTER", 1),
         constants.get("PACK_HEADS", False),
         constants.get("SPLITS", 1),
+        constants.get("HEADS_PER_CLUSTER", 1),
     )
     kernel = Kernel(
         Problem.from_dict(constants["PROBLEM"]),

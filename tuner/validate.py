@@ -154,6 +154,10 @@ def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Gener
     if variant.packs_heads():
         # Three heads to a position, which rows' tiles cut through.
         yield Case(2, 6, 2, ragged_q // 3 + 1, bc + _ragged(bc, rng), "normal", "bnhd", want_lse=True)
+    heads = variant.heads_per_cluster()
+    if heads > 1:
+        # A cluster with all its heads, and one with a single head.
+        yield Case(2, 2 * (heads + 1), 2, ragged_q, bc + _ragged(bc, rng), "normal", "bnhd", want_lse=True)
     if depth == "quick":
         return
     if together > 1:

@@ -5,8 +5,9 @@ Tiles of keys come from the last to the first through rings of buffers in shared
 mask come first. Two schedules keep the tensor cores busy beside softmax: ``overlapped`` starts the next
 scores before these outputs and makes weights while both are multiplied (Shah et al. 2024,
 "FlashAttention-3", section 3.2); ``chained`` lets the next scores follow these outputs and leaves the rest to
-the other warpgroup. In a ``cluster`` two blocks with neighbouring query tiles of one head walk the same
-keys: each copies half of every tile of K and V to both, which halves what they ask of L2.
+the other warpgroup. The blocks of a ``cluster``, with neighbouring query tiles of one head or the same rows
+of heads that share keys, walk the same keys: each copies a share of every tile of K and V to all, which
+divides what they ask of L2.
 
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned into
 f16, exactly, by the warps that have nothing to copy: wgmma reads no eight bits by rows of keys, and weights
@@ -48,6 +49,9 @@ SMALL_TILE, MANY_TILES = 64, 32
 WAITING_SHARE = 1 / 8
 FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
 OVERLAPPED, CHAINED = "overlapped", "chained"
+ROWS, HEADS = "rows", "heads"
+#: Rows of shared memory within which swizzles are alike: shares of a tile are of whole ones.
+SWIZZLED_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ class Wgmma(Variant):
     poly_exp: int = param(0, 4, 8, doc="one exponential in so many is a polynomial, 0 none")
     section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
-    cluster: int = param(1, 2, doc="blocks that share each copy of K and V", implied=True)
+    cluster_over: str = param(
+        ROWS, HEADS, doc="what a cluster takes: neighbouring tiles, or heads that share keys", implied=True
+    )
+    cluster: int = param(1, 2, 4, doc="blocks that share each copy of K and V", implied=True)
     tail: int = param(0, 16, doc="keys of a narrow last tile, where no more are left", implied=True)
 
     # -- what the parameters imply -----------------------------------------------------------------------
@@ -96,6 +103,13 @@ class Wgmma(Variant):
 
     def rows_per_block(self) -> int:
         return self.br
+
+    def heads_per_cluster(self) -> int:
+        return self.cluster if self.cluster_over == HEADS else 1
+
+    def tiles_per_cluster(self) -> int:
+        """Neighbouring ones of one head."""
+        return self.cluster // self.heads_per_cluster()
 
     def access_width(self, problem: Problem) -> int:
         """As many elements as the engine's strides are multiples of: 16 bytes."""
@@ -156,14 +170,10 @@ class Wgmma(Variant):
                 values,
                 TensorMap("o", GROUP_ROWS),
             ),
-            max_blocks=self._resident_blocks(limits) if self.persistent else None,
-            cluster=self.cluster,
+            max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster) if self.persistent else None,
+            cluster=self.tiles_per_cluster(),
+            heads_per_cluster=self.heads_per_cluster(),
         )
-
-    def _resident_blocks(self, limits: DeviceLimits) -> int:
-        """That a card runs at once, in whole clusters; one cluster at least."""
-        clusters = limits.num_sms * self.min_blocks // self.cluster
-        return max(1, clusters) * self.cluster
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         given = self.registers(problem, limits)
@@ -206,6 +216,25 @@ class Wgmma(Variant):
                 return f"{name}=True: not made for {problem.dtype}, whose Q and weights differ in size"
         if problem.has_scales and self.cluster > 1:
             return f"cluster={self.cluster}: each block turns values of {problem.dtype} into f16 for itself"
+        return None
+
+    @rule("combination", after="cluster")
+    def _clusters_are_of_several(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster_over == HEADS and self.cluster == 1:
+            return "cluster_over=heads: a cluster of one block shares keys with no other"
+        return None
+
+    @rule("combination", after="cluster")
+    def _shares_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.bc % (SWIZZLED_ROWS * self.cluster):
+            whole = f"whole groups of {SWIZZLED_ROWS}, in which rows are swizzled"
+            return f"cluster={self.cluster}: bc={self.bc} keys are not as many shares of {whole}"
+        return None
+
+    @rule("combination", after="cluster")
+    def _sections_are_of_clusters(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.section > 1 and self.section <= self.heads_per_cluster():
+            return f"section={self.section}: a cluster takes {self.cluster} heads, which is section=1 too"
         return None
 
     @rule("shared memory", after="v_stages")
@@ -271,7 +300,7 @@ class Wgmma(Variant):
 
     @rule("clusters", after="cluster")
     def _blocks_have_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.cluster > 1 and problem.seqlen_q <= self.br:
+        if self.tiles_per_cluster() > 1 and problem.seqlen_q <= self.br:
             return (
                 f"cluster={self.cluster}: {problem.seqlen_q} query rows are one tile of {self.br}, a "
                 f"cluster takes {self.cluster} of one head"
@@ -367,10 +396,28 @@ class Wgmma(Variant):
             return f"p_in_shared=True: registers hold the weights as well, about {needed} of {allowed}"
         return None
 
+    @rule("clusters", after="cluster_over", advisory=True)
+    def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster_over == HEADS and problem.group == 1:
+            return f"cluster_over=heads: {problem.num_q_heads} query heads have as many of keys"
+        return None
+
+    @rule("clusters", after="cluster", advisory=True)
+    def _heads_fill_clusters(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        missing = -problem.group % self.heads_per_cluster()
+        if missing > WAITING_SHARE * problem.group:
+            return (
+                f"cluster={self.cluster}: {problem.group} query heads share keys, {missing} of "
+                f"{problem.group + missing} blocks have none"
+            )
+        return None
+
     @rule("clusters", after="cluster", advisory=True)
     def _neighbours_have_as_much_to_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.cluster == 1:
+        if self.tiles_per_cluster() == 1:
             return None
+        if self.tiles_per_cluster() > 2:
+            return f"cluster={self.cluster}: 2 neighbouring tiles gain 2 % at most, more wait for each other"
         tiles = -(-problem.seqlen_q // self.br)
         missing = -tiles % self.cluster
         if missing > WAITING_SHARE * tiles:

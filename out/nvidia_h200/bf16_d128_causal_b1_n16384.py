@@ -24,7 +24,8 @@ Regenerate:
         --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal --set br=192 --set bc=64 \
         --set persistent=false --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=2 \
         --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-        --set rescale=lazy --set poly_exp=0 --set section=4 --set min_blocks=1 --set cluster=1 --set tail=0
+        --set rescale=lazy --set poly_exp=0 --set section=4 --set min_blocks=1 --set cluster_over=rows \
+        --set cluster=1 --set tail=0
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ VARIANT: dict[str, Any] = {
     "poly_exp": 0,
     "section": 4,
     "min_blocks": 1,
+    "cluster_over": "rows",
     "cluster": 1,
     "tail": 0,
 }

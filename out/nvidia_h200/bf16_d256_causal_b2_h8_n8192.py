@@ -25,7 +25,7 @@ Regenerate:
         --set persistent=false --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=3 \
         --set v_stages=2 --set schedule=chained --set q_in_registers=false \
         --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=0 --set section=4 \
-        --set min_blocks=1 --set cluster=1 --set tail=0
+        --set min_blocks=1 --set cluster_over=rows --set cluster=1 --set tail=0
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ VARIANT: dict[str, Any] = {
     "poly_exp": 0,
     "section": 4,
     "min_blocks": 1,
+    "cluster_over": "rows",
     "cluster": 1,
     "tail": 0,
 }

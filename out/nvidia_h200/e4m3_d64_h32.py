@@ -23,7 +23,8 @@ Regenerate:
         --preset sm_90 --family wgmma --dtype e4m3 --d 64 --set br=192 --set bc=112 --set persistent=true \
         --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=4 --set v_stages=4 \
         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=1 --set tail=0
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
+        --set tail=0
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ VARIANT: dict[str, Any] = {
     "poly_exp": 0,
     "section": 1,
     "min_blocks": 1,
+    "cluster_over": "rows",
     "cluster": 1,
     "tail": 0,
 }

@@ -119,6 +119,9 @@ def launch_all(manifest: Path) -> None:
             walked, walkers = rows, heads
             if entry["pack_heads"]:
                 walked, walkers = rows * (heads // kv_heads), kv_heads
+            elif entry["heads_per_cluster"] > 1:
+                per_cluster = entry["heads_per_cluster"]
+                walkers = -(-(heads // kv_heads) // per_cluster) * per_cluster * kv_heads
             tiles = -(-walked // (per_block * cluster)) * cluster if per_block else 1
             blocks = -(-batch * walkers // entry["heads_per_block"]) * tiles * entry["splits"]
             grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, entry["threads"], 1, 1)
@@ -330,6 +333,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
                 "cluster": kernel.launch.cluster,
                 "pack_heads": kernel.launch.pack_heads,
                 "splits": kernel.launch.splits,
+                "heads_per_cluster": kernel.launch.heads_per_cluster,
                 "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
                 "head_dim": problem.head_dim,

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from flashgen.gen.families import family_named
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.mma import Mma
 from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -533,6 +535,34 @@ def test_decoding_by_shared_keys(
                 out.zero_()
                 graph.replay()
                 assert torch.equal(out, o)
+
+
+@pytest.mark.parametrize(("cluster", "persistent"), [(2, False), (4, True)])
+def test_heads_that_share_copies_of_keys(
+    device: CudaDevice, tmp_path: Path, torch: Any, cluster: int, persistent: bool
+) -> None:
+    """The same to the bit as blocks alone, whether heads fill their clusters or not."""
+    problem = Problem(dtype="bf16", head_dim=D, num_q_heads=8, num_kv_heads=2)
+    alone = Wgmma(br=128, bc=64, persistent=persistent)
+    try:
+        kernels = [
+            render(replace(alone, cluster_over=over, cluster=size), problem, device.limits)
+            for over, size in (("rows", 1), ("heads", cluster))
+        ]
+    except Illegal as error:
+        pytest.skip(str(error))
+    by_itself, shared = (load(tmp_path / f"best{i}.py", kernel) for i, kernel in enumerate(kernels))
+    for heads, kv_heads, rows, keys in ((8, 2, 3000, 3000), (6, 2, 129, 1000), (3, 3, 70, 65)):
+        shapes = ((3, heads, rows, D), (3, kv_heads, keys, D), (3, kv_heads, keys, D))
+        arrays = [x.astype(numpy_dtype(problem.dtype)) for x in hosts(*shapes)]
+        q, k, v = (to_torch(torch, x) for x in arrays)
+        for causal in (False, True):
+            wanted = by_itself.attention(q, k, v, causal=causal, return_lse=True)
+            for _ in range(5):
+                o, lse = shared.attention(q, k, v, causal=causal, return_lse=True)
+                assert torch.equal(o, wanted[0]) and torch.equal(lse, wanted[1])
+            if rows < 1000:
+                check_class(problem, o, arrays, causal, lse.cpu().numpy())
 
 
 @pytest.mark.parametrize("suffix", [".py", ".cu"])
