@@ -501,7 +501,7 @@ def test_legal_variants_render(problem):
 )
 def test_what_a_search_proposes_renders_apart(problem):
     space = enumerate_space(Wgmma, problem, H200)
-    assert 20 < len(space) < 30_000
+    assert 20 < len(space) < 40_000
     sample = random.Random(2).sample(space.legal, 300)
     assert len({render(variant, problem, H200).digest for variant in sample}) == len(sample)
 
@@ -740,6 +740,19 @@ def test_advice_names_what_is_never_best(problem, variant, message):
     variant.check(problem, H200)
     said = variant.advice(problem, H200)
     assert said is not None and re.match(message, said), said
+
+
+def test_sections_are_as_large_as_there_are_and_l2_holds():
+    """Also where L2 holds more heads than any section takes: short sequences, heads that share keys."""
+    long = replace(HALF, causal=True, num_q_heads=32, num_kv_heads=32)
+    for problem, most in (
+        (replace(long, seqlen_k=16384), 8),
+        (long, 16),
+        (replace(long, seqlen_k=512), 16),
+        (replace(long, seqlen_k=16384, num_kv_heads=8), 16),
+    ):
+        sections = [Wgmma(persistent=False, section=section) for section in (2, 4, 8, 16)]
+        assert [each.section for each in sections if each.advice(problem, H200) is None] == [most]
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))

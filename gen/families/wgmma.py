@@ -382,7 +382,8 @@ class Wgmma(Variant):
         needed = self._kv_bytes(problem, together)
         if needed > limits.l2_bytes:
             return f"section={self.section}: {needed} bytes of K and V, L2 holds {limits.l2_bytes}"
-        if self.section and self._kv_bytes(problem, min(2 * together, heads)) <= limits.l2_bytes:
+        more = self.section and 2 * self.section in self._choices("section")
+        if more and self._kv_bytes(problem, min(2 * together, heads)) <= limits.l2_bytes:
             return f"section={self.section}: L2 holds K and V of more heads"
         return None
 
