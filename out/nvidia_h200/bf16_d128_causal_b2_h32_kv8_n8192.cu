@@ -7,31 +7,30 @@
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
 //   bc = 64                    keys per tile
-//   persistent = true          blocks stay for several tiles
+//   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
-//   v_stages = 2               V tiles in shared memory
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   section = 1                heads whose tiles start together by length, 0 all of them
+//   section = 16               heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.606 ms
-// (median), spread 1.1 %, 684.6 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
-// against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0,
+// Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.509 ms
+// (median), spread 0.3 %, 728.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
+// against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0,
 // seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal \
-//                 --set br=192 --set bc=64 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true
+//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
+//                 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
+//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=16 \
+//                 --set min_blocks=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -73,8 +72,7 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
-constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -88,7 +86,6 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Barriers of the block, by warpgroup that computes.
 constexpr int kGroupBarrier = 1;  // its own
-constexpr int kTurnBarrier = 1 + kConsumers;  // passes the turn to it
 
 constexpr unsigned kQBytes = kBr * kDChunks * kChunk * sizeof(Element);
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -102,16 +99,15 @@ using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
 using ChunkBc = Element[kBc * kChunk];
 
 struct SharedStorage {
-  // Q by warpgroup, and outputs on their way to global memory.
+  // Q by warpgroup, and then its outputs on their way to global memory.
   alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
-  alignas(1024) Chunk64 o[kConsumers][kDvChunks];
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 148480, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -159,11 +155,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// Comes to barrier `id` and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -348,19 +339,17 @@ struct Tile {
   }
 };
 
-// The tiles of a block that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
-// shortest that are left, so that all turns take as long.
+// The one tile of a block.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.batch * args.num_q_heads;
-  const int turns = kCausal ? (q_tiles + 1) / 2 : q_tiles;  // for one head
-  for (int turn = blockIdx.x; turn < turns * num_heads; turn += gridDim.x) {
-    const int head_index = turn / turns, first = turn % turns, last = q_tiles - 1 - first;
-    for (int q_tile = kCausal ? last : first;; q_tile = first) {
-      work(Tile(args, q_tile, head_index));
-      if (q_tile == first) break;
-    }
-  }
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
+  const int num_heads = args.batch * args.num_q_heads;
+  // Heads go together in sections, few enough for their K and V to stay in L2.
+  constexpr int kSection = 16;
+  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
+  const int section_heads = min(kSection, num_heads - section * kSection);
+  const int turn = within / section_heads, head_index = section * kSection + within % section_heads;
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -476,14 +465,6 @@ __device__ __forceinline__ void negate_q(Chunk64* q, int group) {
   named_barrier_sync(kGroupBarrier + group, kGroup);
 }
 
-// Warpgroups compute products in turns, so that one's softmax runs beside another's products.
-__device__ __forceinline__ void await_turn(int group) {
-  named_barrier_sync(kTurnBarrier + group, 2 * kGroup);
-}
-__device__ __forceinline__ void pass_turn(int group) {
-  named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 2 * kGroup);
-}
-
 // Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
 __device__ __forceinline__ void stage_output(
     Chunk64* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
@@ -581,8 +562,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.num_key_tiles; n > end_tile; --n) {
     // Keys that only other warpgroups see.
-    await_turn(group);
-    pass_turn(group);
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -597,14 +576,10 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-    await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-    pass_turn(group);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
-    // After the last scores the next Q may come.
-    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
     k_turn.advance();
     if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, rows, rescale, scale);
@@ -614,11 +589,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     for (--n; n >= 0; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-      await_turn(group);
       start_pv(o, p, v_desc + v_turn.stage * kNextV);
       barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
       start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-      pass_turn(group);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
@@ -626,7 +599,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
-      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
       k_turn.advance();
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
@@ -654,17 +626,15 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
-  // The outputs before have left once the thread that sent them off sees so.
-  Chunk64* staged = smem.o[group];
-  if (leader) tma_wait_read<0>();
-  named_barrier_sync(kGroupBarrier + group, kGroup);
-  stage_output(staged, o, inverse, warp);
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  stage_output(q, o, inverse, warp);
   fence_proxy_async();
   named_barrier_sync(kGroupBarrier + group, kGroup);
   if (leader) {
-    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, staged[c], c * kChunk, first_row, tile.head, tile.batch);
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
     tma_commit();
-    if (end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
+    tma_wait_read<0>();
+    barrier_arrive(&smem.q_empty[q_turn.stage]);
   }
   q_turn.advance();
 }
@@ -706,9 +676,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<160>();
     const int group = warp / 4 - 1;
-    if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
-    tma_wait_read<0>();
   }
 }
 
@@ -789,8 +757,7 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
       cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(grid), dim3(kThreads), parameters,
+  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif
