@@ -323,8 +323,14 @@ def _class_options(problem: Problem) -> list[str]:
 
 def _arithmetic(kernel: Kernel) -> str:
     """What a reader must know of how float32 is multiplied; empty where it is plainly."""
-    if kernel.problem.dtype != "f32" or ".tf32" not in kernel.source:
+    if kernel.problem.dtype != "f32" or not (".tf32" in kernel.source or ".f16" in kernel.source):
         return ""
+    if ".f16" in kernel.source:
+        return (
+            " Tensor cores multiply: each float32 product is three of f16, of the factors' upper and lower "
+            "parts. That is as accurate as float32 for elements of at least 2^-14 of the largest in their "
+            "tensor; smaller ones lose bits, up to 2^-37 of the largest."
+        )
     if kernel.problem.precision == "tf32":
         return (
             " Tensor cores multiply, and round float32 to TF32's eleven bits: errors up to "

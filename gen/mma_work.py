@@ -59,7 +59,10 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
     blocks = sum(walk.blocks for walk in walks)
     tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
     compute = _per_warp_tile(variant, problem, limits, tiles)
-    copies = _copies(variant, problem) * variant.key_warps
+    copies = _copies(variant, problem)
+    if variant.arithmetic(problem) == "3xf16":
+        copies = copies + _splits(variant, problem)
+    copies = copies * variant.key_warps
     once = _once(variant, problem)
     if variant.key_shares() > 1:
         once = once + _parts(variant, problem)
@@ -71,8 +74,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
         heads = -(-heads // variant.heads)
     return Work(
         once=once,
-        # A warp with tiles of its own waits for no other.
-        per_tile=copies + Counts(barriers=0 if variant.key_warps > 1 else 1 if variant.stages > 1 else 2),
+        per_tile=copies + Counts(barriers=_barriers(variant, problem)),
         per_warp_tile=compute,
         walks=walks,
         heads=heads,
@@ -136,6 +138,29 @@ def _copies(variant: Mma, problem: Problem) -> Counts:
     )
 
 
+def _splits(variant: Mma, problem: Problem) -> Counts:
+    """A tile of K and one of V, in shared memory, into parts of f16: by whoever copied them."""
+    elements = variant.bc * (problem.head_dim + problem.head_dim_v) / WARP
+    chunks = elements / 4
+    return Counts(
+        # To the unit, what the big part leaves, and that part as float32; magnitudes, and packing in pairs.
+        ffma=3 * elements,
+        alu=2 * elements,
+        # Read as 16 bytes, written as 8 and 8.
+        accesses=3 * chunks,
+        wavefronts=8 * chunks,
+        shared_waits=1,
+    )
+
+
+def _barriers(variant: Mma, problem: Problem) -> int:
+    """For a tile of K and V; a warp with tiles of its own waits for no other."""
+    if variant.key_warps > 1:
+        return 0
+    twice = 2 if variant.arithmetic(problem) == "3xf16" else 1
+    return twice * (1 if variant.stages > 1 else 2)
+
+
 def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: float) -> Counts:
     """One warp's share of one of so many tiles."""
     rows, keys = variant.row_tiles, variant.key_tiles
@@ -159,8 +184,11 @@ def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: 
         delivered=shuffles,
         shared_waits=2 + 4 * rescaled,
     )
-    if problem.dtype == "f32":
-        return softmax + _float32_products(variant, problem, limits)
+    match variant.arithmetic(problem):
+        case "3xf16":
+            return softmax + _split_products(variant, problem, limits)
+        case "3xtf32" | "tf32":
+            return softmax + _float32_products(variant, problem, limits)
     return softmax + _half_products(variant, problem, limits, rescaled)
 
 
@@ -198,6 +226,21 @@ def _half_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescale
         alu=2 * rows * keys + _addresses(variant, loads),
         shared_waits=2,
     ) + _matrix_loads(loads)
+
+
+def _split_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> Counts:
+    """Three of f16 for each of float32, whose tiles were split once for all warps."""
+    rows, keys, values = variant.row_tiles, variant.key_tiles, -(-problem.head_dim_v // 8)
+    weights = 4 * rows * keys
+    halves = _half_products(variant, problem, limits, 0.0)
+    return Counts(
+        products=3 * halves.products,
+        tensor=3 * halves.tensor,
+        # Sums of some keys added to the output, scores in two parts, weights split as tiles are.
+        ffma=4 * rows * values * -(-keys // (2 * TILES_PER_SUM)) + 3 * weights,
+        alu=weights + 2 * halves.alu,
+        shared_waits=2,
+    ) + _matrix_loads(2 * halves.accesses)
 
 
 def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> Counts:

@@ -63,10 +63,12 @@ WGMMA_HEAD_DIMS = (
     (192, 128),
     (64, 136),
 )
-#: What pairs with the number formats alone; how keys are shared has tests of its own.
-LOOSE = {"dims", "min_blocks", "splits", "key_warps"}
-#: Dtype and precision: 16 bits, 3xTF32 and TF32.
-NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "auto"), ("f32", "tf32"))
+#: What pairs with the number formats alone: what is theirs or leaves results alone; how keys are shared has
+#: tests of its own.
+LOOSE = {"dims", "min_blocks", "splits", "key_warps", "parts", "poly_exp", "evict_first"}
+#: Dtype and precision: 16 bits, float32 in two parts of either kind, and rounded.
+NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "3xtf32"), ("f32", "3xf16"), ("f32", "tf32"))
+TURING_NUMBERS = (NUMBERS[0], NUMBERS[3])
 WGMMA_NUMBERS = NUMBERS[:2]
 #: Less than a step, rows that no step divides, one chunk, several of each kind.
 E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
@@ -91,8 +93,9 @@ def pairwise(
     chosen: list[T] = []
     known: list[Assignment] = []
 
-    def draw(pair: Pair, near: Sequence[Assignment]) -> Assignment:
-        base = rng.choice(near) if near else {}
+    def draw(pair: Pair, near: Sequence[Sequence[Assignment]]) -> Assignment:
+        # Of either value as often: what is rare may have but a few.
+        base = rng.choice(rng.choice(near)) if near else {}
         assignment = dict(pair)
         for name, values in factors.items():
             if name not in assignment:
@@ -108,7 +111,7 @@ def pairwise(
         if pair not in uncovered:
             continue
         candidates: list[tuple[int, Assignment, T]] = []
-        alike = [each for each in known if any(each[name] == value for name, value in pair)]
+        alike = [found for name, value in pair if (found := [a for a in known if a[name] == value])]
         for turn in range(MAX_DRAWS):
             assignment = draw(pair, alike if turn % 2 else ())
             made = legal(assignment)
@@ -123,6 +126,26 @@ def pairwise(
             known.append(assignment)
             chosen.append(made)
     return chosen
+
+
+def serves(precision: str, head_dim: int, head_dim_v: int) -> bool:
+    """Whether `Mma` has kernels for those head dims: tiles are split into parts of f16 by eight columns."""
+    return precision != "3xf16" or head_dim % 8 == head_dim_v % 8 == 0
+
+
+def parts_of(precision: str) -> str:
+    """What `Mma.parts` must be."""
+    return "f16" if precision == "3xf16" else "tf32"
+
+
+def held_by(dtype: str, precision: str) -> dict[str, Any]:
+    """What no legal `Mma` has otherwise: by chance one in thousands is legal of float32 in parts of f16."""
+    held: dict[str, Any] = {"parts": parts_of(precision)}
+    if dtype == "f32":
+        held["poly_exp"] = 0
+    if precision != "3xtf32":
+        held["q_whole"] = False
+    return held
 
 
 @dataclass(frozen=True)
@@ -164,14 +187,20 @@ def each_value(settings: Sequence[Setting], count: int) -> list[Setting]:
 
 
 def draw(
-    family: type[Variant], problem: Problem, limits: DeviceLimits, count: int, rng: random.Random
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    count: int,
+    rng: random.Random,
+    held: Mapping[str, Any] | None = None,
 ) -> list[Variant]:
-    """Legal variants by chance, up to ``count``, fewer where few are legal."""
+    """Legal variants by chance, up to ``count``, fewer where few are legal; ``held`` ones have that value."""
+    choices = {p.name: p.choices for p in family.parameters()} | {n: (x,) for n, x in (held or {}).items()}
     found: dict[Variant, None] = {}
     for tried in range(MAX_TRIES):
         if len(found) == count or (found and tried >= MIN_TRIES + 100 * count):
             break
-        variant = family(**{p.name: rng.choice(p.choices) for p in family.parameters()})
+        variant = family(**{name: rng.choice(of_it) for name, of_it in choices.items()})
         try:
             variant.check(problem, limits)
         except Illegal:

@@ -76,7 +76,8 @@ def attend_f32(q, k, v, scale, causal, fault=Fault.NONE):
 
 
 def attend(q, k, v, scale, causal, arithmetic, fault=Fault.NONE):
-    """Attention by multiply-adds (``ieee``) or tensor cores (``3xtf32``, ``tf32``, ``f16``, ``bf16``)."""
+    """Attention by multiply-adds (``ieee``) or tensor cores (``3xtf32``, ``3xf16``, ``tf32``, ``f16``,
+    ``bf16``)."""
     group = q.shape[1] // k.shape[1]
     dtype = np.dtype(np.float16) if q.dtype.itemsize == 1 else q.dtype  # of weights
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
@@ -132,15 +133,16 @@ def multiply(a, b, arithmetic, fault=Fault.NONE, *, is_pv=False):
         return a.astype(np.float64) @ b.astype(np.float64)
     if arithmetic in ("f16", "bf16"):
         return sum_products(a, b, 8)
-    a_big, b_big = (rounded_to_tf32(x) for x in (a, b))
+    rounded, at_once = (rounded_in_units, 8) if arithmetic == "3xf16" else (rounded_to_tf32, 4)
+    a_big, b_big = (rounded(x, x) for x in (a, b))
     if arithmetic == "tf32" or fault is Fault.ONE_TERM:
         if fault is Fault.EIGHT_BITS:
             a_big, b_big = (x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b))
-        return sum_products(a_big, b_big, 4)
-    cross = sum_products(a_big, rounded_to_tf32(b - b_big), 4)
+        return sum_products(a_big, b_big, at_once)
+    cross = sum_products(a_big, rounded(b - b_big, b), at_once)
     if not (is_pv and fault is Fault.TWO_TERMS):
-        cross += sum_products(rounded_to_tf32(a - a_big), b_big, 4)
-    return sum_products(a_big, b_big, 4) + cross
+        cross += sum_products(rounded(a - a_big, a), b_big, at_once)
+    return sum_products(a_big, b_big, at_once) + cross
 
 
 def sum_products(a, b, at_once):
@@ -154,8 +156,15 @@ def sum_products(a, b, at_once):
     return total
 
 
-def rounded_to_tf32(x):
-    """To eleven bits, ties away from zero."""
+def rounded_in_units(x, whole):
+    """To f16 in units of which the largest element of ``whole``, whose part ``x`` is, has 2^12."""
+    _, exponent = np.frexp(np.abs(whole).max(initial=0.0))
+    unit = np.float32(2.0) ** (exponent - 13)
+    return (x / unit).astype(np.float16).astype(np.float32) * unit
+
+
+def rounded_to_tf32(x, whole=None):
+    """To eleven bits, ties away from zero, whatever it is part of."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 

@@ -128,7 +128,8 @@ def test_the_roofline_is_bound_by_what_takes_longest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "flops"), [("auto", 120e12), ("ieee", 60e12), ("3xtf32", 120e12), ("tf32", 360e12)]
+    ("precision", "flops"),
+    [("auto", 950e12 / 3), ("ieee", 60e12), ("3xtf32", 120e12), ("3xf16", 950e12 / 3), ("tf32", 360e12)],
 )
 def test_float32_is_bound_by_the_fastest_arithmetic_that_is_exact_enough(precision, flops) -> None:
     assert CEILINGS.flops(Problem(precision=precision)) == flops

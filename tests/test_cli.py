@@ -171,6 +171,11 @@ def test_an_option_of_the_wrong_type_or_out_of_range(flashgen, option, value):
             "family simt computes by IEEE multiply-adds, precision tf32 is asked for",
         ),
         (
+            "space --device gtx-1080 --precision 3xf16",
+            "f32_3xf16_d64",
+            "family mma: tensor cores multiply f16 from sm_75 on, this is sm_61",
+        ),
+        (
             "emit best.py --preset gtx-1080 --dv 32",
             "f32_d64v32",
             "family simt needs values as wide as keys, not 32 beside 64",

@@ -56,7 +56,7 @@ def simt(problem: Problem) -> Simt:
 def make(family: str = "simt", **problem: Any) -> Kernel:
     wanted = Problem(**{"head_dim": 64, **problem})
     if family == "mma":
-        return render(Mma(br=64, bc=64), wanted, H200)
+        return render(Mma(parts="f16" if wanted.precision == "3xf16" else "tf32", br=64, bc=64), wanted, H200)
     if family == "wgmma":
         return render(Wgmma(br=64, bc=64, persistent=wanted.causal), wanted, H200)
     return render(simt(wanted) if family == "simt" else steps(wanted.head_dim)[family], wanted, H200)
@@ -71,6 +71,7 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         ("mma", {"dtype": "f16", "head_dim": 40, "head_dim_v": 72}),
         ("mma", {"dtype": "bf16", "causal": True}),
         ("mma", {"precision": "tf32"}),
+        ("mma", {"precision": "3xf16"}),
         ("mma", {}),
         ("wgmma", {"dtype": "f16", "head_dim": 40, "head_dim_v": 72}),
         ("wgmma", {"dtype": "bf16", "causal": True}),
@@ -84,6 +85,7 @@ def make(family: str = "simt", **problem: Any) -> Kernel:
         "mma-f16",
         "mma-bf16",
         "mma-tf32",
+        "mma-3xf16",
         "mma-f32",
         "wgmma-f16",
         "wgmma-bf16",
@@ -246,16 +248,18 @@ def test_the_title_and_the_command_tell_type_and_dims() -> None:
     [
         ("mma .tf32\n", {}, "each float32 product is three of TF32"),
         ("mma .tf32\n", {"precision": "3xtf32"}, "each float32 product is three of TF32"),
+        ("mma .f16\n", {}, "each float32 product is three of f16"),
+        ("mma .f16\n", {"precision": "3xf16"}, "smaller ones lose bits"),
         ("mma .tf32\n", {"precision": "tf32"}, f"errors up to {TOLERANCES['tf32']:.0e} are within its class"),
         ("fma\n", {}, None),
         ("fma\n", {"precision": "ieee"}, None),
-        ("mma\n", {"dtype": "f16"}, None),
+        ("mma .f16\n", {"dtype": "f16"}, None),
     ],
 )
 def test_how_float32_is_multiplied_is_told(source: str, problem: dict[str, Any], words: str | None) -> None:
     text = " ".join(emit_module(by_hand(source, **problem), device="H200").split())
     if words is None:
-        assert "TF32" not in text
+        assert "TF32" not in text and "float32 product" not in text
     else:
         assert words in text
 

@@ -38,6 +38,7 @@ def test_work_of_16_bits_and_narrow_values():
         ({}, 2e-6),
         ({"precision": "ieee"}, 2e-6),
         ({"precision": "3xtf32"}, 2e-6),
+        ({"precision": "3xf16"}, 2e-6),
         ({"precision": "tf32"}, 1e-3),
         ({"dtype": "f16"}, 2e-3),
         ({"dtype": "bf16"}, 1e-2),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import parts_of
 from flashgen.gen.emit import emit_cuda, emit_module
 from flashgen.gen.families.ladder import steps
 from flashgen.gen.families.mma import Mma
@@ -75,6 +76,7 @@ CLASSES: list[dict[str, Any]] = [
     {"dtype": "f16", "causal": True},
     {"precision": "tf32"},
     {"precision": "3xtf32", "head_dim": 80, "head_dim_v": 96},
+    {"precision": "3xf16"},
     {"precision": "ieee"},
 ]
 
@@ -160,12 +162,18 @@ def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: s
 @needs_compiler
 @pytest.mark.parametrize(
     "problem",
-    [{"dtype": "f16", "head_dim_v": 24}, {"dtype": "bf16"}, {"precision": "tf32"}, {"precision": "3xtf32"}],
+    [
+        {"dtype": "f16", "head_dim_v": 24},
+        {"dtype": "bf16"},
+        {"precision": "tf32"},
+        {"precision": "3xtf32"},
+        {"precision": "3xf16"},
+    ],
     ids=lambda problem: Problem(**problem).stem,
 )
 def test_tensor_core_kernels_are_held_to_their_class(tmp_path: Path, problem: dict[str, Any]) -> None:
     wanted = Problem(**{"head_dim": 16, **problem})
-    kernel = render(Mma(br=16, bc=16), wanted, preset("a100"))
+    kernel = render(Mma(parts=parts_of(wanted.precision), br=16, bc=16), wanted, preset("a100"))
     path = tmp_path / "best.py"
     path.write_text(emit_module(kernel, device=PRESETS["a100"].name))
     proof = prove(path)

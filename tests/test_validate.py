@@ -32,6 +32,7 @@ CAUSAL = replace(PROBLEM, causal=True)
 CLASSES = {
     "ieee": PROBLEM,
     "3xtf32": replace(PROBLEM, precision="3xtf32"),
+    "3xf16": replace(PROBLEM, precision="3xf16"),
     "tf32": replace(PROBLEM, precision="tf32"),
     "f16": replace(PROBLEM, dtype="f16"),
     "bf16": replace(PROBLEM, dtype="bf16"),
@@ -80,7 +81,7 @@ def test_each_mistake_is_caught(fault, seed, depth):
         validate(FakeRunner(), fake_build(fault, PROBLEM), seed=seed, depth=depth)
 
 
-@pytest.mark.parametrize("name", ["3xtf32", "tf32", "f16", "bf16"])
+@pytest.mark.parametrize("name", ["3xtf32", "3xf16", "tf32", "f16", "bf16"])
 @pytest.mark.parametrize(
     "fault",
     [
@@ -104,6 +105,8 @@ def test_each_mistake_is_caught_in_each_class(fault, name):
     [
         ("3xtf32", Fault.ONE_TERM, "quick"),
         ("3xtf32", Fault.TWO_TERMS, "quick"),
+        ("3xf16", Fault.ONE_TERM, "quick"),
+        ("3xf16", Fault.TWO_TERMS, "quick"),
         ("tf32", Fault.EIGHT_BITS, "quick"),
         ("f16", Fault.HALF_PRECISION, "quick"),
         ("bf16", Fault.HALF_PRECISION, "quick"),

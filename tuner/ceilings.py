@@ -59,18 +59,23 @@ class Ceilings:
 
     def flops(self, problem: Problem) -> float | None:
         """FLOP/s of the fastest arithmetic that is accurate enough for the problem; None if none is known."""
-        by_tf32 = [self._most("gemm_tf32", "mma_tf32")]
         if problem.dtype != "f32":
-            # wgmma takes both types at one rate, and so does mma.
-            known = [self._most(f"gemm_{problem.dtype}", "mma_bf16", "mma_f16", "wgmma_bf16")]
-        elif problem.precision == "tf32":
-            known = by_tf32
-        else:
-            known = [] if problem.precision == "3xtf32" else [self._most("gemm_f32", "ffma")]
-            if problem.precision != "ieee":
-                # Three products of halves make one as accurate as float32.
-                known += [None if rate is None else rate / 3 for rate in by_tf32]
-        return max((rate for rate in known if rate is not None), default=None)
+            return self._of_16_bits(problem.dtype)
+        by_tf32 = self._most("gemm_tf32", "mma_tf32")
+        if problem.precision == "tf32":
+            return by_tf32
+        # Three products of parts make one as accurate as float32.
+        known = {
+            "ieee": self._most("gemm_f32", "ffma"),
+            "3xtf32": None if by_tf32 is None else by_tf32 / 3,
+            "3xf16": None if (by_f16 := self._of_16_bits("f16")) is None else by_f16 / 3,
+        }
+        served = known.values() if problem.precision == "auto" else [known[problem.precision]]
+        return max((rate for rate in served if rate is not None), default=None)
+
+    def _of_16_bits(self, dtype: str) -> float | None:
+        # wgmma takes both types at one rate, and so does mma.
+        return self._most(f"gemm_{dtype}", "mma_bf16", "mma_f16", "wgmma_bf16")
 
     def _most(self, *names: str) -> float | None:
         return max((self.rates[name] for name in names if name in self.rates), default=None)

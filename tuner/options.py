@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import product
 from typing import TypeVar
@@ -239,11 +239,23 @@ def _check_precision(precision: str, dtype: str) -> None:
 
 
 def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> str | None:
-    """Why nothing of the family computes that problem on that card: what its rule on arithmetic says."""
-    reasons = (
-        rule.verdict(family(), problem, limits) for rule in family.rules() if rule.name == "arithmetic"
-    )
-    return next((reason for reason in reasons if reason is not None), None)
+    """Why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of the
+    choices of the parameter that they wait for, they speak of those that the most rules let through."""
+    rules = [rule for rule in family.rules() if rule.name == "arithmetic"]
+    refusals: list[tuple[int, str]] = []
+    for parameter in family.parameters():
+        if not rules or parameter.name != rules[0].after:
+            continue
+        for choice in parameter.choices:
+            variant = replace(family(), **{parameter.name: choice})
+            verdicts = (rule.verdict(variant, problem, limits) for rule in rules)
+            refusal = next(((i, reason) for i, reason in enumerate(verdicts) if reason is not None), None)
+            if refusal is None:
+                return None
+            refusals.append(refusal)
+    most = max((passed for passed, _ in refusals), default=0)
+    reasons = dict.fromkeys(reason for passed, reason in refusals if passed == most)
+    return "; ".join(reasons) or None
 
 
 def serving_families(

@@ -8,10 +8,10 @@ stays within the class's bound, `Problem.tolerance`, as long as no score exceeds
 is itself rounded in proportion to its size, and exp turns that absolute error into a relative error of the
 weight. So the bound grows for each unit of the largest score beyond `plain_score`, by
 
-- float32 and 3xTF32: 2⁻²⁴ · (3/2 + √d / 9), more, the longer the dot product. That is about twice the worst
-  met in models of the kernels' arithmetic (sequential FMA; tensor cores that sum four exact products and cut
-  off what does not fit), exp2 good to 2 ulp, over d = 1 .. 256, all distributions and several scales, plus
-  one unit for scale · log2 e, which is rounded twice before it meets every score alike.
+- float32, 3xTF32 and 3xf16: 2⁻²⁴ · (3/2 + √d / 9), more, the longer the dot product. That is about twice the
+  worst met in models of the kernels' arithmetic (sequential FMA; tensor cores that sum four exact products
+  and cut off what does not fit), exp2 good to 2 ulp, over d = 1 .. 256, all distributions and several scales,
+  plus one unit for scale · log2 e, which is rounded twice before it meets every score alike.
 - f16 and bf16: twice that, since tensor cores cut off rather than round; the products are exact. P and o are
   rounded once each, by up to 2⁻¹¹ or 2⁻⁸, whatever the scores: that is the class's bound.
 - TF32: 2⁻¹¹ / √d, at least 2⁻¹¹ / 8. Each factor of each product is rounded, by up to 2⁻¹¹ of itself. Such

@@ -5,9 +5,14 @@ rows, so that softmax stays within it, as fragments of the 16-row tiles that an 
 in steps of the instruction's depth and outputs in columns of eight, so that any head dim pays for itself, not
 for the next power of two.
 
-float32 is multiplied as TF32. The class ``3xtf32`` writes each factor as the sum of two TF32 numbers and
-keeps three of the four products, which loses 2^-22 (Markidis et al. 2018, "NVIDIA Tensor Core
-Programmability, Performance & Precision"); the class ``tf32`` rounds the factors.
+float32 is multiplied as TF32 or as f16. The class ``3xtf32`` writes each factor as the sum of two TF32
+numbers and keeps three of the four products, which loses 2^-22 (Markidis et al. 2018, "NVIDIA Tensor Core
+Programmability, Performance & Precision"). The class ``3xf16`` does so with f16 numbers, which have as many
+bits and multiply twice as fast, but reach from 2^-24 to 2^16 only: a power of two for each tensor, its unit,
+which follows the largest element met so far, brings tiles into that range (Ootomo and Yokota 2022,
+"Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+performance", scale the small parts instead). Elements of at least 2^-14 of the largest keep 22 bits; what
+smaller ones lose is up to 2^-37 of the largest. The class ``tf32`` rounds the factors.
 """
 
 from __future__ import annotations
@@ -32,6 +37,11 @@ PADDED, SWIZZLED = "padded", "swizzled"
 #: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
 RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
+#: What float32 is split into for `Mma.parts`.
+TF32, F16 = "tf32", "f16"
+#: Powers of two in the units of 3xf16: what the largest element of a tensor is brought to, what an element
+#: may grow to before that is done anew, and what a row's largest weight is; where maxima lag, 2^8 times that.
+TOP_EXPONENT, LIMIT_EXPONENT, WEIGHT_EXPONENT = 12, 15, 7
 #: Head dim beyond which Q in two parts leaves no room for rows enough: one warp for each scheduler at 256.
 WIDE_HEAD_DIM = 128
 #: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
@@ -71,6 +81,9 @@ class Mma(Variant):
     family: ClassVar[str] = "mma"
     template: ClassVar[str] = "mma.cu.jinja"
 
+    parts: str = param(
+        TF32, F16, doc="float32: what each factor's two parts are, TF32 or f16 numbers", implied=True
+    )
     pack_heads: bool = param(
         False, True, doc="query heads that share keys fill one tile's rows together", implied=True
     )
@@ -158,6 +171,18 @@ class Mma(Variant):
     def key_tiles(self) -> int:
         return self.bc // TILE_COLUMNS
 
+    def arithmetic(self, problem: Problem) -> str:
+        """What the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``."""
+        if problem.dtype != "f32":
+            return "16-bit"
+        if self.parts == F16:
+            return "3xf16"
+        return "tf32" if problem.precision == "tf32" else "3xtf32"
+
+    def in_pairs(self, problem: Problem) -> bool:
+        """Whether an operand's registers hold two numbers each."""
+        return self.arithmetic(problem) in ("16-bit", "3xf16")
+
     def access_width(self, problem: Problem) -> int:
         """The widest access, up to 16 bytes, that divides the rows of all tensors."""
         dims = problem.head_dim | problem.head_dim_v
@@ -177,25 +202,34 @@ class Mma(Variant):
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         tiles = self.tiles(problem)
-        q_parts = 2 if arithmetic(problem) == "3xtf32" and not self.q_whole else 1
+        q_parts = 2 if self.arithmetic(problem) == "3xtf32" and not self.q_whole else 1
         rows = {
             "q": 0 if self.q_in_registers else q_parts * self.br,
             "k": self.key_warps * self.stages * self.bc,
             "v": self.key_warps * self.stages * self.bc,
         }
         of_tiles = ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
+        if self.finds_units_together(problem):
+            of_tiles += _whole(2 * 4 * self.warps, CHUNK_BYTES)
         # A row's outputs, its sum by four lanes, its maximum.
         of_parts = self.num_parts * self.br * 4 * (self.part_stride(problem) + 4 + 1)
         return max(of_tiles, of_parts)
+
+    def finds_units_together(self, problem: Problem) -> bool:
+        """Whether warps tell each other the largest elements of K and V that they met."""
+        return self.arithmetic(problem) == "3xf16" and self.key_warps == 1
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """With fewer a kernel spills; where it may, the compiler takes some 50 more, of float32 some 30."""
         d, dv = _whole(problem.head_dim, TILE_COLUMNS), _whole(problem.head_dim_v, TILE_COLUMNS)
         outputs, scores = dv / 2, self.bc / 2
         queries = d * ITEM_BYTES[problem.dtype] / 8 if self.q_in_registers else 0.0
-        match arithmetic(problem):
+        match self.arithmetic(problem):
             case "16-bit":
                 needed = 14 + self.row_tiles * (1.16 * (outputs + scores) + 0.8 * queries)
+            case "3xf16":  # scores in two sums, then in two parts; fitted to 264 kernels built for two cards
+                needed = 34 + self.row_tiles * (1.4 * outputs + 2.85 * scores + 1.18 * queries - 13)
+                needed += 9 if self.layout == SWIZZLED else 0
             case "3xtf32":  # scores in two sums, then in two parts; queries are split tile by tile
                 needed = 40 + self.row_tiles * (12 + 0.9 * outputs + 2.4 * scores + 1.4 * queries)
             case _:
@@ -213,20 +247,21 @@ class Mma(Variant):
         d = self.d_columns(problem)
         value_tiles = _whole(problem.head_dim_v, TILE_COLUMNS) // TILE_COLUMNS
         tiles = self.tiles(problem)
-        half = problem.dtype != "f32"
-        wide_steps, narrow_steps = divmod(d, 16) if half else (d // 8, 0)
-        wide_keys, narrow_keys = divmod(self.key_tiles, 2) if half else (0, 0)
+        arithmetic = self.arithmetic(problem)
+        half, in_pairs = problem.dtype != "f32", self.in_pairs(problem)
+        wide_steps, narrow_steps = divmod(d, 16) if in_pairs else (d // 8, 0)
+        wide_keys, narrow_keys = divmod(self.key_tiles, 2) if in_pairs else (0, 0)
         narrow_steps //= 8
-        if half and not limits.has_async_copy:  # sm_75 multiplies eight deep
+        if in_pairs and not limits.has_async_copy:  # sm_75 multiplies eight deep
             wide_steps, narrow_steps = 0, d // 8
             wide_keys, narrow_keys = 0, self.key_tiles
-        operand_keys = 16 if wide_keys else 8
+        operand_keys = 16 if half and wide_keys else 8
         operands = -(-self.bc // operand_keys)
         # float32 splits all weights before its products with V; 16-bit weights are made beside them.
         weighed_ahead = 1 if half else operands
         at_once = _widest(self.key_tiles)
         plain = {at_once} if narrow_steps else set()
-        trans = {_widest(value_tiles)} if narrow_keys else set()
+        trans = {_widest(value_tiles)} if narrow_keys and half else set()
         if wide_steps:
             plain |= {4 if self.key_tiles % 2 == 0 else 2}
         if not self.q_in_registers:
@@ -235,30 +270,37 @@ class Mma(Variant):
         if wide_keys:
             trans |= {4} if value_tiles > 1 else set()
             trans |= {2} if value_tiles % 2 else set()
-        instructions = [16] if half and (wide_steps or wide_keys) else []
-        instructions += [8] if not half or narrow_steps or narrow_keys else []
+        if narrow_keys and not half:
+            trans |= {2} if value_tiles > 1 else set()
+            trans |= {1} if value_tiles % 2 else set()
+        instructions = [16] if in_pairs and (wide_steps or wide_keys) else []
+        instructions += [8] if not in_pairs or narrow_steps or narrow_keys else []
+        number = F16 if arithmetic == "3xf16" else TF32
+        # Of terms that are summed apart; a step of f16 is as deep as two of TF32.
+        restart_keys = {"3xtf32": RESTART_KEY_TILES, "3xf16": min(2 * RESTART_KEY_TILES, self.key_tiles)}
         return {
-            "arithmetic": arithmetic(problem),
-            "number": "tf32" if problem.dtype == "f32" else problem.dtype,
+            "arithmetic": arithmetic,
+            "number": problem.dtype if half else number,
             "instructions": instructions,
             "ldmatrix_counts": {"plain": plain, "trans": trans},
             "heads_per_block": self.heads,
             "row_tiles": self.row_tiles,
             "key_tiles": self.key_tiles,
             "value_tiles": value_tiles,
-            "wide": 16 if half else 8,
+            "wide": 16 if in_pairs else 8,
             "wide_steps": wide_steps,
             "narrow_steps": narrow_steps,
             "wide_keys": wide_keys,
             "narrow_keys": narrow_keys,
-            "q_fragments": d * size // 8,
+            "q_fragments": d // 4 if in_pairs else d // 2,
             "chunk": chunk,
+            "half_step": 8 if in_pairs else 4,
             "wide_rows": half and self.access_width(problem) == chunk,
             "operand_keys": operand_keys,
             "weighed_ahead": weighed_ahead,
             "restart_steps": RESTART_STEPS,
-            "restart_keys": RESTART_KEY_TILES if arithmetic(problem) == "3xtf32" else self.key_tiles,
-            "restarts": arithmetic(problem) == "3xtf32" and wide_steps > 2 * RESTART_STEPS,
+            "restart_keys": restart_keys.get(arithmetic, self.key_tiles),
+            "restarts": wide_steps > {"3xtf32": 2, "3xf16": 1}.get(arithmetic, d) * RESTART_STEPS,
             # A few columns average nothing: what is left out must have no bias on either side.
             "split_k": "split_rounded" if problem.head_dim < 8 else "split",
             "d_columns": d,
@@ -273,11 +315,15 @@ class Mma(Variant):
                     ("v", self.bc, problem.head_dim_v, self.threads() // self.key_warps),
                 )
             },
+            "finds_units_together": self.finds_units_together(problem),
             "num_parts": self.num_parts,
             "part_stride": self.part_stride(problem),
             "part_width": min(4, self.access_width(problem)),
             "async_copy": limits.has_async_copy,
             "poly": EXP2_CUBIC,
+            "top_exponent": TOP_EXPONENT,
+            "limit_exponent": LIMIT_EXPONENT,
+            "weight_exponent": WEIGHT_EXPONENT if arithmetic == "3xf16" else 0,
         }
 
     def _padded_columns(self, problem: Problem) -> list[tuple[str, str, int, str]]:
@@ -289,15 +335,32 @@ class Mma(Variant):
 
     # -- limits: what cannot run -----------------------------------------------------------------------
 
-    @rule("arithmetic", after="pack_heads")
+    @rule("arithmetic", after="parts")
+    def _parts_are_asked_for(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.dtype != "f32":
+            return f"parts={self.parts}: {problem.dtype} is multiplied whole" if self.parts != TF32 else None
+        asked = {"3xtf32": TF32, "tf32": TF32, "3xf16": F16}.get(problem.precision, self.parts)
+        if self.parts != asked:
+            return f"parts={self.parts}: precision {problem.precision} is asked for"
+        return None
+
+    @rule("arithmetic", after="parts")
     def _tensor_cores_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if problem.has_scales:
             return f"family mma multiplies f16, bf16 and f32, this problem is {problem.dtype}"
-        needed = 75 if problem.dtype == "f16" else 80
+        number = self.parts if problem.dtype == "f32" else problem.dtype
+        needed = 75 if number == F16 else 80
         if limits.arch < needed:
-            return f"tensor cores multiply {problem.dtype} from sm_{needed} on, this is {limits.sm}"
+            return f"tensor cores multiply {number} from sm_{needed} on, this is {limits.sm}"
         if problem.precision == "ieee":
-            return "family mma multiplies float32 as TF32, precision ieee is asked for"
+            return "family mma multiplies float32 as TF32 or f16, precision ieee is asked for"
+        return None
+
+    @rule("arithmetic", after="parts")
+    def _parts_fill_chunks(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if self.parts == F16 and dim % TILE_COLUMNS:
+                return f"parts=f16: tiles are split by {TILE_COLUMNS} columns, no divisor of head dim {dim}"
         return None
 
     @rule("divisibility", after="rows_per_warp")
@@ -357,8 +420,8 @@ class Mma(Variant):
 
     @rule("combination", after="q_whole")
     def _queries_have_parts(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.q_whole and (self.q_in_registers or arithmetic(problem) != "3xtf32"):
-            where = "in registers" if self.q_in_registers else f"of class {arithmetic(problem)}"
+        if self.q_whole and (self.q_in_registers or self.arithmetic(problem) != "3xtf32"):
+            where = "in registers" if self.q_in_registers else f"of class {self.arithmetic(problem)}"
             return f"q_whole=True: Q {where} is never kept in two parts"
         return None
 
@@ -402,6 +465,13 @@ class Mma(Variant):
         return None
 
     # -- advice: what runs, but never best ----------------------------------------------------------
+
+    @rule("parts", after="parts", advisory=True)
+    def _parts_are_fast(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        in_chunks = problem.head_dim % TILE_COLUMNS == problem.head_dim_v % TILE_COLUMNS == 0
+        if self.arithmetic(problem) == "3xtf32" and problem.precision == "auto" and in_chunks:
+            return "parts=tf32: tensor cores multiply f16 twice as fast, and all warps share tiles in parts"
+        return None
 
     @rule("packing", after="pack_heads", advisory=True)
     def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -580,13 +650,6 @@ class Mma(Variant):
         warps_per_partition = -(-blocks * self.warps // 4)
         share = limits.registers_per_sm // 4 // (warps_per_partition * WARP) // 8 * 8
         return min(limits.max_registers_per_thread, share)
-
-
-def arithmetic(problem: Problem) -> str:
-    """What the products are made of: ``16-bit``, ``3xtf32`` or ``tf32``."""
-    if problem.dtype != "f32":
-        return "16-bit"
-    return "tf32" if problem.precision == "tf32" else "3xtf32"
 
 
 def _unswizzled(problem: Problem) -> int:

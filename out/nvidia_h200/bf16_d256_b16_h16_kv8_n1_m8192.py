@@ -22,7 +22,7 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit bf16_d256_b16_h16_kv8_n1_m8192.py \
-        --preset sm_90 --family mma --dtype bf16 --d 256 --set pack_heads=true --set br=16 \
+        --preset sm_90 --family mma --dtype bf16 --d 256 --set parts=tf32 --set pack_heads=true --set br=16 \
         --set rows_per_warp=16 --set key_warps=2 --set splits=2 --set bc=16 --set layout=swizzled \
         --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=2 \
         --set evict_first=false --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=3 \
@@ -72,6 +72,7 @@ PROBLEM: dict[str, Any] = {
 }
 VARIANT: dict[str, Any] = {
     "family": "mma",
+    "parts": "tf32",
     "pack_heads": True,
     "br": 16,
     "rows_per_warp": 16,

@@ -21,7 +21,7 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit f16_d32_b4096_h4_n49.py \
-        --preset sm_90 --family mma --dtype f16 --d 32 --set pack_heads=false --set br=64 \
+        --preset sm_90 --family mma --dtype f16 --d 32 --set parts=tf32 --set pack_heads=false --set br=64 \
         --set rows_per_warp=32 --set key_warps=1 --set splits=1 --set bc=56 --set layout=swizzled \
         --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=2 \
         --set evict_first=false --set rescale=always --set poly_exp=0 --set heads=1 --set min_blocks=8 \
@@ -73,6 +73,7 @@ PROBLEM: dict[str, Any] = {
 }
 VARIANT: dict[str, Any] = {
     "family": "mma",
+    "parts": "tf32",
     "pack_heads": False,
     "br": 64,
     "rows_per_warp": 32,

@@ -22,7 +22,7 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit f32_d128_causal.py \
-        --preset sm_90 --family mma --d 128 --causal --set pack_heads=false --set br=128 \
+        --preset sm_90 --family mma --d 128 --causal --set parts=tf32 --set pack_heads=false --set br=128 \
         --set rows_per_warp=16 --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded \
         --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=1 \
         --set evict_first=false --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 \
@@ -74,6 +74,7 @@ PROBLEM: dict[str, Any] = {
 }
 VARIANT: dict[str, Any] = {
     "family": "mma",
+    "parts": "tf32",
     "pack_heads": False,
     "br": 128,
     "rows_per_warp": 16,

@@ -22,10 +22,11 @@ result in its cache). Make that call before capturing a CUDA graph. Forward only
 Regenerate:
 
     flashgen emit f32_d80.py \
-        --preset sm_90 --family mma --d 80 --set pack_heads=false --set br=256 --set rows_per_warp=32 \
-        --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded --set d_steps=exact \
-        --set q_in_registers=false --set q_whole=false --set stages=1 --set evict_first=false \
-        --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head
+        --preset sm_90 --family mma --d 80 --set parts=tf32 --set pack_heads=false --set br=256 \
+        --set rows_per_warp=32 --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded \
+        --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=1 \
+        --set evict_first=false --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 \
+        --set block_order=by_head
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ PROBLEM: dict[str, Any] = {
 }
 VARIANT: dict[str, Any] = {
     "family": "mma",
+    "parts": "tf32",
     "pack_heads": False,
     "br": 256,
     "rows_per_warp": 32,

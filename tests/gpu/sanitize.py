@@ -55,7 +55,7 @@ MAX_DRAWS = 20_000
 LONG_ROW, LONG_ROW_EVERY = 2 * 2048, 8
 #: How far from float64 results may be on inputs in ±3, by the class of `Problem.precision` or else the dtype;
 #: a kernel that the tool disturbed is further.
-ALLOWED_ERRORS = {"f32": 1e-5, "3xtf32": 3e-5, "tf32": 2e-2, "f16": 6e-3, "bf16": 3e-2}
+ALLOWED_ERRORS = {"f32": 1e-5, "3xtf32": 3e-5, "3xf16": 3e-5, "tf32": 2e-2, "f16": 6e-3, "bf16": 3e-2}
 
 
 # ---- the process under the sanitizer -----------------------------------------------------------------------
@@ -357,7 +357,7 @@ def allowed_error(kernel: Any) -> float:
     """The bound of the arithmetic that the kernel's family does."""
     problem = kernel.problem
     if kernel.variant.family == "mma" and problem.dtype == "f32":
-        return ALLOWED_ERRORS["tf32" if problem.precision == "tf32" else "3xtf32"]
+        return ALLOWED_ERRORS[kernel.variant.arithmetic(problem)]
     return ALLOWED_ERRORS[problem.dtype]
 
 

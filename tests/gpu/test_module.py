@@ -376,6 +376,8 @@ CLASSES: list[dict[str, Any]] = [
     {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128},
     {"dtype": "f16", "head_dim": 40, "head_dim_v": 72},
     {"precision": "3xtf32"},
+    {"precision": "3xf16"},
+    {"precision": "3xf16", "head_dim": 80, "head_dim_v": 96, "causal": True},
     {"precision": "tf32", "head_dim": 80, "head_dim_v": 96},
     {"family": "wgmma", "dtype": "bf16", "head_dim": 128},
     {"family": "wgmma", "dtype": "f16", "head_dim": 40, "head_dim_v": 72, "causal": True},

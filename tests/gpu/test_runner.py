@@ -39,6 +39,9 @@ TENSOR_PROBLEMS = [
         {"precision": "tf32", "head_dim": 16, "head_dim_v": 24, "causal": True},
         {"precision": "3xtf32", "head_dim": 64, "causal": True},
         {"precision": "3xtf32", "head_dim": 128},
+        {"precision": "3xf16", "head_dim": 64, "causal": True},
+        {"precision": "3xf16", "head_dim": 128},
+        {"precision": "3xf16", "head_dim": 40, "head_dim_v": 24},
     )
 ]
 SAMPLE = 6
@@ -103,7 +106,7 @@ def with_body(device: CudaDevice, build: Build, statement: str) -> Build:
 def require_arithmetic(device: CudaDevice, problem: Problem) -> None:
     """Skips where the card's tensor cores do not multiply the problem's numbers."""
     plain = problem.dtype == "f32" and problem.precision in ("auto", "ieee")
-    needed = 0 if plain else 75 if problem.dtype == "f16" else 80
+    needed = 0 if plain else 75 if "f16" in (problem.dtype, problem.precision.removeprefix("3x")) else 80
     if device.limits.arch < needed:
         pytest.skip(f"needs sm_{needed}, this is {device.limits.sm}")
 

@@ -28,8 +28,8 @@ Precision = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, 3xtf32 "
-        "or tf32 (eleven bits).",
+        help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, "
+        "3xtf32, 3xf16 or tf32 (eleven bits).",
     ),
 ]
 HeadDim = Annotated[int | None, typer.Option("--d", "--head-dim", help="Head dim, 1 to 256; 64 by default.")]
@@ -126,7 +126,7 @@ def _shapes(
             "--precision",
             metavar="NAMES",
             help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, "
-            "3xtf32 or tf32 (eleven bits).",
+            "3xtf32, 3xf16 or tf32 (eleven bits).",
         ),
     ] = None,
     head_dim: Annotated[

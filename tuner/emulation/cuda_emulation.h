@@ -113,6 +113,9 @@ T __ldg(const T* address) {
 // The last parameter is the line of the call, for messages.
 
 inline void __syncthreads(int line = __builtin_LINE()) { emulation::sync_block("__syncthreads", line); }
+inline int __syncthreads_or(int predicate, int line = __builtin_LINE()) {
+  return emulation::sync_block("__syncthreads_or", line, predicate != 0);
+}
 inline void __syncwarp(unsigned mask = 0xffffffff, int line = __builtin_LINE()) {
   emulation::sync_warp(mask, "__syncwarp", line);
 }

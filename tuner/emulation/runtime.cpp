@@ -374,7 +374,12 @@ int refuse(cudaError_t error, std::string why) {
 
 int lane_of_warp() { return running->current().index % kWarp; }
 
-void sync_block(const char* what, int line) { running->wait(State::kAtBarrier, what, line); }
+bool sync_block(const char* what, int line, bool predicate) {
+  Thread& thread = running->current();
+  thread.bits = predicate;
+  running->wait(State::kAtBarrier, what, line);
+  return thread.bits != 0;
+}
 
 void sync_warp(uint32_t mask, const char* what, int line) {
   Thread& thread = enter_exchange(mask, what, line);

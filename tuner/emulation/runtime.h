@@ -43,7 +43,8 @@ struct Config {
 };
 
 // `what` names the CUDA function for messages, `line` the place in the kernel's source.
-void sync_block(const char* what, int line);
+// Whether any thread of the block came with `predicate`.
+bool sync_block(const char* what, int line, bool predicate = false);
 void sync_warp(uint32_t mask, const char* what, int line);
 
 // The bits that lane `source` passed in; kUninitialized when the mask does not name it.

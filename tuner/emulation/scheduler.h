@@ -250,7 +250,12 @@ class Scheduler {
         return false;
       }
     }
-    for (auto& thread : threads_) thread->state = State::kReady;
+    bool any = false;
+    for (const auto& thread : threads_) any |= thread->bits != 0;
+    for (auto& thread : threads_) {
+      thread->bits = any;
+      thread->state = State::kReady;
+    }
     return true;
   }
 
