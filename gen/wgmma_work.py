@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 GROUP, GROUP_ROWS = 128, 64
 #: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
 WGMMA_FLOPS_PER_CLOCK = 4096
+#: Products of float32 in two parts each, but for that of the small ones.
+PARTS_PRODUCTS = 3
+#: Rows that share a unit, and warps that split them.
+UNIT_ROWS, SPLITTERS = 8, 3
+#: Columns that come together, and how many such boxes of rows that share a unit a warp holds at a time.
+BOX_COLUMNS, HELD_BOXES = 32, 4
+#: Issue slots beside what 16 bits take: per score to leave its key's unit and be split, per eight keys for
+#: their units; of the warps that split, per four elements of a lane.
+SPLIT_SCORE_SLOTS, UNIT_SLOTS, SPLITTING_SLOTS = 5, 3, 27
+#: How much longer splitting by whole tiles takes where there are two stages, than by rows.
+SPLIT_LATE = 1.3
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,15 @@ class GroupWork:
     """What a block asks of L2 for a tile of keys and one of values."""
     cluster: int = 1
     """Blocks that start together, near each other."""
+    split_rounds: float = 0.0
+    """Where float32 is split: rounds of eight reads by a lane of the busiest warp that splits, for a tile of
+    keys and one of values,"""
+    split_waits: float = 0.0
+    """and how often it waits for such two. Issue slots that splitting takes"""
+    split_slots: float = 0.0
+    """of a computing warp for a tile, and"""
+    splitter_slots: float = 0.0
+    """of a scheduler for the warps that split, by computing warp."""
     registers: int | None = None
     """Per thread, that the compiler takes: those of the variant."""
 
@@ -91,10 +111,25 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
     if problem.has_scales:
         weight_bytes = 3 * bc * dv / groups  # of values, read as they came and written as f16
+    products, split = 1, {}
+    if problem.dtype == "f32":
+        products, score_size = PARTS_PRODUCTS, 1.0
+        boxes = [-(-columns // BOX_COLUMNS) for columns in (problem.head_dim, dv)]
+        fours = bc / UNIT_ROWS * 2 * sum(boxes)  # of a warp's lanes
+        # They arrive, are read and written; the widest rows are read twice.
+        passes = 4 if max(boxes) > HELD_BOXES else 3
+        factor_bytes = PARTS_PRODUCTS * 2 * (bc * dv + d * (bc + GROUP_ROWS))
+        weight_bytes = passes * fours * 512 / groups
+        split = {
+            "split_rounds": sum(_split_rounds(variant, each) for each in boxes),
+            "split_waits": 1 / SPLITTERS if variant.split_by == "tiles" else 1.0,
+            "split_slots": scores * SPLIT_SCORE_SLOTS + bc / UNIT_ROWS * UNIT_SLOTS + dv / 2,
+            "splitter_slots": fours * SPLITTING_SLOTS / (4 * groups),
+        }
     return GroupWork(
         groups=groups,
-        score_cycles=flops * d * score_size / WGMMA_FLOPS_PER_CLOCK,
-        output_cycles=flops * dv / WGMMA_FLOPS_PER_CLOCK,
+        score_cycles=products * flops * d * score_size / WGMMA_FLOPS_PER_CLOCK,
+        output_cycles=products * flops * dv / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
         masked=scores * min(1.0, masked_tiles / max(1.0, tiles)),
@@ -110,6 +145,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
         cluster=variant.cluster,
+        **split,
     )
 
 
@@ -127,3 +163,16 @@ def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
     walks = [seen((tile * variant.br // rows + 1) * rows - 1) for tile in range(query_tiles)]
     starts = range(0, problem.seqlen_q, GROUP_ROWS)
     return tuple(reversed(walks)), sum(seen(start + GROUP_ROWS - 1) for start in starts)
+
+
+def _split_rounds(variant: Wgmma, boxes: int) -> float:
+    """`GroupWork.split_rounds` of a tile: of narrow rows those of two units are read together. Of whole tiles
+    each warp has a third, but with two stages the next is waited for."""
+    together = 2 if 2 * boxes <= HELD_BOXES else 1
+    reads, units = together * boxes / HELD_BOXES, variant.bc // UNIT_ROWS
+    by_rows = -(-units // (SPLITTERS * together)) * reads
+    if variant.split_by == "rows":
+        return by_rows
+    if min(variant.k_stages, variant.v_stages) <= 2:
+        return SPLIT_LATE * by_rows
+    return -(-units // together) * reads / SPLITTERS

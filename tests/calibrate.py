@@ -58,7 +58,9 @@ FITTED = {
         "launch_us",
     ),
     "wgmma": tuple(
-        f.name for f in fields(GroupCoefficients) if f.name not in ("memory_hiding", "score_slots")
+        f.name
+        for f in fields(GroupCoefficients)
+        if f.name not in ("memory_hiding", "score_slots") and not f.name.startswith("split_")
     ),
 }
 

@@ -72,6 +72,8 @@ TURING_NUMBERS = (NUMBERS[0], NUMBERS[3])
 WGMMA_NUMBERS = NUMBERS[:2]
 #: Less than a step, rows that no step divides, one chunk, several of each kind.
 E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
+#: Of float32 in parts: less than a step, chunks of both kinds, split together, apart and read twice.
+PARTS_HEAD_DIMS = ((8, 8), (40, 40), (64, 64), (72, 40), (96, 96), (128, 128), (64, 128), (160, 160))
 
 
 def pairwise(
@@ -217,13 +219,17 @@ def cover(
     *,
     loose: Container[str],
     held: Mapping[str, Any] | None = None,
+    without: Container[tuple[str, Any]] = (),
     seed: int = 0,
 ) -> list[Setting]:
     """Kernels of a family with every two values of its parameters, the number formats, the mask and the
-    cards. What is ``loose`` meets every format, no more. ``held`` parameters can have no other value; to find
-    that out would take longer than all the rest."""
+    cards. What is ``loose`` meets every format, no more. ``held`` parameters can have no other value, and
+    kernels are ``without`` some values; to find that out would take longer than all the rest."""
     factors = {"numbers": numbers, "dims": head_dims, "causal": (False, True), "limits": cards} | {
-        p.name: (held[p.name],) if held and p.name in held else p.choices for p in family.parameters()
+        p.name: (held[p.name],)
+        if held and p.name in held
+        else tuple(choice for choice in p.choices if (p.name, choice) not in without)
+        for p in family.parameters()
     }
 
     def legal(assignment: Assignment) -> Setting | None:
@@ -258,3 +264,13 @@ def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=LOOSE, held=held, seed=seed)
+
+
+def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """As `wgmma_settings`, of float32 in parts, which changes nothing about the order of tiles."""
+    held = {"o_apart": False, "p_in_shared": False, "q_in_registers": False, "poly_exp": 0, "tail": 0}
+    held |= {"cluster_over": "rows", "cluster": 1}
+    # Weights of more keys, in two parts, fit no registers.
+    without = {("bc", 224), ("bc", 256)}
+    numbers, loose = [("f32", "3xf16")], LOOSE | {"section"}
+    return cover(Wgmma, cards, numbers, PARTS_HEAD_DIMS, loose=loose, held=held, without=without, seed=seed)

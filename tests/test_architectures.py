@@ -139,3 +139,18 @@ def test_warpgroup_kernels_build_without_warnings_and_spills(causal, monkeypatch
     for (variant, problem), built in zip(pairs, build_all(pairs, "h200"), strict=True):
         assert not isinstance(built, BuildError), f"{problem.stem} {variant.name}: {built}"
         assert built.spill_bytes == 0, f"{problem.stem} {variant.name}"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "variant"),
+    [
+        (64, Wgmma(br=192, bc=48, schedule="chained", order_of_groups="products", k_stages=4, v_stages=4)),
+        (128, Wgmma(br=128, bc=32)),
+        (32, Wgmma(br=256, bc=32, q_stages=2, k_stages=3, v_stages=3)),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_warpgroup_kernels_of_float32_build_without_warnings_and_spills(head_dim, variant, monkeypatch):
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Werror all-warnings")
+    problem = Problem(head_dim=head_dim, head_dim_v=head_dim, causal=head_dim == 64)
+    assert build(variant, problem, "h200").spill_bytes == 0

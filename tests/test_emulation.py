@@ -170,6 +170,8 @@ def test_blocks_have_shared_memory_of_their_own():
         ("float(__any_sync(0xffffffff, 0))", lambda i: 0),
         ("float(__all_sync(0xffffffff, lane < 31))", lambda i: 0),
         ("float(__all_sync(0xffffffff, lane < 32))", lambda i: 1),
+        ("float(__reduce_max_sync(0xffffffff, (lane * 11 % 32) << 3))", lambda i: 31 << 3),
+        ("float(__reduce_max_sync(0xffffffff, lane == 19 ? 1u << 31 : 0u))", lambda i: 2**31),
     ],
 )
 def test_warp_functions(call, source):

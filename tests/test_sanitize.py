@@ -56,7 +56,7 @@ def test_the_sample_takes_every_legal_value(
     for parameter in Mma.parameters():
         assert {getattr(k.variant, parameter.name) for k in mma} == set(parameter.choices)
     wgmma = [k for k in kernels if k.variant.family == "wgmma"]
-    assert {k.problem.dtype for k in wgmma} == {"f16", "bf16"}
+    assert {k.problem.dtype for k in wgmma} == {"f16", "bf16", "f32"}
     for parameter in Wgmma.parameters():
         assert {getattr(k.variant, parameter.name) for k in wgmma} == set(parameter.choices)
     said = capsys.readouterr().out

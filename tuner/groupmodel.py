@@ -3,8 +3,8 @@
 The warpgroups that compute on an SM each work on a tile of keys at a time. Together they are bound by what
 they share: the tensor cores, the special-function units, the schedulers' issue slots, shared memory. Each
 alone is bound by its chain: its scores, then their maxima, exponentials and weights, and in the chained
-schedule part of the outputs before. A block starts, walks its tiles, and ends or goes on to the next query
-tile; device memory bounds the whole.
+schedule part of the outputs before; of float32, also by the few warps that split its keys and values. A block
+starts, walks its tiles, and ends or goes on to the next query tile; device memory bounds the whole.
 
 The coefficients marked "fitted" minimize the error on some 5800 kernels timed on an H200: tests/calibrate.py.
 """
@@ -57,6 +57,11 @@ class GroupCoefficients:
     #: How much longer a tile takes when exponentials take turns, and in the chained schedule. Fitted.
     turns: float = 1.035
     chained: float = 0.945
+    #: Cycles in which a warp splits float32: of a round, and of its waits for a tile of keys and one of
+    #: values; how much of the products shows beside that. By thirteen kernels timed on an H200.
+    split_round: float = 500.0
+    split_waits: float = 600.0
+    split_hiding: float = 1.5
     #: Cycles from a query tile's end to the next one's first scores, and when its Q came early. Fitted.
     start: float = 3560.0
     start_with_q: float = 1540.0
@@ -80,6 +85,8 @@ def predict_groups(
         tile *= coefficients.turns
     if work.chained:
         tile *= coefficients.chained
+    splitting = _splitting_cycles(work, coefficients)
+    tile = join([tile, splitting], coefficients.split_hiding)
     start = coefficients.start_with_q if work.early_q else coefficients.start
     slots = limits.blocks_at_once(resident, work.cluster)
     query_tiles = _query_tiles_of_the_last(work, slots)
@@ -87,6 +94,8 @@ def predict_groups(
     per_sm = query_tiles * work.tiles * us
     parts = {name: per_sm * cycles for name, cycles in shared.items()}
     parts["latency"] = (per_sm * chain) + query_tiles * start * us
+    if splitting:
+        parts["splitting"] = per_sm * splitting
     parts["device memory"] = _memory_bytes(work, problem, limits, resident) / (
         1e3 * limits.dram_gbps * coefficients.dram_efficiency
     )
@@ -108,6 +117,8 @@ def _shared_cycles(work: GroupWork, groups: int, coefficients: GroupCoefficients
         + work.polynomials * coefficients.polynomial_slots
         + work.masked * coefficients.mask_slots
         + coefficients.tile_slots
+        + work.split_slots
+        + work.splitter_slots
     )
     return {
         "tensor cores": groups * (work.score_cycles + work.output_cycles),
@@ -126,7 +137,14 @@ def _chain_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
     late = {1: coefficients.late_after_one, 2: coefficients.late_after_two}.get(work.stages, 0.0)
     outputs = coefficients.exposed_outputs * work.output_cycles if work.chained else 0.0
     softmax = _exp_cycles(work) + coefficients.score_latency * work.scores + coefficients.tile_latency
-    return work.score_cycles + outputs + softmax + late
+    return work.score_cycles + outputs + softmax + work.split_slots + late
+
+
+def _splitting_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
+    """Cycles in which a block's warps split a tile of keys and one of values."""
+    if not work.split_rounds:
+        return 0.0
+    return work.split_rounds * coefficients.split_round + work.split_waits * coefficients.split_waits
 
 
 def _query_tiles_of_the_last(work: GroupWork, slots: int) -> float:

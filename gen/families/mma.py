@@ -308,7 +308,13 @@ class Mma(Variant):
             "strides": {name: tile.stride for name, tile in tiles.items()},
             "layouts": tiles,
             "plans": {
-                name: _plan_fetch(rows, columns, self.access_width(problem), threads)
+                name: _plan_fetch(
+                    rows,
+                    columns,
+                    self.access_width(problem),
+                    threads,
+                    split=name != "q" and arithmetic == "3xf16",
+                )
                 for name, rows, columns, threads in (
                     ("q", self.br, problem.head_dim, self.threads()),
                     ("k", self.bc, problem.head_dim, self.threads() // self.key_warps),
@@ -679,12 +685,16 @@ def _tile(layout: str, columns: int, chunk: int) -> Tile:
     return Tile((chunks | 1) * chunk)
 
 
-def _plan_fetch(rows: int, columns: int, width: int, threads: int) -> Fetch:
-    """The copy of fewest passes whose neighbouring threads read at least 64 bytes, or the row."""
+def _plan_fetch(rows: int, columns: int, width: int, threads: int, *, split: bool = False) -> Fetch:
+    """The copy of fewest passes whose neighbouring threads read at least 64 bytes, or the row. Of a tile that
+    they split eight share a row where that can be: sixteen threads then write to all banks."""
     chunks = columns // width
     candidates = [
         n for n in range(1, chunks + 1) if chunks % n == 0 and n <= threads and (n >= 4 or n == chunks)
     ]
+    # Of wide rows the addresses would take too many registers.
+    if split and 8 in candidates and columns <= WIDE_HEAD_DIM:
+        candidates = [8]
 
     def passes(across: int) -> int:
         return -(-rows // (threads // across)) * (chunks // across)

@@ -1,4 +1,4 @@
-"""The Hopper family: products by warpgroups (wgmma), copies by the tensor memory engine (TMA), 16 or 8 bits.
+"""The Hopper family: products by warpgroups (wgmma), copies by the tensor memory engine (TMA).
 
 One warpgroup copies and gives most of its registers to the others, of which each computes 64 rows of ``br``.
 Tiles of keys come from the last to the first through rings of buffers in shared memory, so that those with a
@@ -12,6 +12,10 @@ divides what they ask of L2.
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned into
 f16, exactly, by the warps that have nothing to copy: wgmma reads no eight bits by rows of keys, and weights
 in f16 lose nothing worth mention, where in e4m3 they would keep four bits.
+
+float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by the
+warpgroups that own it); three of the four products count, as in the class ``3xf16`` of family mma. Every
+eight rows have a unit of their own, a power of two that brings them into the range of f16.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from ..problem import ITEM_BYTES, Problem
 from ..tiles import wasted
 from ..variant import Launch, TensorMap, Variant, param, rule
 from ..wgmma_work import GROUP, GROUP_ROWS, GroupWork, wgmma_work
-from .mma import EXP2_CUBIC
+from .mma import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 
 #: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
 CHUNK_BYTES, CHUNK = 128, 64
@@ -35,8 +39,12 @@ BARRIER_BYTES = 8
 COPYING_REGISTERS = 24
 #: The same where it also turns values into f16, and tiles of these that wait for it in shared memory.
 CONVERTING_REGISTERS, RAW_STAGES = 56, 2
-#: Threads that do so: of the warps that copy nothing.
+#: The same where it splits float32: with 56 it spills.
+SPLITTING_REGISTERS = 72
+#: Threads that do either: of the warps that copy nothing.
 CONVERTERS = 96
+#: Rows of float32 that have a unit together: as many as are swizzled alike, which a warp splits at once.
+UNIT_ROWS = 8
 #: Loads of sixteen values that each of these has under way at once.
 CONVERTED_TOGETHER = 4
 #: What one may have of those that others gave up, and what makes that needless.
@@ -49,7 +57,7 @@ SMALL_TILE, MANY_TILES = 64, 32
 WAITING_SHARE = 1 / 8
 FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
 OVERLAPPED, CHAINED = "overlapped", "chained"
-ROWS, HEADS = "rows", "heads"
+ROWS, HEADS, TILES = "rows", "heads", "tiles"
 #: Rows of shared memory within which swizzles are alike: shares of a tile are of whole ones.
 SWIZZLED_ROWS = 8
 
@@ -90,6 +98,12 @@ class Wgmma(Variant):
     )
     cluster: int = param(1, 2, 4, doc="blocks that share each copy of K and V", implied=True)
     tail: int = param(0, 16, doc="keys of a narrow last tile, where no more are left", implied=True)
+    split_by: str = param(
+        ROWS,
+        TILES,
+        doc="what a warp that splits float32 takes: a third of the rows, or of the tiles",
+        implied=True,
+    )
 
     # -- what the parameters imply -----------------------------------------------------------------------
 
@@ -118,10 +132,16 @@ class Wgmma(Variant):
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         d, dv = _qk_chunks(problem), _chunks(problem.head_dim_v)
         kv_chunks = self.k_stages * d + self.v_stages * dv
-        row_chunks = self.q_stages * d + dv if self.o_apart else self.q_stages * max(d, dv)
-        row_chunks += _chunks(self.bc) if self.p_in_shared else 0
-        tiles = CHUNK_BYTES * (self.br * row_chunks + self.bc * kv_chunks)
         barriers = 2 * (self.q_stages + self.k_stages + self.v_stages)
+        if _has_parts(problem):
+            units = ITEM_BYTES["f32"] * self.bc // UNIT_ROWS
+            tiles = 2 * CHUNK_BYTES * (self.br * self.q_stages * d + self.bc * kv_chunks)
+            tiles += units * (self.k_stages + self.v_stages)
+            barriers += self.k_stages + self.v_stages
+        else:
+            row_chunks = self.q_stages * d + dv if self.o_apart else self.q_stages * max(d, dv)
+            row_chunks += _chunks(self.bc) if self.p_in_shared else 0
+            tiles = CHUNK_BYTES * (self.br * row_chunks + self.bc * kv_chunks)
         if problem.has_scales:
             chunks, columns = _raw_chunks(problem)
             tiles += RAW_STAGES * chunks * columns * self.bc
@@ -149,17 +169,24 @@ class Wgmma(Variant):
         descriptors = 24 if self.k_stages == 1 and steps > 8 else 0
         # In shared memory, a register for each of the four places within a chunk's rows.
         weights = 4 if self.p_in_shared else self.bc // 4
-        rest = queries + descriptors + (4 if self.poly_exp else 0) + 28
-        return problem.head_dim_v // 2 + self.bc // 2 + weights + rest
+        outputs = problem.head_dim_v // 2
+        if _has_parts(problem):
+            # Weights have two, and a tile's outputs are summed apart.
+            weights, outputs = 2 * weights, 2 * outputs
+        rest = 16 if _has_parts(problem) else 28
+        rest += queries + descriptors + (4 if self.poly_exp else 0)
+        return outputs + self.bc // 2 + weights + rest
 
     def work(self, problem: Problem, limits: DeviceLimits) -> GroupWork:
         return wgmma_work(self, problem, limits)
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         columns = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
-        values = TensorMap("v", self.bc // self.cluster)
+        values = TensorMap("v", self.bc // self.cluster, columns if _has_parts(problem) else CHUNK)
         if problem.has_scales:
             values = TensorMap("v", self.bc, _raw_chunks(problem)[1], swizzle=16)
+        # Of float32 each thread writes what it has.
+        outputs = () if _has_parts(problem) else (TensorMap("o", GROUP_ROWS),)
         return Launch(
             self.threads(),
             self.smem_bytes(problem, limits),
@@ -168,7 +195,7 @@ class Wgmma(Variant):
                 TensorMap("q", GROUP_ROWS, columns),
                 TensorMap("k", self.bc // self.cluster, columns),
                 values,
-                TensorMap("o", GROUP_ROWS),
+                *outputs,
             ),
             max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster) if self.persistent else None,
             cluster=self.tiles_per_cluster(),
@@ -180,6 +207,8 @@ class Wgmma(Variant):
         shares = given < ENOUGH_REGISTERS
         return {
             "consumers": self.consumers,
+            "top_exponent": TOP_EXPONENT,
+            "weight_exponent": WEIGHT_EXPONENT,
             "d_chunks": _qk_chunks(problem),
             "dv_chunks": _chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
@@ -198,8 +227,10 @@ class Wgmma(Variant):
     def _warpgroups_multiply(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if limits.arch != 90:
             return f"warpgroups multiply on sm_90 alone, this is {limits.sm}"
-        if problem.dtype not in ("f16", "bf16", "e4m3"):
-            return f"family wgmma computes f16, bf16 and e4m3, this problem is {problem.dtype}"
+        if problem.precision not in ("auto", "3xf16"):
+            return (
+                f"family wgmma multiplies float32 in parts of f16, precision {problem.precision} is asked for"
+            )
         return None
 
     @rule("alignment", after="br")
@@ -207,6 +238,8 @@ class Wgmma(Variant):
         for dim in (problem.head_dim, problem.head_dim_v):
             if dim * ITEM_BYTES[problem.dtype] % 16:
                 return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
+        if problem.head_dim_v % 8:
+            return f"{problem.head_dim_v} columns of values are not a multiple of 8, as products need"
         return None
 
     @rule("combination", after="cluster")
@@ -216,6 +249,26 @@ class Wgmma(Variant):
                 return f"{name}=True: not made for {problem.dtype}, whose Q and weights differ in size"
         if problem.has_scales and self.cluster > 1:
             return f"cluster={self.cluster}: each block turns values of {problem.dtype} into f16 for itself"
+        return None
+
+    @rule("combination", after="split_by")
+    def _what_is_split(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.split_by != ROWS and not _has_parts(problem):
+            return f"split_by={self.split_by}: {problem.dtype} is not split"
+        stages = min(self.k_stages, self.v_stages)
+        if self.split_by == TILES and stages == 1:
+            return f"split_by=tiles: with {stages} stage of K or V no other tile is there to split"
+        return None
+
+    @rule("combination", after="tail")
+    def _parts_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not _has_parts(problem):
+            return None
+        for name in ("o_apart", "p_in_shared", "q_in_registers", "poly_exp", "tail"):
+            if value := getattr(self, name):
+                return f"{name}={value}: not made for {problem.dtype} in parts"
+        if self.cluster > 1:
+            return f"cluster={self.cluster}: each block splits {problem.dtype} for itself"
         return None
 
     @rule("combination", after="cluster")
@@ -281,6 +334,16 @@ class Wgmma(Variant):
         return None
 
     @rule("registers", after="min_blocks")
+    def _copying_gives_some_up(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        given, kept = self.registers(problem, limits), _copying_registers(problem)
+        if kept > given:
+            return (
+                f"the warpgroup that copies keeps {kept}, a launch of {self.min_blocks} blocks of "
+                f"{self.threads()} threads per SM gives {given}"
+            )
+        return None
+
+    @rule("registers", after="min_blocks")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         needed, allowed = self.needed_registers(problem), self.computing_registers(problem, limits)
         if needed > allowed:
@@ -324,8 +387,9 @@ class Wgmma(Variant):
 
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        shortest = problem.seqlen_k // 8
-        if self.bc < min(SMALL_TILE, shortest):
+        # Of float32, tiles in parts are as large as those of twice the keys.
+        shortest, least = problem.seqlen_k // 8, SMALL_TILE // (2 if _has_parts(problem) else 1)
+        if self.bc < min(least, shortest):
             return f"bc={self.bc} is for short sequences, not for {problem.seqlen_k} keys"
         return wasted("bc", self.bc, problem.seqlen_k)
 
@@ -457,6 +521,8 @@ def _chunks(columns: int) -> int:
 
 
 def _qk_chunks(problem: Problem) -> int:
+    if _has_parts(problem):
+        return _chunks(problem.head_dim)
     return -(-problem.head_dim * ITEM_BYTES[problem.dtype] // CHUNK_BYTES)
 
 
@@ -466,7 +532,14 @@ def _raw_chunks(problem: Problem) -> tuple[int, int]:
     return -(-problem.head_dim_v // columns), columns
 
 
+def _has_parts(problem: Problem) -> bool:
+    """Whether factors are written as sums of two."""
+    return problem.dtype == "f32"
+
+
 def _copying_registers(problem: Problem) -> int:
+    if _has_parts(problem):
+        return SPLITTING_REGISTERS
     return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
 
 

@@ -201,13 +201,15 @@ class Report:
 
 
 def choose(count: int, seed: int, limits: Any) -> list[Any]:
-    """Kernels of each family, ``count`` of each at least, and of the ladder's steps."""
+    """Kernels of each family, ``count`` of each at least, those of warpgroups that split float32, which have
+    few values of their own, and of the ladder's steps."""
     simt, ladder = choose_simt(count, seed, limits), choose_ladder(limits)
     return (
         simt
         + ladder
         + choose_covering("mma", count, seed, limits)
         + choose_covering("wgmma", count, seed, limits)
+        + choose_covering("wgmma in parts", 0, seed, limits)
     )
 
 
@@ -272,7 +274,7 @@ def choose_simt(count: int, seed: int, limits: Any) -> list[Any]:
     return kernels
 
 
-def choose_covering(family: str, count: int, seed: int, limits: Any) -> list[Any]:
+def choose_covering(cover: str, count: int, seed: int, limits: Any) -> list[Any]:
     """Kernels for tensor cores with every value that the cover of `covering` has, in every number format;
     none where the card has no such products."""
     from flashgen.gen.render import render
@@ -280,9 +282,14 @@ def choose_covering(family: str, count: int, seed: int, limits: Any) -> list[Any
     sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, only this file's folder is there
     import covering
 
-    settings = {"mma": covering.mma_settings, "wgmma": covering.wgmma_settings}[family]([limits], seed)
+    covers = {
+        "mma": covering.mma_settings,
+        "wgmma": covering.wgmma_settings,
+        "wgmma in parts": covering.parts_settings,
+    }
+    settings = covers[cover]([limits], seed)
     chosen = covering.each_value(settings, count) if settings else []
-    print(f"{len(chosen)} {family} variants with every value that {len(settings)} have")
+    print(f"{len(chosen)} {cover} variants with every value that {len(settings)} have")
     return [render(each.variant, each.problem, limits) for each in chosen]
 
 
@@ -358,6 +365,8 @@ def allowed_error(kernel: Any) -> float:
     problem = kernel.problem
     if kernel.variant.family == "mma" and problem.dtype == "f32":
         return ALLOWED_ERRORS[kernel.variant.arithmetic(problem)]
+    if kernel.variant.family == "wgmma" and problem.dtype == "f32":
+        return ALLOWED_ERRORS["3xf16"]
     return ALLOWED_ERRORS[problem.dtype]
 
 

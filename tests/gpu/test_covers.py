@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
-from covering import NUMBERS, WGMMA_NUMBERS, Setting, each_value, mma_settings, wgmma_settings
+from covering import (
+    NUMBERS,
+    WGMMA_NUMBERS,
+    Setting,
+    each_value,
+    mma_settings,
+    parts_settings,
+    wgmma_settings,
+)
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.compile import CompilePool
@@ -16,9 +24,13 @@ from flashgen.tuner.validate import Depth, validate
 
 #: Variants in full depth, and lengths of the real problem they are then tried on.
 FULL_DEPTH, LENGTH = 40, 1000
-SETTINGS = {"mma": mma_settings, "wgmma": wgmma_settings}
-#: Family, dtype and precision.
-CLASSES = [("mma", *numbers) for numbers in NUMBERS] + [("wgmma", *numbers) for numbers in WGMMA_NUMBERS]
+SETTINGS = {"mma": mma_settings, "wgmma": wgmma_settings, "wgmma in parts": parts_settings}
+#: Family, or its own cover, dtype and precision.
+CLASSES = [
+    *(("mma", *numbers) for numbers in NUMBERS),
+    *(("wgmma", *numbers) for numbers in WGMMA_NUMBERS),
+    ("wgmma in parts", "f32", "3xf16"),
+]
 each_class = pytest.mark.parametrize(("family", "dtype", "precision"), CLASSES)
 
 

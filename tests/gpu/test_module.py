@@ -381,6 +381,8 @@ CLASSES: list[dict[str, Any]] = [
     {"precision": "tf32", "head_dim": 80, "head_dim_v": 96},
     {"family": "wgmma", "dtype": "bf16", "head_dim": 128},
     {"family": "wgmma", "dtype": "f16", "head_dim": 40, "head_dim_v": 72, "causal": True},
+    {"family": "wgmma", "precision": "3xf16"},
+    {"family": "wgmma", "precision": "3xf16", "head_dim": 96, "head_dim_v": 40, "causal": True},
 ]
 
 

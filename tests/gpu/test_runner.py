@@ -44,6 +44,11 @@ TENSOR_PROBLEMS = [
         {"precision": "3xf16", "head_dim": 40, "head_dim_v": 24},
     )
 ]
+#: For warpgroups that multiply float32 in parts.
+PARTS_PROBLEMS = [
+    Problem(precision="3xf16", batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, **fields)
+    for fields in ({"head_dim": 64, "causal": True}, {"head_dim": 96, "head_dim_v": 40}, {"head_dim": 128})
+]
 SAMPLE = 6
 TIMED = Problem(batch=4, num_q_heads=16, num_kv_heads=16, seqlen_q=2048, seqlen_k=2048, head_dim=64)
 
@@ -55,11 +60,13 @@ def runner(device: CudaDevice) -> Iterator[CudaRunner]:
     runner.close()
 
 
-def sample(problem: Problem, device: CudaDevice, count: int, seed: int = 0) -> list[Variant]:
+def sample(
+    problem: Problem, device: CudaDevice, count: int, seed: int = 0, family: type[Variant] | None = None
+) -> list[Variant]:
     """Legal variants drawn by chance: the whole space takes long to enumerate."""
     rng = random.Random(seed)
     plain = problem.dtype == "f32" and problem.precision in ("auto", "ieee")
-    family = Simt if plain else family_named("mma")
+    family = family or (Simt if plain else family_named("mma"))
     found: list[Variant] = []
     for _ in range(200_000):
         variant = family(**{p.name: rng.choice(p.choices) for p in family.parameters()})
@@ -128,6 +135,19 @@ def test_sampled_variants_are_right(device: CudaDevice, runner: CudaRunner, prob
     assert variants
     for seed, build in enumerate(build_all(device, variants, problem)):
         error = validate(runner, build, seed=seed, depth="quick", problem=problem)
+        assert 0 < error < problem.tolerance, build.kernel.variant.name
+
+
+@pytest.mark.parametrize("problem", PARTS_PROBLEMS, ids=lambda p: p.name)
+def test_sampled_variants_in_parts_are_right(
+    device: CudaDevice, runner: CudaRunner, problem: Problem
+) -> None:
+    if device.limits.arch != 90:
+        pytest.skip(f"needs sm_90, this is {device.limits.sm}")
+    variants = sample(problem, device, SAMPLE, family=family_named("wgmma"))
+    assert variants
+    for seed, build in enumerate(build_all(device, variants, problem)):
+        error = validate(runner, build, seed=seed, depth="full" if seed == 0 else "quick", problem=problem)
         assert 0 < error < problem.tolerance, build.kernel.variant.name
 
 

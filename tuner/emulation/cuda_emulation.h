@@ -170,6 +170,15 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
   return emulation::ballot(mask, predicate == 0, "__all_sync", line) == 0;
 }
 
+// The largest of all lanes'.
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, int line = __builtin_LINE()) {
+  for (int distance = 1; distance < warpSize; distance *= 2) {
+    const unsigned other = __shfl_xor_sync(mask, value, distance, warpSize, line);
+    value = value > other ? value : other;
+  }
+  return value;
+}
+
 // ---- asynchronous copies -----------------------------------------------------------------------------------------
 
 inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes, size_t zero_fill = 0,
