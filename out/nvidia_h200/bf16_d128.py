@@ -25,7 +25,7 @@ Regenerate:
         --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=3 --set v_stages=3 \
         --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
         --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
-        --set tail=0
+        --set tail=0 --set split_by=rows
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ VARIANT: dict[str, Any] = {
     "cluster_over": "rows",
     "cluster": 1,
     "tail": 0,
+    "split_by": "rows",
 }
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",

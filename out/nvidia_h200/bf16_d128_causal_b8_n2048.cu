@@ -5,30 +5,30 @@
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 128                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 128                   keys per tile
-//   persistent = true          blocks stay for several tiles
-//   q_stages = 2               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
-//   v_stages = 2               V tiles in shared memory
-//   schedule = overlapped      the next scores: before these outputs, or behind them
-//   q_in_registers = true      keep Q in registers, which relieves shared memory
+//   br = 192                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
+//   persistent = false         blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   section = 1                heads whose tiles start together by length, 0 all of them
+//   section = 16               heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, with a causal mask: 246.8 us (median), spread 0.9 %,
-// 556.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
+// Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, with a causal mask: 226.9 us (median), spread 0.4 %,
+// 605.6 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
 //             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
 // Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal \
-//                 --set br=128 --set bc=128 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=overlapped --set q_in_registers=true \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
+//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
+//                 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
+//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=16 \
 //                 --set min_blocks=1
 
 #include <cuda_bf16.h>
@@ -66,14 +66,13 @@ constexpr int kD = 128;  // head dim of queries and keys
 constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 128;  // query rows per tile: 64 for each warpgroup that computes
-constexpr int kBc = 128;  // keys per tile
-constexpr int kConsumers = 2;  // warpgroups that compute, beside the one that copies
+constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
 constexpr int kGroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 384;
-constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
-constexpr int kQStages = 2;  // Q tiles in shared memory
+constexpr int kThreads = 512;
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
 constexpr int kChunk = 64;
@@ -108,7 +107,7 @@ struct SharedStorage {
   Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 148480, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -226,13 +225,6 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
-}
-
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -263,30 +255,24 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(
-    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
@@ -358,19 +344,17 @@ struct Tile {
   }
 };
 
-// The tiles of a block that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
-// shortest that are left, so that all turns take as long.
+// The one tile of a block.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.batch * args.num_q_heads;
-  const int turns = kCausal ? (q_tiles + 1) / 2 : q_tiles;  // for one head
-  for (int turn = blockIdx.x; turn < turns * num_heads; turn += gridDim.x) {
-    const int head_index = turn / turns, first = turn % turns, last = q_tiles - 1 - first;
-    for (int q_tile = kCausal ? last : first;; q_tile = first) {
-      work(Tile(args, q_tile, head_index));
-      if (q_tile == first) break;
-    }
-  }
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
+  const int num_heads = args.batch * args.num_q_heads;
+  // Heads go together in sections, few enough for their K and V to stay in L2.
+  constexpr int kSection = 16;
+  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
+  const int section_heads = min(kSection, num_heads - section * kSection);
+  const int turn = within / section_heads, head_index = section * kSection + within % section_heads;
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -456,13 +440,14 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const int chunk = step / 4, bytes = step % 4 * 32;
     const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
-    wgmma_m64n128k16_bf16_rs(s, q[step], k_step, step > 0);
+    const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
+    wgmma_m64n64k16_bf16_ss(s, q_step, k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -477,18 +462,12 @@ __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p
   wgmma_commit();
 }
 
-// A warp's sixteen rows of Q as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
-// turns Q's sign instead.
-__device__ __forceinline__ void load_q(unsigned (&q)[kDSteps][4], const Chunk64* staged, int warp, bool negative) {
-  const int lane = threadIdx.x % 32;
-  const int row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < kDSteps; ++step) {
-    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
-    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
-  }
+// Turns the sign of a warpgroup's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(Chunk64* q, int group) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kGroup; i < kDChunks * 64 * kChunk / 2; i += kGroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
 }
 
 // Warpgroups compute products in turns, so that one's softmax runs beside another's products.
@@ -590,8 +569,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
 
   Chunk64* q = smem.q[q_turn.stage][group];
   barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
-  unsigned q_operands[kDSteps][4];
-  load_q(q_operands, q, warp, args.scale < 0.0f);
+  if (args.scale < 0.0f) negate_q(q, group);
+  const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.num_key_tiles; n > end_tile; --n) {
@@ -613,7 +592,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     await_turn(group);
-    start_qk(s, q_operands, k_desc + k_turn.stage * kNextK);
+    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
     wgmma_wait<0>();
     hold(s);
@@ -623,30 +602,27 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     raise_maximum(s, rows, rescale, scale);
     weigh(s, rows, scale);
     pack_weights(s, p);
-    if (n > 0) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
 #pragma unroll 1
     for (--n; n >= 0; --n) {
-      // The next weights are made while these outputs are multiplied.
-      await_turn(group);
-      start_qk(s, q_operands, k_desc + k_turn.stage * kNextK);
+      // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+      await_turn(group);
       start_pv(o, p, v_desc + v_turn.stage * kNextV);
+      barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       pass_turn(group);
       wgmma_wait<1>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+      v_turn.advance();
+      wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
       k_turn.advance();
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      const bool grown = raise_maximum(s, rows, rescale, scale);
+      if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
       weigh(s, rows, scale);
-      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
-      if (n > 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-      wgmma_wait<0>();
-      hold(o);
-      if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
-      v_turn.advance();
       pack_weights(s, p);
-      if (grown) rescale_output(o, rescale);
     }
     barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
     start_pv(o, p, v_desc + v_turn.stage * kNextV);
@@ -717,7 +693,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
     }
   } else {
-    take_registers<240>();
+    take_registers<160>();
     const int group = warp / 4 - 1;
     if (group == kConsumers - 1) pass_turn(group);
     for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
@@ -783,12 +759,12 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -801,8 +777,7 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
       cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(grid), dim3(kThreads), parameters,
+  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif

@@ -17,10 +17,10 @@
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
-//   q_whole = true             3xtf32: split Q for each tile of keys, which halves its shared memory
+//   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 20.77 ms (median), spread 0.0 %,
-// 52.9 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 7.1e-07.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 11.26 ms (median), spread 0.4 %,
+// 97.7 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 5.3e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_d256.cu
@@ -29,8 +29,9 @@
 //                 --set br=128 --set rows_per_warp=16 --set bc=32 --set layout=padded \
 //                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
 //                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//                 --set q_whole=true
+//                 --set parts=f16
 
+#include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
 #ifndef FLASHGEN_CAUSAL
@@ -66,13 +67,23 @@ constexpr int kThreads = 256;
 constexpr int kStages = 1;  // K/V tiles in shared memory
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
-constexpr int kWideSteps = 32;  // steps of 8 along the head dim in q k^T
+constexpr int kWideSteps = 16;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 32;  // columns of eight in a warp's outputs
 
 // Elements between rows in shared memory.
 constexpr int kQStride = 260;
 constexpr int kKStride = 260;
 constexpr int kVStride = 260;
+
+// float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
+// so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
+constexpr int kTopExponent = 12;
+// Weights are kept 2^7 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 7.0f;
+
+constexpr float kWeightUnit = 0.0078125f;
+constexpr float kLimit = 32768.0f;
+constexpr float kLeastUnit = __builtin_bit_cast(float, 12 << 23);  // of what is zero
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -82,8 +93,9 @@ struct SharedStorage {
   alignas(16) Element q[kBr * kQStride];
   alignas(16) Element k[kStages][kBc * kKStride];
   alignas(16) Element v[kStages][kBc * kVStride];
+  alignas(16) float largest[2][kThreads / 32];  // of K and of V, by warp
 };
-static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 199744, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -112,9 +124,16 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
                : "r"(address));
 }
 
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
 // D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
-__device__ __forceinline__ void mma_m16n8k8_tf32(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -122,22 +141,38 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float* d, const unsigned* a, co
 
 #endif
 
-// A float32 as the sum of two TF32 numbers, which a tensor core multiplies exactly: its eleven leading bits, and the
-// rest, of which the unit reads the eleven leading bits again.
-struct Split {
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
   unsigned big, small;
 };
 
-__device__ __forceinline__ Split split(float x) {
-  const unsigned big = __float_as_uint(x) & 0xffffe000u;
-  return {big, __float_as_uint(x - __uint_as_float(big))};
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
 }
 
-// The same with the leading bits rounded, for one factor of a product: the rest then has either sign, and what is lost
-// by leaving out the product of the two rests has no bias.
-__device__ __forceinline__ Split split_rounded(float x) {
-  const unsigned big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-  return {big, __float_as_uint(x - __uint_as_float(big))};
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, 2 * kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+__device__ __forceinline__ float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+__device__ __forceinline__ float largest_in_warp(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
 }
 
 // One access of a tile's copy: kVec elements, zeros unless `inside`.
@@ -213,13 +248,146 @@ struct Warp {
 using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
 
-// Turns the sign of a warp's own rows of Q.
-__device__ __forceinline__ void negate_q(Element* q, int first_row) {
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 256; i += 32) {
-    Element& element = q[q_offset(first_row + i / 256, i % 256)];
-    element = -element;
+// Splits a warp's own rows of Q in their place, the sign turned where asked for, and returns the unit. Of every eight
+// columns the big parts come first, and then the small ones.
+__device__ __forceinline__ float split_q(Element* q, int first_row, bool negative) {
+  constexpr int kChunks = 256 / 8;
+  float largest = 0.0f;
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
+    const float* source = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
+    const float* rest = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
+    largest = fmaxf(largest, fmaxf(largest_of(*reinterpret_cast<const float4*>(source)),
+                                   largest_of(*reinterpret_cast<const float4*>(rest))));
+  }
+  const float unit = unit_of(largest_in_warp(largest));
+  const float factor = negative ? -inverse_of(unit) : inverse_of(unit);
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
+    float* first = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
+    float* second = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
+    const float4 x = *reinterpret_cast<const float4*>(first), y = *reinterpret_cast<const float4*>(second);
+    const Parts parts[4] = {split(x.x * factor, x.y * factor), split(x.z * factor, x.w * factor),
+                            split(y.x * factor, y.y * factor), split(y.z * factor, y.w * factor)};
+    *reinterpret_cast<uint4*>(first) = make_uint4(parts[0].big, parts[1].big, parts[2].big, parts[3].big);
+    *reinterpret_cast<uint4*>(second) = make_uint4(parts[0].small, parts[1].small, parts[2].small, parts[3].small);
   }
   __syncwarp();
+  return unit;
+}
+
+// The units of K and V.
+struct Units {
+  float k = kLeastUnit, v = kLeastUnit;
+};
+
+constexpr int kKShare = 8;  // accesses of 16 bytes by which a thread copies a tile of K
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_k(float4 (&share)[kKShare], const Element* tile) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i * 4, x = first_x;
+    share[i] = *reinterpret_cast<const float4*>(tile + k_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_k(Element* tile, const float4 (&share)[kKShare], float unit) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i * 4, x = first_x;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + k_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + k_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+constexpr int kVShare = 8;  // accesses of 16 bytes by which a thread copies a tile of V
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_v(float4 (&share)[kVShare], const Element* tile) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i * 4, x = first_x;
+    share[i] = *reinterpret_cast<const float4*>(tile + v_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_v(Element* tile, const float4 (&share)[kVShare], float unit) {
+  const int first_row = threadIdx.x / 64, first_x = threadIdx.x % 64 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i * 4, x = first_x;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + v_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + v_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+// Of all warps; each gives what it met.
+__device__ __forceinline__ float largest_in_block(float x, float (&of_warps)[kThreads / 32]) {
+  x = largest_in_warp(x);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) x = fmaxf(x, of_warps[i]);
+  return x;
+}
+
+// Splits a tile of K in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_k(
+    Element* k, Units& units, float (&largest)[2][kThreads / 32]) {
+  float4 k_share[kKShare];
+  float k_largest = read_k(k_share, k);
+  const bool grown = k_largest > kLimit * units.k;
+  // All have read their shares, and no one needs the tiles before any more.
+  if (__syncthreads_or(grown)) {
+    k_largest = largest_in_block(k_largest, largest[0]);
+    if (k_largest > kLimit * units.k) units.k = unit_of(k_largest);
+  }
+  write_k(k, k_share, units.k);
+  __syncthreads();
+}
+
+// Splits a tile of V in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_v(
+    Element* v, Units& units, float (&largest)[2][kThreads / 32]) {
+  float4 v_share[kVShare];
+  float v_largest = read_v(v_share, v);
+  const bool grown = v_largest > kLimit * units.v;
+  // All have read their shares, and no one needs the tiles before any more.
+  if (__syncthreads_or(grown)) {
+    v_largest = largest_in_block(v_largest, largest[1]);
+    if (v_largest > kLimit * units.v) units.v = unit_of(v_largest);
+  }
+  write_v(v, v_share, units.v);
+  __syncthreads();
+}
+
+// Sums of weights, from their unit to what they are.
+__device__ __forceinline__ void leave_units(Warp& warp) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    warp.row_sum[i][0] *= kWeightUnit;
+    warp.row_sum[i][1] *= kWeightUnit;
+  }
 }
 
 // Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
@@ -294,7 +462,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+      base[i][h] = (kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
     }
   }
 }
@@ -315,9 +483,9 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
-  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 4);
+  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 8);
 
-  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
 
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -330,39 +498,33 @@ __device__ __forceinline__ void multiply_qk(
   // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
   Scores cross = {};
   Scores total = {};  // of whole runs of 8 steps, added without cutting off
-#pragma unroll 8
+#pragma unroll
   for (int step = 0; step < kWideSteps; ++step) {
     unsigned a[kRowTiles][4], a_small[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q_lane + 16 * i * kQStride + step * 8;
+      const Element* row = q_lane + 16 * i * kQStride + step * 16;
       ldmatrix_x4(a[i], row);
-    }
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) {
-        const Split parts = split_rounded(__uint_as_float(a[i][f]));
-        a[i][f] = parts.big;
-        a_small[i][f] = parts.small;
-      }
+      ldmatrix_x4(a_small[i], q_lane + 16 * i * kQStride + (step * 16 + 4));
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
       // Two tiles of eight keys, each as two halves of the step.
-      unsigned b[4];
-      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 8);
+      unsigned b[4], b_small[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
+      ldmatrix_x4(b_small, k_lane + t * 8 * kKStride + (step * 16 + 4));
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        const Split parts[2] = {split(__uint_as_float(b[2 * u])), split(__uint_as_float(b[2 * u + 1]))};
-        const unsigned b_big[2] = {parts[0].big, parts[1].big};
-        const unsigned b_small[2] = {parts[0].small, parts[1].small};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-          mma_m16n8k8_tf32(cross[i][t + u], a_small[i], b_big);
-          mma_m16n8k8_tf32(cross[i][t + u], a[i], b_small);
-          mma_m16n8k8_tf32(s[i][t + u], a[i], b_big);
+          mma_m16n8k16_f16(cross[i][t + u], a_small[i], b + 2 * u);
+          mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
         }
+      }
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(cross[i][t + u], a[i], b_small + 2 * u);
       }
     }
     if (step % 8 == 7 && step + 1 < kWideSteps) {
@@ -396,56 +558,66 @@ __device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) 
   weigh_share(s, warp, base, scale, 0, 4, 0, 1);
 }
 
-// o = o rescale + p v for one tile of keys. 32 keys at a time are summed apart from zero: a tensor core cuts
-// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
-__device__ __forceinline__ void multiply_pv(
-    Warp& warp, const Scores& p, const Element* v, const float (&rescale)[kRowTiles][2]) {
-  const int lane = threadIdx.x % 32;
-  // Keys may be taken in any order: an operand's columns c and c + 4 stand for keys 2 c and 2 c + 1, which are
-  // the scores that a lane has.
-  unsigned p_big[kRowTiles][kKeyTiles][4];
-  unsigned p_small[kRowTiles][kKeyTiles][4];
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
+    for (int n = 0; n < kValueTiles; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int f = e / 2 + e % 2 * 2;  // where element e of the scores stands in the operand
-        const Split parts = split_rounded(p[i][t][e]);
-        p_big[i][t][f] = parts.big;
-        p_small[i][t][f] = parts.small;
-      }
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
     }
   }
-  const Element* v_lane = v + v_offset(lane % 4 * 2, lane / 4);
+}
+
+// o += p v for one tile of keys, with V in `unit`. 32 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const Element* v, float unit) {
+  const int lane = threadIdx.x % 32;
+  // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+  unsigned p_big[kRowTiles][kKeyTiles * 2], p_small[kRowTiles][kKeyTiles * 2];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < kKeyTiles * 2; ++f) {
+      const Parts parts = split(p[i][f / 2][f % 2 * 2], p[i][f / 2][f % 2 * 2 + 1]);
+      p_big[i][f] = parts.big;
+      p_small[i][f] = parts.small;
+    }
+  }
+  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
 
 #pragma unroll
-  for (int n = 0; n < kValueTiles; ++n) {
+  for (int n = 0; n < 32; n += 2) {
 #pragma unroll
     for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
-      float sum[kRowTiles][4] = {};
+      float sum[kRowTiles][2][4] = {};
 #pragma unroll
-      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); ++t) {
-        // Read one by one, since an operand wants its two keys in neighbouring registers.
-        const float first = *(v_lane + t * 8 * kVStride + n * 8);
-        const float second = *(v_lane + (t * 8 + 1) * kVStride + n * 8);
-        const Split parts[2] = {split(first), split(second)};
-        const unsigned b_big[2] = {parts[0].big, parts[1].big};
-        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); t += 2) {
+        unsigned b[4], b_small[4];
+        ldmatrix_x4_trans(b, v_lane + t * 8 * kVStride + n * 8);
+        ldmatrix_x4_trans(b_small, v_lane + t * 8 * kVStride + (n * 8 + 4));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-          mma_m16n8k8_tf32(sum[i], p_small[i][t], b_big);
-          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_small);
-          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_big);
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
         }
       }
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& o = warp.o[i][n][e];
-          o = first_tile == 0 ? fmaf(o, rescale[i][e / 2], sum[i][e]) : o + sum[i][e];
+        for (int w = 0; w < 2; ++w) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
         }
       }
     }
@@ -498,9 +670,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
 
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -517,9 +687,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
   }
   const Element* warp_q = smem.q + warp_row * kQStride;
-  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
-  // matter, since 0 * infinity is not a number.
-  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead.
+  const float scale_of_q = fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile.
   const Element* q_share = q + (first_row + int(threadIdx.x) / 64) * args.q_stride_row + threadIdx.x % 64 * kVec;
@@ -535,17 +704,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  if (args.scale < 0.0f) {
-    __pipeline_wait_prior(0);
+  __pipeline_wait_prior(0);
 
-    __syncthreads();
-    negate_q(smem.q, warp_row);
-  }
+  __syncthreads();  // Q is there
+  const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
 
+  Units units;
   for (int tile = 0; tile < num_tiles; ++tile) {
     __pipeline_wait_prior(0);
 
-    __syncthreads();  // K is there, and no warp needs V any more
+    // K is there, and no warp needs V any more.
+    split_k(smem.k[0], units, smem.largest);
+    const float scale = fmaxf(scale_of_units * units.k, 1e-30f);
     fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
     v += kBc * args.v_stride_row;
     __pipeline_commit();
@@ -554,7 +724,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (tile < end_tile) multiply_qk(s, warp_q, smem.k[0]);
     __pipeline_wait_prior(0);
 
-    __syncthreads();  // V is there, and no warp needs K any more
+    // V is there, and no warp needs K any more.
+    split_v(smem.v[0], units, smem.largest);
     if (tile + 1 < num_tiles) {
       fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
       k += kBc * args.k_stride_row;
@@ -564,16 +735,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (tile < end_tile) {
       if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
       float rescale[kRowTiles][2];
-      if (!raise_maximum(s, warp, rescale, scale)) {
-      #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) rescale[i][0] = rescale[i][1] = 1.0f;
-      }
+      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
 
       weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[0], rescale);
+      multiply_pv(warp, s, smem.v[0], units.v * kWeightUnit);
     }
   }
-  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+  leave_units(warp);
+  // Found only now, so that registers are free for the loop.
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
+  write_rows(warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
 }
 
 #ifndef __CUDACC_RTC__
