@@ -51,6 +51,8 @@ CONVERTED_TOGETHER = 4
 MAX_COMPUTING_REGISTERS, ENOUGH_REGISTERS = 240, 248
 #: What ptxas wants for one product beside its sums, of the registers that a launch gives.
 REGISTERS_BESIDE_SUMS = 30
+#: Keys per tile of float32 beyond which its products are serialized for want of registers.
+MANY_KEYS = 128
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
 #: A cluster loses too much where a block waits for more than this share of its neighbour's time.
@@ -173,7 +175,8 @@ class Wgmma(Variant):
         if _has_parts(problem):
             # Weights have two, and a tile's outputs are summed apart.
             weights, outputs = 2 * weights, 2 * outputs
-        rest = 16 if _has_parts(problem) else 28
+        # Scores and weights of few keys leave room for less.
+        rest = 16 if _has_parts(problem) and self.bc <= MANY_KEYS else 28
         rest += queries + descriptors + (4 if self.poly_exp else 0)
         return outputs + self.bc // 2 + weights + rest
 
