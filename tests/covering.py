@@ -19,7 +19,7 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 T = TypeVar("T")
 
 #: Draws for one pair before it counts as impossible, and legal ones among which the best is taken.
-MAX_DRAWS, MAX_CANDIDATES = 3000, 10
+MAX_DRAWS, MAX_CANDIDATES = 4500, 10
 #: Every other draw keeps this share of a legal assignment with one of the values: some corners hold few.
 KEPT = 0.7
 #: Variants that `draw` tries for all that it is asked for, and for one: of some spaces one in thousands
@@ -63,9 +63,10 @@ WGMMA_HEAD_DIMS = (
     (192, 128),
     (64, 136),
 )
-#: What pairs with the number formats alone: what is theirs or leaves results alone; how keys are shared has
-#: tests of its own.
-LOOSE = {"dims", "min_blocks", "splits", "key_warps", "parts", "poly_exp", "evict_first"}
+#: What pairs with the number formats alone: what is theirs or leaves results alone, and the number of warps;
+#: how keys are shared has tests of its own. Warpgroups take keys in steps of sixteen, whatever the rest.
+LOOSE = {"br", "dims", "min_blocks", "splits", "key_warps", "parts", "poly_exp", "evict_first"}
+WGMMA_LOOSE = LOOSE | {"bc"}
 #: Dtype and precision: 16 bits, float32 in two parts of either kind, and rounded.
 NUMBERS = (("f16", "auto"), ("bf16", "auto"), ("f32", "3xtf32"), ("f32", "3xf16"), ("f32", "tf32"))
 TURING_NUMBERS = (NUMBERS[0], NUMBERS[3])
@@ -257,13 +258,13 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
 
 def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
-    return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=LOOSE, seed=seed)
+    return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=WGMMA_LOOSE, seed=seed)
 
 
 def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
-    return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=LOOSE, held=held, seed=seed)
+    return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
 def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
@@ -272,5 +273,5 @@ def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
     held |= {"cluster_over": "rows", "cluster": 1}
     # Weights of more keys, in two parts, fit no registers.
     without = {("bc", 224), ("bc", 256)}
-    numbers, loose = [("f32", "3xf16")], LOOSE | {"section"}
+    numbers, loose = [("f32", "3xf16")], WGMMA_LOOSE | {"section"}
     return cover(Wgmma, cards, numbers, PARTS_HEAD_DIMS, loose=loose, held=held, without=without, seed=seed)

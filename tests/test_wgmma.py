@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from covering import LOOSE, WGMMA_HEAD_DIMS, WGMMA_NUMBERS, Setting, draw, traits, wgmma_settings
+from covering import WGMMA_HEAD_DIMS, WGMMA_LOOSE, WGMMA_NUMBERS, Setting, draw, traits, wgmma_settings
 from flashgen.gen.families.wgmma import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import DeviceLimits, preset
@@ -84,7 +84,7 @@ def test_the_cover_leaves_nothing_out():
         )
         for variant in draw(Wgmma, problem, H200, 8, rng):
             drawn = Setting(variant, problem, H200)
-            found = [each for each in traits(drawn) if each[0] not in LOOSE]
+            found = [each for each in traits(drawn) if each[0] not in WGMMA_LOOSE]
             missing = [pair for pair in combinations(found, 2) if frozenset(pair) not in pairs]
             assert not missing, drawn.name
 
