@@ -21,7 +21,8 @@ GROUP, GROUP_ROWS = 128, 64
 WGMMA_FLOPS_PER_CLOCK = 4096
 #: Products of float32 in two parts each, but for that of the small ones.
 PARTS_PRODUCTS = 3
-#: Rows that share a unit, and warps that split them.
+#: Rows of float32 that share a unit, as many as are swizzled alike, and warps that split them: of those that
+#: copy, all but one.
 UNIT_ROWS, SPLITTERS = 8, 3
 #: Columns that come together, and how many such boxes of rows that share a unit a warp holds at a time.
 BOX_COLUMNS, HELD_BOXES = 32, 4

@@ -58,7 +58,7 @@ class GroupCoefficients:
     turns: float = 1.035
     chained: float = 0.945
     #: Cycles in which a warp splits float32: of a round, and of its waits for a tile of keys and one of
-    #: values; how much of the products shows beside that. By thirteen kernels timed on an H200.
+    #: values; how much of the products shows beside that. By sixteen kernels timed on an H200.
     split_round: float = 500.0
     split_waits: float = 600.0
     split_hiding: float = 1.5

@@ -242,20 +242,19 @@ def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> st
     """Why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of the
     choices of the parameter that they wait for, they speak of those that the most rules let through."""
     rules = [rule for rule in family.rules() if rule.name == "arithmetic"]
+    if not rules:
+        return None
+    awaited = next(parameter for parameter in family.parameters() if parameter.name == rules[0].after)
     refusals: list[tuple[int, str]] = []
-    for parameter in family.parameters():
-        if not rules or parameter.name != rules[0].after:
-            continue
-        for choice in parameter.choices:
-            variant = replace(family(), **{parameter.name: choice})
-            verdicts = (rule.verdict(variant, problem, limits) for rule in rules)
-            refusal = next(((i, reason) for i, reason in enumerate(verdicts) if reason is not None), None)
-            if refusal is None:
-                return None
-            refusals.append(refusal)
-    most = max((passed for passed, _ in refusals), default=0)
-    reasons = dict.fromkeys(reason for passed, reason in refusals if passed == most)
-    return "; ".join(reasons) or None
+    for choice in awaited.choices:
+        variant = replace(family(), **{awaited.name: choice})
+        verdicts = (rule.verdict(variant, problem, limits) for rule in rules)
+        refusal = next(((i, reason) for i, reason in enumerate(verdicts) if reason is not None), None)
+        if refusal is None:
+            return None
+        refusals.append(refusal)
+    most = max(passed for passed, _ in refusals)
+    return "; ".join(dict.fromkeys(reason for passed, reason in refusals if passed == most))
 
 
 def serving_families(

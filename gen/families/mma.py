@@ -277,6 +277,7 @@ class Mma(Variant):
         instructions += [8] if not in_pairs or narrow_steps or narrow_keys else []
         number = F16 if arithmetic == "3xf16" else TF32
         # Of terms that are summed apart; a step of f16 is as deep as two of TF32.
+        restart_after = {"3xtf32": 2 * RESTART_STEPS, "3xf16": RESTART_STEPS}
         restart_keys = {"3xtf32": RESTART_KEY_TILES, "3xf16": min(2 * RESTART_KEY_TILES, self.key_tiles)}
         return {
             "arithmetic": arithmetic,
@@ -300,7 +301,7 @@ class Mma(Variant):
             "weighed_ahead": weighed_ahead,
             "restart_steps": RESTART_STEPS,
             "restart_keys": restart_keys.get(arithmetic, self.key_tiles),
-            "restarts": wide_steps > {"3xtf32": 2, "3xf16": 1}.get(arithmetic, d) * RESTART_STEPS,
+            "restarts": arithmetic in restart_after and wide_steps > restart_after[arithmetic],
             # A few columns average nothing: what is left out must have no bias on either side.
             "split_k": "split_rounded" if problem.head_dim < 8 else "split",
             "d_columns": d,

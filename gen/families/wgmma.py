@@ -23,11 +23,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..limits import DeviceLimits
+from ..limits import WARP, DeviceLimits
 from ..problem import ITEM_BYTES, Problem
 from ..tiles import wasted
 from ..variant import Launch, TensorMap, Variant, param, rule
-from ..wgmma_work import GROUP, GROUP_ROWS, GroupWork, wgmma_work
+from ..wgmma_work import GROUP, GROUP_ROWS, SPLITTERS, UNIT_ROWS, GroupWork, wgmma_work
 from .mma import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 
 #: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
@@ -42,9 +42,7 @@ CONVERTING_REGISTERS, RAW_STAGES = 56, 2
 #: The same where it splits float32: with 56 it spills.
 SPLITTING_REGISTERS = 72
 #: Threads that do either: of the warps that copy nothing.
-CONVERTERS = 96
-#: Rows of float32 that have a unit together: as many as are swizzled alike, which a warp splits at once.
-UNIT_ROWS = 8
+CONVERTERS = WARP * SPLITTERS
 #: Loads of sixteen values that each of these has under way at once.
 CONVERTED_TOGETHER = 4
 #: What one may have of those that others gave up, and what makes that needless.
