@@ -74,7 +74,7 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
 
     kernels = [k for family in ("mma", "wgmma") for k in script.choose_covering(family, 1, 0, preset("h200"))]
     manifest = tmp_path / "manifest.json"
-    assert script.write_manifest(kernels, Toolchain(), manifest) == len(kernels)
+    script.write_manifest(kernels, Toolchain(), manifest)
     for kernel, entry in zip(kernels, json.loads(manifest.read_text()), strict=True):
         problem = kernel.problem
         assert (entry["dtype"], entry["head_dim"]) == (problem.dtype, problem.head_dim)

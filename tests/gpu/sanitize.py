@@ -3,8 +3,8 @@
 Draws variants of the simt, mma and wgmma families that between them take every value of every parameter
 where they can, of the latter two in every number format, adds the steps of the ladder, builds them, and
 launches each over small ragged problems under memcheck, racecheck, initcheck and synccheck, a process per
-tool. Prints a table; exits with 1 when a tool reports anything or a result is wrong, with 77 where
-compute-sanitizer cannot run.
+tool: for racecheck as `flashgen.tuner.prove.for_sanitizer` has them. Prints a table; exits with 1 when a tool
+reports anything or a result is wrong, with 77 where compute-sanitizer cannot run.
 
 The launching process needs numpy, for bfloat16 ml_dtypes, and the CUDA driver; no PyCUDA. Every tensor is an
 allocation of its own, just as large as it must be, and outputs are left as they came: memcheck and initcheck
@@ -312,7 +312,7 @@ def choose_ladder(limits: Any) -> list[Any]:
     return kernels
 
 
-def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
+def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
     """Builds all and writes what `launch_all` needs."""
     from flashgen.gen.abi import ARGS_FORMAT
     from flashgen.tuner.compile import CompilePool
@@ -357,7 +357,6 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> int:
             }
         )
     path.write_text(json.dumps(entries))
-    return len(entries)
 
 
 def allowed_error(kernel: Any) -> float:
@@ -419,7 +418,7 @@ def parse(tool: str, output: str, code: int, seconds: float) -> Report:
 def main() -> int:
     from flashgen.tuner.cuda import find_device
     from flashgen.tuner.device import FlashgenError
-    from flashgen.tuner.prove import find_compute_sanitizer
+    from flashgen.tuner.prove import find_compute_sanitizer, for_sanitizer
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -441,13 +440,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="flashgen-sanitize-") as folder:
         started = time.monotonic()
         kernels = choose(options.variants, options.seed, device.limits)
-        manifest = Path(folder) / "manifest.json"
-        count = write_manifest(kernels, toolchain, manifest)
-        print(f"{count} kernels built in {time.monotonic() - started:.0f} s; {sanitizer}", flush=True)
         tools = options.tools.split(",")
+        manifests = {tool: Path(folder) / f"{tool}.json" for tool in tools}
+        for tool, manifest in manifests.items():
+            write_manifest([for_sanitizer(each, tool) for each in kernels], toolchain, manifest)
+        print(f"{len(kernels)} kernels built in {time.monotonic() - started:.0f} s; {sanitizer}", flush=True)
         with ThreadPoolExecutor(len(tools)) as pool:
-            reports = list(pool.map(lambda tool: run_tool(tool, sanitizer, manifest), tools))
-    return show(reports, count)
+            reports = list(pool.map(lambda tool: run_tool(tool, sanitizer, manifests[tool]), tools))
+    return show(reports, len(kernels))
 
 
 def show(reports: list[Report], count: int) -> int:
