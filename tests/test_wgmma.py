@@ -168,27 +168,42 @@ def attend(built: Build, case, scale: float, limits: DeviceLimits, seed: int):
 
 
 @needs_compiler
+def test_tiles_are_found_however_many_heads():
+    """Of blocks that stay: places are found by multiplying with inverses, exact or not."""
+    problem = replace(BRAIN, head_dim=8, head_dim_v=8)
+    limits = replace(H200, num_sms=3)
+    built = SimDevice("h200", limits).toolchain().build(render(Wgmma(br=64, bc=16), problem, limits))
+    for batch, heads, rows in ((1, 1, 1), (7, 1, 65), (1, 7, 130), (5, 3, 64), (3, 11, 129)):
+        case = inputs(problem, rows, 9, 0.2, batch=batch, heads=heads, kv_heads=1)
+        found = attend(built, case, 0.2, limits, 1)
+        assert found is not None, (batch, heads, rows)
+        expected = reference.attention(*case, scale=0.2).o
+        np.testing.assert_allclose(found[0].astype(np.float64), expected, atol=2e-2)
+
+
+@needs_compiler
 @pytest.mark.parametrize("schedule", ["overlapped", "chained"])
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_every_synchronisation_of_a_kernel_is_needed(schedule, cluster):
     """Each barrier, wait and fence taken out of the source makes some result wrong or the launch fail, with
     some number of stages."""
-    problem = replace(HALF, head_dim=16, head_dim_v=16)
+    problem = replace(HALF, head_dim=16, head_dim_v=16, causal=True)
     # One block or cluster alone, so that it has several tiles; of the second, the last warpgroup sees
-    # nothing. Keys are several tiles, or one, which lets copies run ahead from one tile of queries to the
-    # next.
+    # nothing; of the first, the first sees fewer keys, be it after another such tile. Keys are several tiles,
+    # or one, which lets copies run ahead from one tile of queries to the next.
     limits = replace(H200, num_sms=1)
     variant = Wgmma(br=128, bc=16, schedule=schedule, cluster=cluster)
     kernels = [
         render(replace(variant, k_stages=k, v_stages=v, q_stages=q), problem, limits)
-        for k, v, q in ((2, 2, 1), (1, 1, 2), (3, 2, 2))
+        for k, v, q in ((2, 2, 1), (1, 3, 2), (3, 2, 2))
     ]
     toolchain = SimDevice("h200", limits).toolchain()
     # A negative scale turns the sign of Q in shared memory.
     cases = [
-        (inputs(problem, 150, keys, 0.2, "rising"), s) for keys, s in ((115, 0.2), (13, 0.2), (115, -0.2))
+        (inputs(problem, rows, keys, 0.2, "rising"), scale)
+        for rows, keys, scale in ((150, 115, 0.2), (150, 13, 0.2), (150, 115, -0.2), (128, 115, 0.2))
     ]
-    expected = [reference.attention(*case, scale=scale).o for case, scale in cases]
+    expected = [reference.attention(*case, scale=scale, causal=True).o for case, scale in cases]
 
     def right(kernel: Kernel) -> bool:
         built = toolchain.build(kernel)
@@ -362,11 +377,11 @@ def test_heads_of_a_cluster_are_right(variant, causal):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("head_index % clusters * kCluster + blockIdx.x % kCluster", "head_index % clusters * kCluster"),
-        ("head_index % clusters * kCluster + blockIdx.x % kCluster", "blockIdx.x % kCluster"),
+        ("cluster % clusters * kCluster + blockIdx.x % kCluster", "cluster % clusters * kCluster"),
+        ("cluster % clusters * kCluster + blockIdx.x % kCluster", "blockIdx.x % kCluster"),
         ("min(in_group, group - 1)", "in_group"),
-        ("kv_index % args.num_kv_heads * group", "kv_index % args.num_kv_heads"),
-        ("batch = kv_index / args.num_kv_heads", "batch = 0"),
+        ("cluster / clusters * group", "cluster / clusters"),
+        ("const int batch = heads.divide(", "const int batch = 0 * heads.divide("),
         ("(q_tile + 1) * kBr", "first_row + kBr"),
         ("+ kCluster - 1) / kCluster;", ") / kCluster;"),
         ("args.num_kv_heads * clusters_of_group(args)", "args.num_kv_heads"),

@@ -132,7 +132,7 @@ class Wgmma(Variant):
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         d, dv = _qk_chunks(problem), _chunks(problem.head_dim_v)
         kv_chunks = self.k_stages * d + self.v_stages * dv
-        barriers = 2 * (self.q_stages + self.k_stages + self.v_stages)
+        barriers = self.q_stages * (self.consumers + 1) + 2 * (self.k_stages + self.v_stages)
         if _has_parts(problem):
             units = ITEM_BYTES["f32"] * self.bc // UNIT_ROWS
             tiles = 2 * CHUNK_BYTES * (self.br * self.q_stages * d + self.bc * kv_chunks)

@@ -213,7 +213,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 // Barriers of the block, by warpgroup that computes.
 constexpr int kGroupBarrier = 1;  // its own
 
-constexpr unsigned kQBytes = kBr * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one warpgroup
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
@@ -230,7 +230,7 @@ struct SharedStorage {
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
-  Barrier q_full[kQStages], q_empty[kQStages];
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
 static_assert(sizeof(SharedStorage) == 148480, "the size that pruning counted on");
@@ -455,10 +455,9 @@ struct Tile {
   int first_row, head, batch;
   int num_key_tiles;  // that some row sees
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head_index) {
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
     first_row = q_tile * kBr;
-    head = head_index % args.num_q_heads;
-    batch = head_index / args.num_q_heads;
     int num_keys = args.seqlen_k;
     if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
     num_key_tiles = (num_keys + kBc - 1) / kBc;
@@ -469,13 +468,14 @@ struct Tile {
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
-  const int num_heads = args.batch * args.num_q_heads;
+  const int heads = args.num_q_heads;
+  const int num_heads = args.batch * heads;
   // Heads go together in sections, few enough for their K and V to stay in L2.
   constexpr int kSection = 16;
   const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
   const int section_heads = min(kSection, num_heads - section * kSection);
   const int turn = within / section_heads, head_index = section * kSection + within % section_heads;
-  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index % heads, head_index / heads));
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -612,10 +612,22 @@ __device__ __forceinline__ void stage_output(
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake.
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// warpgroup need not wait for the others' Q.
 __device__ __forceinline__ void copy_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
     Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  const auto copy_q = [&](int group) {
+    Barrier& full = smem.q_full[q_turn.stage][group];
+    barrier_expect(&full, kQBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &full, c * kChunk, tile.first_row + 64 * group, tile.head,
+               tile.batch);
+    }
+  };
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  copy_q(0);
   const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
   const auto copy_k = [&](int n) {
     Barrier& full = smem.k_full[k_turn.stage];
@@ -627,21 +639,12 @@ __device__ __forceinline__ void copy_tile(
     }
     k_turn.advance();
   };
-  Barrier& q_full = smem.q_full[q_turn.stage];
-  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
-  barrier_expect(&q_full, kQBytes);
+  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
 #pragma unroll 1
-  for (int group = 0; group < kConsumers; ++group) {
-#pragma unroll 1
-    for (int c = 0; c < kDChunks; ++c) {
-      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &q_full, c * kChunk, tile.first_row + 64 * group, tile.head,
-               tile.batch);
-    }
-  }
+  for (int group = 1; group < kConsumers; ++group) copy_q(group);
   q_turn.advance();
-  for (int n = tile.num_key_tiles; n >= 0; --n) {
+  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
     if (n > 0) copy_k(n - 1);
-    if (n == tile.num_key_tiles) continue;
     Barrier& full = smem.v_full[v_turn.stage];
     barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
     barrier_expect(&full, kVBytes);
@@ -681,7 +684,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
   Chunk64* q = smem.q[q_turn.stage][group];
-  barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
+  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
   if (args.scale < 0.0f) negate_q(q, group);
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
@@ -703,6 +706,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -746,7 +750,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     const bool seen = rows.max[h] != -kInfinity;
-    inverse[h] = seen ? 1.0f / row_sum : 0.0f;
+    inverse[h] = seen ? __fdividef(1.0f, row_sum) : 0.0f;
     if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
       const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
@@ -773,7 +777,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQStages; ++i) {
-      barrier_init(&smem.q_full[i], 1);
+      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
@@ -2022,9 +2026,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_bf16_d128_39d0582e(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_bf16_d128_39d0582e_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_bf16_d128_39d0582e_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_bf16_d128_f37ffbd9(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_bf16_d128_f37ffbd9_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_bf16_d128_f37ffbd9_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -2034,8 +2038,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_bf16_d128_39d0582e_out"):
-            return "attention_bf16_d128_39d0582e"
+        if hasattr(torch.ops.flashgen, "attention_bf16_d128_f37ffbd9_out"):
+            return "attention_bf16_d128_f37ffbd9"
 
         def run(
             q: Any,
@@ -2094,7 +2098,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_bf16_d128_39d0582e{suffix}"
+            name = f"flashgen::attention_bf16_d128_f37ffbd9{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -2102,7 +2106,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.bfloat16)
-        return "attention_bf16_d128_39d0582e"
+        return "attention_bf16_d128_f37ffbd9"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2125,11 +2129,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_bf16_d128_39d0582e_out(q, k, v, out, causal, scale, layout)
+        operators.attention_bf16_d128_f37ffbd9_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_bf16_d128_39d0582e(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_bf16_d128_39d0582e_lse(q, k, v, causal, scale, layout)
+        return operators.attention_bf16_d128_f37ffbd9(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_bf16_d128_f37ffbd9_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 

@@ -88,7 +88,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 constexpr int kGroupBarrier = 1;  // its own
 constexpr int kTurnBarrier = 1 + kConsumers;  // passes the turn to it
 
-constexpr unsigned kQBytes = kBr * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one warpgroup
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
@@ -105,7 +105,7 @@ struct SharedStorage {
   alignas(1024) ChunkBc k[kKStages][kDChunks];
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
-  Barrier q_full[kQStages], q_empty[kQStages];
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
 static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
@@ -347,13 +347,29 @@ struct Tile {
   int first_row, head, batch;
   int num_key_tiles;  // that some row sees
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head_index) {
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
     first_row = q_tile * kBr;
-    head = head_index % args.num_q_heads;
-    batch = head_index / args.num_q_heads;
     int num_keys = args.seqlen_k;
     if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
     num_key_tiles = (num_keys + kBc - 1) / kBc;
+  }
+};
+
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
+
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
   }
 };
 
@@ -361,12 +377,14 @@ struct Tile {
 // shortest that are left, so that all turns take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.batch * args.num_q_heads;
-  const int turns = kCausal ? (q_tiles + 1) / 2 : q_tiles;  // for one head
-  for (int turn = blockIdx.x; turn < turns * num_heads; turn += gridDim.x) {
-    const int head_index = turn / turns, first = turn % turns, last = q_tiles - 1 - first;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor turns(kCausal ? (q_tiles + 1) / 2 : q_tiles);  // for one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int turn = blockIdx.x; turn < turns.value * num_heads * args.batch; turn += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(turns.divide(turn, first), head), last = q_tiles - 1 - first;
     for (int q_tile = kCausal ? last : first;; q_tile = first) {
-      work(Tile(args, q_tile, head_index));
+      work(Tile(args, q_tile, head, batch));
       if (q_tile == first) break;
     }
   }
@@ -514,10 +532,22 @@ __device__ __forceinline__ void stage_output(
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake.
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// warpgroup need not wait for the others' Q.
 __device__ __forceinline__ void copy_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
     Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  const auto copy_q = [&](int group) {
+    Barrier& full = smem.q_full[q_turn.stage][group];
+    barrier_expect(&full, kQBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &full, c * kChunk, tile.first_row + 64 * group, tile.head,
+               tile.batch);
+    }
+  };
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  copy_q(0);
   const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
   const auto copy_k = [&](int n) {
     Barrier& full = smem.k_full[k_turn.stage];
@@ -529,21 +559,12 @@ __device__ __forceinline__ void copy_tile(
     }
     k_turn.advance();
   };
-  Barrier& q_full = smem.q_full[q_turn.stage];
-  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
-  barrier_expect(&q_full, kQBytes);
+  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
 #pragma unroll 1
-  for (int group = 0; group < kConsumers; ++group) {
-#pragma unroll 1
-    for (int c = 0; c < kDChunks; ++c) {
-      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &q_full, c * kChunk, tile.first_row + 64 * group, tile.head,
-               tile.batch);
-    }
-  }
+  for (int group = 1; group < kConsumers; ++group) copy_q(group);
   q_turn.advance();
-  for (int n = tile.num_key_tiles; n >= 0; --n) {
+  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
     if (n > 0) copy_k(n - 1);
-    if (n == tile.num_key_tiles) continue;
     Barrier& full = smem.v_full[v_turn.stage];
     barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
     barrier_expect(&full, kVBytes);
@@ -583,7 +604,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
   Chunk64* q = smem.q[q_turn.stage][group];
-  barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
+  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
   if (args.scale < 0.0f) negate_q(q, group);
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
@@ -609,6 +630,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
+
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -626,6 +648,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
       start_pv(o, p, v_desc + v_turn.stage * kNextV);
       pass_turn(group);
+      const int v_stage = v_turn.stage;
+      v_turn.advance();
       wgmma_wait<1>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -637,8 +661,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       if (n > 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
       wgmma_wait<0>();
       hold(o);
-      if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
-      v_turn.advance();
+      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
       pack_weights(s, p);
       if (grown) rescale_output(o, rescale);
     }
@@ -657,7 +680,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     const bool seen = rows.max[h] != -kInfinity;
-    inverse[h] = seen ? 1.0f / row_sum : 0.0f;
+    inverse[h] = seen ? __fdividef(1.0f, row_sum) : 0.0f;
     if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
       const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
@@ -684,7 +707,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQStages; ++i) {
-      barrier_init(&smem.q_full[i], 1);
+      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {

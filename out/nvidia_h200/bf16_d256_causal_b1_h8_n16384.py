@@ -219,7 +219,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 // Barriers of the block, by warpgroup that computes.
 constexpr int kGroupBarrier = 1;  // its own
 
-constexpr unsigned kQBytes = kBr * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one warpgroup
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
@@ -237,7 +237,7 @@ struct SharedStorage {
   alignas(1024) ChunkBc v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it: for K and
   // V those of all blocks of the cluster, which copy to each other.
-  Barrier q_full[kQStages], q_empty[kQStages];
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
 static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on");
@@ -513,10 +513,9 @@ struct Tile {
   int first_row, head, batch;
   int num_key_tiles;  // that some row of the cluster sees
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head_index) {
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
     first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
-    head = head_index % args.num_q_heads;
-    batch = head_index / args.num_q_heads;
     int num_keys = args.seqlen_k;
     if (kCausal) num_keys = max(0, min(num_keys, (q_tile + 1) * kClusterRows + args.seqlen_k - args.seqlen_q));
     num_key_tiles = (num_keys + kBc - 1) / kBc;
@@ -527,8 +526,9 @@ struct Tile {
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, index = blockIdx.x / kCluster;
+  const int heads = args.num_q_heads;
   const int turn = index % q_tiles, head_index = index / q_tiles;
-  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index % heads, head_index / heads));
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -665,11 +665,23 @@ __device__ __forceinline__ void stage_output(
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. Of K and V
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// warpgroup need not wait for the others' Q. Of K and V
 // each block copies its share to all blocks of the cluster.
 __device__ __forceinline__ void copy_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
     Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  const auto copy_q = [&](int group) {
+    Barrier& full = smem.q_full[q_turn.stage][group];
+    barrier_expect(&full, kQBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &full, c * kChunk, tile.first_row + 64 * group, tile.head,
+               tile.batch);
+    }
+  };
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  copy_q(0);
   const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
   const int first_key = blockIdx.x % kCluster * kShare;  // of a tile, in this block's share
   const auto copy_k = [&](int n) {
@@ -683,21 +695,12 @@ __device__ __forceinline__ void copy_tile(
     }
     k_turn.advance();
   };
-  Barrier& q_full = smem.q_full[q_turn.stage];
-  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
-  barrier_expect(&q_full, kQBytes);
+  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
 #pragma unroll 1
-  for (int group = 0; group < kConsumers; ++group) {
-#pragma unroll 1
-    for (int c = 0; c < kDChunks; ++c) {
-      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &q_full, c * kChunk, tile.first_row + 64 * group, tile.head,
-               tile.batch);
-    }
-  }
+  for (int group = 1; group < kConsumers; ++group) copy_q(group);
   q_turn.advance();
-  for (int n = tile.num_key_tiles; n >= 0; --n) {
+  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
     if (n > 0) copy_k(n - 1);
-    if (n == tile.num_key_tiles) continue;
     Barrier& full = smem.v_full[v_turn.stage];
     barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
     barrier_expect(&full, kVBytes);
@@ -739,7 +742,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
   Chunk64* q = smem.q[q_turn.stage][group];
-  barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
+  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
   if (args.scale < 0.0f) negate_q(q, group);
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
@@ -761,6 +764,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+
     wgmma_wait<0>();
     hold(s);
     if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
@@ -776,6 +780,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
       start_pv(o, p, v_desc + v_turn.stage * kNextV);
+      const int v_stage = v_turn.stage;
+      v_turn.advance();
       wgmma_wait<1>();
       hold(s);
       if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
@@ -787,8 +793,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       if (n > 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
       wgmma_wait<0>();
       hold(o);
-      if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
-      v_turn.advance();
+      if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_stage], in_group);
       pack_weights(s, p);
       if (grown) rescale_output(o, rescale);
     }
@@ -807,7 +812,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     const bool seen = rows.max[h] != -kInfinity;
-    inverse[h] = seen ? 1.0f / row_sum : 0.0f;
+    inverse[h] = seen ? __fdividef(1.0f, row_sum) : 0.0f;
     if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
       const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
       args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
@@ -834,7 +839,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQStages; ++i) {
-      barrier_init(&smem.q_full[i], 1);
+      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
@@ -2086,9 +2091,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_bf16_d256_73992cc4(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_bf16_d256_73992cc4_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_bf16_d256_73992cc4_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_bf16_d256_f91cb152(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_bf16_d256_f91cb152_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_bf16_d256_f91cb152_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -2098,8 +2103,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_bf16_d256_73992cc4_out"):
-            return "attention_bf16_d256_73992cc4"
+        if hasattr(torch.ops.flashgen, "attention_bf16_d256_f91cb152_out"):
+            return "attention_bf16_d256_f91cb152"
 
         def run(
             q: Any,
@@ -2158,7 +2163,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_bf16_d256_73992cc4{suffix}"
+            name = f"flashgen::attention_bf16_d256_f91cb152{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -2166,7 +2171,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.bfloat16)
-        return "attention_bf16_d256_73992cc4"
+        return "attention_bf16_d256_f91cb152"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2189,11 +2194,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_bf16_d256_73992cc4_out(q, k, v, out, causal, scale, layout)
+        operators.attention_bf16_d256_f91cb152_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_bf16_d256_73992cc4(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_bf16_d256_73992cc4_lse(q, k, v, causal, scale, layout)
+        return operators.attention_bf16_d256_f91cb152(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_bf16_d256_f91cb152_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 

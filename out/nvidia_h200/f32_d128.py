@@ -228,7 +228,7 @@ constexpr int kArrivals = 32;
 constexpr int kArrivals = 1;
 #endif
 
-constexpr unsigned kQBytes = kBr * kDBoxes * kBox * sizeof(Element);
+constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one warpgroup
 constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
 
@@ -251,7 +251,7 @@ struct SharedStorage {
   alignas(1024) PartsBc v[kVStages][kDvChunks];
   alignas(16) float k_units[kKStages][kBc / 8], v_units[kVStages][kBc / 8];  // of every eight keys
   // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
-  Barrier q_full[kQStages], q_empty[kQStages];
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
   Barrier k_raw[kKStages], v_raw[kVStages];  // their bytes have arrived, and are still to be split
 };
@@ -534,10 +534,9 @@ struct Tile {
   int first_row, head, batch;
   int num_key_tiles;  // that some row sees
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head_index) {
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
     first_row = q_tile * kBr;
-    head = head_index % args.num_q_heads;
-    batch = head_index / args.num_q_heads;
     int num_keys = args.seqlen_k;
     if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
     num_key_tiles = (num_keys + kBc - 1) / kBc;
@@ -548,8 +547,9 @@ struct Tile {
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
+  const int heads = args.num_q_heads;
   const int turn = index % q_tiles, head_index = index / q_tiles;
-  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index));
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index % heads, head_index / heads));
 }
 
 // What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
@@ -731,10 +731,22 @@ __device__ __forceinline__ void write_output(
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake.
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// warpgroup need not wait for the others' Q.
 __device__ __forceinline__ void copy_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
     Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  const auto copy_q = [&](int group) {
+    Barrier& full = smem.q_full[q_turn.stage][group];
+    barrier_expect(&full, kQBytes);
+#pragma unroll 1
+    for (int b = 0; b < kDBoxes; ++b) {
+      tma_load(smem.q[q_turn.stage][group][b / 2][b % 2], &maps.q, &full, b * kBox, tile.first_row + 64 * group,
+               tile.head, tile.batch);
+    }
+  };
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  copy_q(0);
   const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
   const auto copy_k = [&](int n) {
     Barrier& full = smem.k_raw[k_turn.stage];
@@ -746,21 +758,12 @@ __device__ __forceinline__ void copy_tile(
     }
     k_turn.advance();
   };
-  Barrier& q_full = smem.q_full[q_turn.stage];
-  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
-  barrier_expect(&q_full, kQBytes);
+  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
 #pragma unroll 1
-  for (int group = 0; group < kConsumers; ++group) {
-#pragma unroll 1
-    for (int b = 0; b < kDBoxes; ++b) {
-      tma_load(smem.q[q_turn.stage][group][b / 2][b % 2], &maps.q, &q_full, b * kBox, tile.first_row + 64 * group,
-               tile.head, tile.batch);
-    }
-  }
+  for (int group = 1; group < kConsumers; ++group) copy_q(group);
   q_turn.advance();
-  for (int n = tile.num_key_tiles; n >= 0; --n) {
+  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
     if (n > 0) copy_k(n - 1);
-    if (n == tile.num_key_tiles) continue;
     Barrier& full = smem.v_raw[v_turn.stage];
     barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
     barrier_expect(&full, kVBytes);
@@ -846,7 +849,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
   Parts64* q = smem.q[q_turn.stage][group];
-  barrier_wait(&smem.q_full[q_turn.stage], q_turn.parity);
+  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
   float scale[2];
   // Maxima are taken of raw scores: Q has the scale's sign. Where that is zero, so is Q, and what is left of the scale
   // is small, since 0 * infinity is not a number.
@@ -878,6 +881,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
+
     wgmma_wait<0>();
     hold(s);
     leave_units(s, smem.k_units[k_turn.stage]);
@@ -950,7 +954,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQStages; ++i) {
-      barrier_init(&smem.q_full[i], 1);
+      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
@@ -2183,9 +2187,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_f32_d128_b297cb9b(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_f32_d128_b297cb9b_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_f32_d128_b297cb9b_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_f32_d128_89220780(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_f32_d128_89220780_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_f32_d128_89220780_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -2195,8 +2199,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_f32_d128_b297cb9b_out"):
-            return "attention_f32_d128_b297cb9b"
+        if hasattr(torch.ops.flashgen, "attention_f32_d128_89220780_out"):
+            return "attention_f32_d128_89220780"
 
         def run(
             q: Any,
@@ -2255,7 +2259,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_f32_d128_b297cb9b{suffix}"
+            name = f"flashgen::attention_f32_d128_89220780{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -2263,7 +2267,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.float32)
-        return "attention_f32_d128_b297cb9b"
+        return "attention_f32_d128_89220780"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2286,11 +2290,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_f32_d128_b297cb9b_out(q, k, v, out, causal, scale, layout)
+        operators.attention_f32_d128_89220780_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_f32_d128_b297cb9b(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_f32_d128_b297cb9b_lse(q, k, v, causal, scale, layout)
+        return operators.attention_f32_d128_89220780(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_f32_d128_89220780_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 
