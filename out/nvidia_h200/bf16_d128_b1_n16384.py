@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 1, 16 heads, 16384 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, without a mask: 2.99 ms (median), spread 0.3 %,
-735.5 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, without a mask: 2.869 ms (median), spread 5.3 %,
+766.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_b1_n16384 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 2989.7921085357666,
-    "spread": 0.003103883486706682,
-    "tflops": 735.5104220369888,
+    "median_us": 2869.2800998687744,
+    "spread": 0.052785323823335534,
+    "tflops": 766.4024351099677,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 222208,
     "occupancy": 0.25,
-    "error": 0.0024172867792814443,
+    "error": 0.0023859742179974225,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 4, 16 heads, 4096 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 434.3 us (median), spread 0.4 %,
-632.9 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 389.5 us (median), spread 0.3 %,
+705.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_causal import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 434.30399894714355,
-    "spread": 0.003905145632720192,
-    "tflops": 632.9159013280319,
+    "median_us": 389.47200775146484,
+    "spread": 0.0027935085494048594,
+    "tflops": 705.7706368448661,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 115712,
     "occupancy": 0.25,
-    "error": 0.002379986404748193,
+    "error": 0.0023858040048218604,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

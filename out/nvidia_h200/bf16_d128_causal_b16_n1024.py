@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 16, 16 heads, 1024 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 16, 16 heads, 1024 rows, with a causal mask: 143 us (median), spread 0.8 %,
-480.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
+Measured on NVIDIA H200, batch 16, 16 heads, 1024 rows, with a causal mask: 139.4 us (median), spread 0.7 %,
+493.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_causal_b16_n1024 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 143.00799369812012,
-    "spread": 0.007607920055883525,
-    "tflops": 480.528919810329,
+    "median_us": 139.39200341701508,
+    "spread": 0.0068871046141837046,
+    "tflops": 492.99439746492413,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 197632,
     "occupancy": 0.1875,
-    "error": 0.0023147326682635004,
+    "error": 0.002424925157829644,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

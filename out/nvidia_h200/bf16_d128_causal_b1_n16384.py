@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 1, 16 heads, 16384 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, with a causal mask: 1.513 ms (median), spread 0.9 %,
-726.6 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, with a causal mask: 1.365 ms (median), spread 0.2 %,
+805.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_causal_b1_n16384 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1513.1839513778687,
-    "spread": 0.00924141767913312,
-    "tflops": 726.6212589519015,
+    "median_us": 1364.575982093811,
+    "spread": 0.0015008439407968607,
+    "tflops": 805.7533198619726,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 115712,
     "occupancy": 0.25,
-    "error": 0.002409038576040387,
+    "error": 0.0024400712120596674,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

@@ -19,9 +19,9 @@
 //   section = 16               heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.509 ms
-// (median), spread 0.3 %, 728.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
-// against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0,
+// Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.376 ms
+// (median), spread 0.2 %, 798.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
+// against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0,
 // seed 0.
 //
 // Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu

@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask. Serves any
 batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.509 ms
-(median), spread 0.3 %, 728.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
-against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed
+Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 8192 rows, with a causal mask: 1.376 ms
+(median), spread 0.2 %, 798.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head
+against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed
 0.
 
     from bf16_d128_causal_b2_h32_kv8_n8192 import attention
@@ -97,14 +97,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1508.9600086212158,
-    "spread": 0.0032658206927847003,
-    "tflops": 728.6552469873992,
+    "median_us": 1376.3840198516846,
+    "spread": 0.0016041994306919501,
+    "tflops": 798.8407391524935,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 148480,
     "occupancy": 0.25,
-    "error": 0.002483170144146605,
+    "error": 0.0022727634773689,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

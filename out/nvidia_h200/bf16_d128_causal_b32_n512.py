@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 32, 16 heads, 512 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 32, 16 heads, 512 rows, with a causal mask: 95.71 us (median), spread 0.9 %,
-359.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.5e-03.
+Measured on NVIDIA H200, batch 32, 16 heads, 512 rows, with a causal mask: 93.82 us (median), spread 1.3 %,
+366.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d128_causal_b32_n512 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 95.71199864149094,
-    "spread": 0.009027072264763398,
-    "tflops": 358.9909191709756,
+    "median_us": 93.82399916648865,
+    "spread": 0.013301443264126833,
+    "tflops": 366.21481362171943,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 197632,
     "occupancy": 0.1875,
-    "error": 0.0024646375757603114,
+    "error": 0.0023119032260628695,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

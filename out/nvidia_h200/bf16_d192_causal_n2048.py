@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 192.
 For NVIDIA H200 (sm_90a) at batch 4, 16 heads, 2048 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 4, 16 heads, 2048 rows, with a causal mask: 169 us (median), spread 2.5 %,
-610.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
+Measured on NVIDIA H200, batch 4, 16 heads, 2048 rows, with a causal mask: 158.1 us (median), spread 0.5 %,
+651.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d192_causal_n2048 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 168.96000504493713,
-    "spread": 0.025378803980768895,
-    "tflops": 610.0805636019289,
+    "median_us": 158.11200439929962,
+    "spread": 0.005262132615543323,
+    "tflops": 651.9379442163128,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 222208,
     "occupancy": 0.1875,
-    "error": 0.0023041915873635967,
+    "error": 0.0023451202642623295,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

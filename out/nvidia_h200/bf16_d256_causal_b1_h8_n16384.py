@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 256.
 For NVIDIA H200 (sm_90a) at batch 1, 8 heads, 16384 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 1, 8 heads, 16384 rows, with a causal mask: 1.475 ms (median), spread 0.2 %,
-745.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 1, 8 heads, 16384 rows, with a causal mask: 1.327 ms (median), spread 2.9 %,
+828.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d256_causal_b1_h8_n16384 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1475.2320051193237,
-    "spread": 0.0017136771672052599,
-    "tflops": 745.314380355425,
+    "median_us": 1327.2639513015747,
+    "spread": 0.02919687509234188,
+    "tflops": 828.4046490509814,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 197632,
     "occupancy": 0.1875,
-    "error": 0.0023836823231670424,
+    "error": 0.002356132995443371,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

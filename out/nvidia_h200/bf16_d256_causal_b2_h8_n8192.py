@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 256.
 For NVIDIA H200 (sm_90a) at batch 2, 8 heads, 8192 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 2, 8 heads, 8192 rows, with a causal mask: 780.9 us (median), spread 1.1 %,
-704.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 2, 8 heads, 8192 rows, with a causal mask: 681.2 us (median), spread 0.1 %,
+807.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d256_causal_b2_h8_n8192 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 780.8640003204346,
-    "spread": 0.011392500139686937,
-    "tflops": 704.0352912445736,
+    "median_us": 681.1839938163757,
+    "spread": 0.0010804689487241882,
+    "tflops": 807.059207025636,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 230400,
     "occupancy": 0.1875,
-    "error": 0.0023617311266778697,
+    "error": 0.002373567724134869,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

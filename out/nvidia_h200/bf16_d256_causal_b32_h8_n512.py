@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 256.
 For NVIDIA H200 (sm_90a) at batch 32, 8 heads, 512 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, with a causal mask: 95.2 us (median), spread 1.1 %,
-360.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, with a causal mask: 98.43 us (median), spread 0.8 %,
+349.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d256_causal_b32_h8_n512 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 95.20000219345093,
-    "spread": 0.011092442920101604,
-    "tflops": 360.9216131968083,
+    "median_us": 98.43199700117111,
+    "spread": 0.008452524687353321,
+    "tflops": 349.07082467900347,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 197632,
     "occupancy": 0.1875,
-    "error": 0.0023711164072610508,
+    "error": 0.0023558588596133724,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

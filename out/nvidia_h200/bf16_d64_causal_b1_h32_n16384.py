@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 1, 32 heads, 16384 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask: 1.961 ms (median), spread 0.2 %,
-560.8 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
+Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask: 1.762 ms (median), spread 0.1 %,
+624.0 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
 by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d64_causal_b1_h32_n16384 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1960.7360363006592,
-    "spread": 0.0017462468945781714,
-    "tflops": 560.7647370272542,
+    "median_us": 1762.0799541473389,
+    "spread": 0.0009080331914477914,
+    "tflops": 623.9850951077005,
     "registers": 96,
     "spill_bytes": 0,
     "smem_bytes": 99328,
     "occupancy": 0.3125,
-    "error": 0.0024486068021041772,
+    "error": 0.002353233453458781,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 2, 32 heads, 8192 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 1.01 ms (median), spread 1.9 %,
-544.5 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
+Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 929.3 us (median), spread 0.1 %,
+591.6 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.3e-03. Built
 by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d64_causal_b2_h32_n8192 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1009.6640586853027,
-    "spread": 0.019428252037031878,
-    "tflops": 544.4937939098718,
+    "median_us": 929.2799830436707,
+    "spread": 0.0012740903553528054,
+    "tflops": 591.5933022547035,
     "registers": 96,
     "spill_bytes": 0,
     "smem_bytes": 82944,
     "occupancy": 0.3125,
-    "error": 0.002390094268587553,
+    "error": 0.0023327184375513113,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

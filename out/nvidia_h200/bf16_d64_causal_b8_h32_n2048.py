@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 8, 32 heads, 2048 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 282.3 us (median), spread 0.9 %,
-486.9 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
+Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 275.4 us (median), spread 0.3 %,
+499.1 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.3e-03. Built
 by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d64_causal_b8_h32_n2048 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 282.27201104164124,
-    "spread": 0.008955942140808661,
-    "tflops": 486.90251989498444,
+    "median_us": 275.39199590682983,
+    "spread": 0.003021116976757625,
+    "tflops": 499.0666232670688,
     "registers": 96,
     "spill_bytes": 0,
     "smem_bytes": 132096,
     "occupancy": 0.3125,
-    "error": 0.0023666254842903104,
+    "error": 0.0023413624005754023,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 4, 32 heads, 4096 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with a causal mask: 529 us (median), spread 2.3 %,
-519.7 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
+Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with a causal mask: 491.5 us (median), spread 0.5 %,
+559.2 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.3e-03. Built
 by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d64_causal_h32 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 528.9599895477295,
-    "spread": 0.022686071831170652,
-    "tflops": 519.6572753622172,
+    "median_us": 491.5199875831604,
+    "spread": 0.004687475178373137,
+    "tflops": 559.2405474609378,
     "registers": 96,
     "spill_bytes": 0,
     "smem_bytes": 115712,
     "occupancy": 0.3125,
-    "error": 0.0023937270005004122,
+    "error": 0.0023322864275140973,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

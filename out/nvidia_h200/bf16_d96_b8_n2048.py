@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 96.
 For NVIDIA H200 (sm_90a) at batch 8, 16 heads, 2048 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, without a mask: 328.8 us (median), spread 5.5 %,
-626.9 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, without a mask: 311.4 us (median), spread 0.3 %,
+662.1 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from bf16_d96_b8_n2048 import attention
@@ -96,14 +96,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 328.8320004940033,
-    "spread": 0.05469054958635629,
-    "tflops": 626.9415078164193,
+    "median_us": 311.39200925827026,
+    "spread": 0.002774634873899635,
+    "tflops": 662.0543369082121,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 222208,
     "occupancy": 0.25,
-    "error": 0.0024471453714407926,
+    "error": 0.002437298827322961,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: e4m3, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 4, 16 heads, 4096 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 385.7 us (median), spread 2.4 %,
-712.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.8e-03.
+Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 385.2 us (median), spread 0.6 %,
+713.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.7e-03.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from e4m3_d128_causal import attention
@@ -85,14 +85,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 385.6639862060547,
-    "spread": 0.024394284838203946,
-    "tflops": 712.7393709951873,
+    "median_us": 385.15201210975647,
+    "spread": 0.00614822993391061,
+    "tflops": 713.6867997606831,
     "registers": 168,
     "spill_bytes": 0,
     "smem_bytes": 230400,
     "occupancy": 0.1875,
-    "error": 0.001774898305239316,
+    "error": 0.0017336291965908558,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

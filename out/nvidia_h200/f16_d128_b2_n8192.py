@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: f16, head dim 128.
 For NVIDIA H200 (sm_90a) at batch 2, 16 heads, 8192 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, without a mask: 1.559 ms (median), spread 2.6 %,
-705.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.0e-04.
+Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, without a mask: 1.462 ms (median), spread 2.7 %,
+751.9 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.9e-04.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from f16_d128_b2_n8192 import attention
@@ -98,14 +98,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 1558.9439868927002,
-    "spread": 0.026212610027857283,
-    "tflops": 705.2925807601051,
+    "median_us": 1462.272047996521,
+    "spread": 0.02702637043370494,
+    "tflops": 751.9200201374674,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 222208,
     "occupancy": 0.25,
-    "error": 0.0002985881454643252,
+    "error": 0.00029391069890308914,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",

@@ -5,8 +5,8 @@ heads, lengths and strides, grouped-query heads, and either mask. Tensor cores m
 is three of f16, of the factors' upper and lower parts. That is as accurate as float32 for elements of at
 least 2^-14 of the largest in their tensor; smaller ones lose bits, up to 2^-37 of the largest.
 
-Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 902.7 us (median), spread 0.7 %,
-152.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.4e-07.
+Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 826.2 us (median), spread 0.2 %,
+166.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.6e-07.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 
     from f32_d64_causal import attention
@@ -100,14 +100,14 @@ DEVICE: dict[str, Any] = {
     "arch": 90,
 }
 MEASUREMENT: dict[str, Any] = {
-    "median_us": 902.7199745178223,
-    "spread": 0.007125129612638467,
-    "tflops": 152.2498198241503,
+    "median_us": 826.1759877204895,
+    "spread": 0.001975408148931966,
+    "tflops": 166.35554108902292,
     "registers": 128,
     "spill_bytes": 0,
     "smem_bytes": 181248,
     "occupancy": 0.25,
-    "error": 3.3603772169858293e-07,
+    "error": 3.5571406727717574e-07,
     "predicted": False,
     "busy": "",
     "driver": "580.159.04 (CUDA 13.0)",
