@@ -246,6 +246,23 @@ def test_of_any_shape_the_last_tuned():
     assert match is not None and match.entry == new and match.exact
 
 
+def test_of_any_shape_shipped_kernels_come_last_and_by_size():
+    """However late they were tuned: a short sequence's kernel is nobody's default."""
+
+    def shipped(problem: Problem, day: int) -> library.Entry:
+        path = library.shipped_folder() / "nvidia_h200" / f"{problem.name}.json"
+        return replace(entry(problem, tuned_at=f"2026-01-0{day}T00:00:00+00:00"), json_path=path)
+
+    default, short = shipped(Problem(), 2), shipped(Problem(seqlen_q=197, seqlen_k=197), 3)
+    match = library.find([short, default], Problem(), H200, any_shape=True)
+    assert match is not None and match.entry == default and match.exact
+    match = library.find([short], Problem(), H200, any_shape=True)
+    assert match is not None and match.entry == short and match.exact
+    mine = entry(Problem(seqlen_q=49, seqlen_k=49), tuned_at="2026-01-01T00:00:00+00:00")
+    match = library.find([short, default, mine], Problem(), H200, any_shape=True)
+    assert match is not None and match.entry == mine and match.exact
+
+
 def test_the_family_asked_for():
     simt = FAMILIES["simt"]
     assert library.find([entry()], Problem(), H200, family=simt) is None

@@ -9,7 +9,8 @@ The order of choice, which `find` documents to the user as well:
 4. A kernel tuned for few query rows, 16 at most, comes first where few are asked for, else one for many.
 5. A kernel tuned under the same mask comes before one tuned under the other (a kernel serves both). One row
    sees all keys, whatever the mask.
-6. Then the nearest in sequence lengths and in the number of heads over the batch, by ratio.
+6. Then the nearest in sequence lengths and in the number of heads over the batch, by ratio. Where no sizes
+   were asked for: the last that was tuned here; of the shipped ones, the nearest to the default sizes.
 """
 
 from __future__ import annotations
@@ -222,8 +223,9 @@ def find(
 ) -> Match | None:
     """The best known kernel for ``problem`` on the card, chosen as the module's text says, or None.
 
-    ``any_shape``: batch, heads and lengths were not asked for; the last tuned of those left is chosen.
+    ``any_shape``: batch, heads and lengths were not asked for; those of ``problem`` are the default ones.
     """
+    shipped = shipped_folder().resolve()
     usable = [
         entry
         for entry in known
@@ -236,12 +238,14 @@ def find(
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
+        is_shipped = entry.json_path is not None and entry.json_path.resolve().is_relative_to(shipped)
         return (
             entry.predicted,
             not same_card(entry.slug, limits.slug),
             not any_shape and tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),
-            0.0 if any_shape else shape_distance(tuned, problem),
+            any_shape and is_shipped,
+            0.0 if any_shape and not is_shipped else shape_distance(tuned, problem),
         )
 
     least = min(map(rank, usable))
@@ -249,13 +253,13 @@ def find(
     # Of several families, or runs with parameters held, that tuned for the very same: the fastest.
     same = [e for e in usable if (e.slug, e.kernel.problem) == (last.slug, last.kernel.problem)]
     entry = min(same, key=lambda e: (e.kernel.measurement.median_us, e is not last))
-    predicted, other_card, _, other_mask, distance = least
+    predicted, other_card, _, other_mask, _, distance = least
     remarks = []
     if other_card:
         remarks.append(f"tuned on another card of sm_{limits.arch}, {entry.kernel.device}")
     if other_mask:
         remarks.append(f"tuned {'with' if entry.kernel.problem.causal else 'without'} the causal mask")
-    if distance:
+    if distance and not any_shape:
         remarks.append(f"tuned for {shape_words(entry.kernel.problem)}, asked for {shape_words(problem)}")
     how = _words(entry)
     if remarks:
