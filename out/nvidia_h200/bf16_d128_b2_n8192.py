@@ -801,7 +801,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
-
     wgmma_wait<0>();
     hold(s);
     if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
@@ -2134,9 +2133,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_bf16_d128_ddde3017(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_bf16_d128_ddde3017_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_bf16_d128_ddde3017_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_bf16_d128_320b3329(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_bf16_d128_320b3329_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_bf16_d128_320b3329_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -2146,8 +2145,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_bf16_d128_ddde3017_out"):
-            return "attention_bf16_d128_ddde3017"
+        if hasattr(torch.ops.flashgen, "attention_bf16_d128_320b3329_out"):
+            return "attention_bf16_d128_320b3329"
 
         def run(
             q: Any,
@@ -2206,7 +2205,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_bf16_d128_ddde3017{suffix}"
+            name = f"flashgen::attention_bf16_d128_320b3329{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -2214,7 +2213,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.bfloat16)
-        return "attention_bf16_d128_ddde3017"
+        return "attention_bf16_d128_320b3329"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2237,11 +2236,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_bf16_d128_ddde3017_out(q, k, v, out, causal, scale, layout)
+        operators.attention_bf16_d128_320b3329_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_bf16_d128_ddde3017(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_bf16_d128_ddde3017_lse(q, k, v, causal, scale, layout)
+        return operators.attention_bf16_d128_320b3329(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_bf16_d128_320b3329_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 

@@ -580,7 +580,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);

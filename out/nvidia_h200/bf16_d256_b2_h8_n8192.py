@@ -757,7 +757,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
-
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -2085,9 +2084,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_bf16_d256_18bbced9(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_bf16_d256_18bbced9_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_bf16_d256_18bbced9_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_bf16_d256_207f548a(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_bf16_d256_207f548a_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_bf16_d256_207f548a_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -2097,8 +2096,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_bf16_d256_18bbced9_out"):
-            return "attention_bf16_d256_18bbced9"
+        if hasattr(torch.ops.flashgen, "attention_bf16_d256_207f548a_out"):
+            return "attention_bf16_d256_207f548a"
 
         def run(
             q: Any,
@@ -2157,7 +2156,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_bf16_d256_18bbced9{suffix}"
+            name = f"flashgen::attention_bf16_d256_207f548a{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -2165,7 +2164,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.bfloat16)
-        return "attention_bf16_d256_18bbced9"
+        return "attention_bf16_d256_207f548a"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2188,11 +2187,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_bf16_d256_18bbced9_out(q, k, v, out, causal, scale, layout)
+        operators.attention_bf16_d256_207f548a_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_bf16_d256_18bbced9(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_bf16_d256_18bbced9_lse(q, k, v, causal, scale, layout)
+        return operators.attention_bf16_d256_207f548a(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_bf16_d256_207f548a_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 

@@ -609,7 +609,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
-
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);

@@ -651,7 +651,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       await_turn(group);
       start_qk(few, q_desc, k_desc + k_turn.stage * kNextK);
       pass_turn(group);
-
       wgmma_wait<0>();
       hold(few);
       if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -668,7 +667,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       start_pv(o, p_few, v_desc + v_turn.stage * kNextV);
       pass_turn(group);
-
       wgmma_wait<0>();
       hold(s);
       hold(o);
@@ -680,7 +678,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
       await_turn(group);
       start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
       pass_turn(group);
-
       wgmma_wait<0>();
       hold(s);
     }

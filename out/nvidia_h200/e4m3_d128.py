@@ -788,7 +788,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
@@ -1998,9 +1997,9 @@ def _describe(tensor: Any) -> tuple[Any, ...]:
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_e4m3_d128_6eb8cd5c(q, k, v, causal=None, scale=None, layout="bhsd", value_scale=1.0) -> o
-        attention_e4m3_d128_6eb8cd5c_lse(q, k, v, causal=None, scale=None, layout="bhsd", value_scale=1.0) -> (o, lse)
-        attention_e4m3_d128_6eb8cd5c_out(q, k, v, out, causal=None, scale=None, layout="bhsd", value_scale=1.0)
+        attention_e4m3_d128_a5b6208c(q, k, v, causal=None, scale=None, layout="bhsd", value_scale=1.0) -> o
+        attention_e4m3_d128_a5b6208c_lse(q, k, v, causal=None, scale=None, layout="bhsd", value_scale=1.0) -> (o, lse)
+        attention_e4m3_d128_a5b6208c_out(q, k, v, out, causal=None, scale=None, layout="bhsd", value_scale=1.0)
 
     They take what `attention` takes, but for the scales: `scale` has those of q and k in it, `value_scale` is v's.
     The first two copy what the kernel cannot step by. `attention` registers them as needed. Needs PyTorch 2.7 or newer.
@@ -2009,8 +2008,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_e4m3_d128_6eb8cd5c_out"):
-            return "attention_e4m3_d128_6eb8cd5c"
+        if hasattr(torch.ops.flashgen, "attention_e4m3_d128_a5b6208c_out"):
+            return "attention_e4m3_d128_a5b6208c"
 
         def run(
             q: Any,
@@ -2061,12 +2060,12 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_e4m3_d128_6eb8cd5c{suffix}"
+            name = f"flashgen::attention_e4m3_d128_a5b6208c{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
             library.register_fake(name, fake_function)
-        return "attention_e4m3_d128_6eb8cd5c"
+        return "attention_e4m3_d128_a5b6208c"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2090,11 +2089,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_e4m3_d128_6eb8cd5c_out(q, k, v, out, causal, scale, layout, value_scale)
+        operators.attention_e4m3_d128_a5b6208c_out(q, k, v, out, causal, scale, layout, value_scale)
         return out
     if not return_lse:
-        return operators.attention_e4m3_d128_6eb8cd5c(q, k, v, causal, scale, layout, value_scale)
-    o, lse = operators.attention_e4m3_d128_6eb8cd5c_lse(q, k, v, causal, scale, layout, value_scale)
+        return operators.attention_e4m3_d128_a5b6208c(q, k, v, causal, scale, layout, value_scale)
+    o, lse = operators.attention_e4m3_d128_a5b6208c_lse(q, k, v, causal, scale, layout, value_scale)
     return (o if out is None else out.copy_(o)), lse
 
 

@@ -736,7 +736,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     Weights p;
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-
     wgmma_wait<0>();
     hold(s);
     leave_units(s, smem.k_units[k_turn.stage]);

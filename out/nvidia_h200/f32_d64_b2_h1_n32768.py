@@ -864,7 +864,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     Weights p;
     barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-
     wgmma_wait<0>();
     hold(s);
     leave_units(s, smem.k_units[k_turn.stage]);
@@ -2167,9 +2166,9 @@ def _serves(
 def register_torch() -> str:
     """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. The name of the first:
 
-        attention_f32_d64_305eb9e3(q, k, v, causal=None, scale=None, layout="bhsd") -> o
-        attention_f32_d64_305eb9e3_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
-        attention_f32_d64_305eb9e3_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
+        attention_f32_d64_9d23d323(q, k, v, causal=None, scale=None, layout="bhsd") -> o
+        attention_f32_d64_9d23d323_lse(q, k, v, causal=None, scale=None, layout="bhsd") -> (o, lse)
+        attention_f32_d64_9d23d323_out(q, k, v, out, causal=None, scale=None, layout="bhsd")
 
     They take what `attention` takes; the first two copy what the kernel cannot step by. Those have gradients, too,
     by PyTorch's attention, which the backward pass runs anew. `attention` and `sdpa` register them as needed. Needs
@@ -2179,8 +2178,8 @@ def register_torch() -> str:
 
     library = torch.library
     with _LOCK:
-        if hasattr(torch.ops.flashgen, "attention_f32_d64_305eb9e3_out"):
-            return "attention_f32_d64_305eb9e3"
+        if hasattr(torch.ops.flashgen, "attention_f32_d64_9d23d323_out"):
+            return "attention_f32_d64_9d23d323"
 
         def run(
             q: Any,
@@ -2239,7 +2238,7 @@ def register_torch() -> str:
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
             ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
         ):
-            name = f"flashgen::attention_f32_d64_305eb9e3{suffix}"
+            name = f"flashgen::attention_f32_d64_9d23d323{suffix}"
             schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
@@ -2247,7 +2246,7 @@ def register_torch() -> str:
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
                 library.register_autocast(name, "cuda", torch.float32)
-        return "attention_f32_d64_305eb9e3"
+        return "attention_f32_d64_9d23d323"
 
 
 # As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
@@ -2270,11 +2269,11 @@ def _attention_operator(
     causal = None if causal is None else bool(causal)
     scale = None if scale is None else float(scale)
     if out is not None and not return_lse:
-        operators.attention_f32_d64_305eb9e3_out(q, k, v, out, causal, scale, layout)
+        operators.attention_f32_d64_9d23d323_out(q, k, v, out, causal, scale, layout)
         return out
     if not return_lse:
-        return operators.attention_f32_d64_305eb9e3(q, k, v, causal, scale, layout)
-    o, lse = operators.attention_f32_d64_305eb9e3_lse(q, k, v, causal, scale, layout)
+        return operators.attention_f32_d64_9d23d323(q, k, v, causal, scale, layout)
+    o, lse = operators.attention_f32_d64_9d23d323_lse(q, k, v, causal, scale, layout)
     return (o if out is None else out.copy_(o)), lse
 
 

@@ -774,7 +774,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMa
     await_turn(group);
     start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
     pass_turn(group);
-
     wgmma_wait<0>();
     hold(s);
     leave_units(s, smem.k_units[k_turn.stage]);
