@@ -1,5 +1,6 @@
 """The worker process: every way a kernel can end it becomes an outcome, and the next request is served."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -273,6 +274,7 @@ def test_worker_outlives_the_thread_that_started_it():
 
 
 def test_closing_ends_the_process_and_its_pipes(worker):
+    gc.collect()  # what earlier tests left open is not closed in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     each = Worker(FakeDevice())
     each.evaluate(fake_build(), PROBLEM)
