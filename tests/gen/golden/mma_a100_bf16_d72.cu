@@ -1,0 +1,610 @@
+// attention_bf16_d72: flash attention, bf16, head dim 72, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 16                    query rows per block
+//   rows_per_warp = 16         query rows that one warp owns
+//   bc = 64                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = true      keep Q in registers for the whole block
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 2               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 3             blocks per SM the compiler must leave registers for
+//   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
+//   evict_first = true         what is copied leaves L2 before anything else does
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_bf16_d72.cu
+//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+// Regenerate: flashgen emit attention_bf16_d72.cu --preset sm_80 --family mma --dtype bf16 --d 72 \
+//                 --set br=16 --set rows_per_warp=16 --set bc=64 --set layout=padded \
+//                 --set d_steps=exact --set q_in_registers=true --set stages=1 --set rescale=always \
+//                 --set poly_exp=2 --set heads=1 --set min_blocks=3 --set block_order=heaviest_first \
+//                 --set evict_first=true
+
+#include <cuda_bf16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const __nv_bfloat16* q;
+  const __nv_bfloat16* k;
+  const __nv_bfloat16* v;
+  __nv_bfloat16* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = __nv_bfloat16;
+constexpr int kD = 72;  // head dim of queries and keys
+constexpr int kDv = 72;  // head dim of values and outputs
+constexpr int kVec = 8;  // elements per access of global memory
+
+constexpr int kBr = 16;  // query rows per block
+constexpr int kBc = 64;  // keys per tile
+constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 32;
+constexpr int kStages = 1;  // K/V tiles in shared memory
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 4;  // steps of 16 along the head dim in q k^T
+constexpr int kNarrowSteps = 1;  // then steps of 8
+constexpr int kValueTiles = 9;  // columns of eight in a warp's outputs
+
+constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
+
+// Elements between rows in shared memory.
+constexpr int kKStride = 72;
+constexpr int kVStride = 72;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct SharedStorage {
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
+};
+static_assert(sizeof(SharedStorage) == 18432, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+// L2 gives up first what was copied so: nobody reads it again.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m[0]), "=r"(m[1])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void mma_m16n8k8_bf16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+#endif
+
+// Two numbers in one register, the first in its low half.
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// 2^x without the special-function unit, for x <= 8, to 1e-4: the nearest integer goes into the exponent, a cubic
+// (minimax in relative error over [-1/2, 1/2]) does the rest.
+__device__ __forceinline__ float exp2_by_polynomial(float x) {
+  x = fmaxf(x, -126.0f);
+  const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the low bits now hold the nearest integer
+  const float fraction = x - (shifted - 12582912.0f);
+  float power = fmaf(0.05517169f, fraction, 0.24261117f);
+  power = fmaf(power, fraction, 0.69326099f);
+  power = fmaf(power, fraction, 0.99992807f);
+  return __int_as_float(__float_as_int(power) + (__float_as_int(shifted) << 23));
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  return key * kKStride + x;
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  return key * kVStride + x;
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 9, first_x = threadIdx.x % 9 * kVec;
+  if (threadIdx.x >= 27) return;
+#pragma unroll
+  for (int r = 0; r < 22; ++r) {
+    const int row = first_row + r * 3;
+    if (row >= kBc) break;
+#pragma unroll
+    for (int x = 0; x < kD; x += 72) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 3 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 9, first_x = threadIdx.x % 9 * kVec;
+  if (threadIdx.x >= 27) return;
+#pragma unroll
+  for (int r = 0; r < 22; ++r) {
+    const int row = first_row + r * 3;
+    if (row >= kBc) break;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 72) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 3 * stride;
+  }
+}
+
+// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
+// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
+    if (odd) {
+      r[j] = received;
+    } else {
+      r[j + 1] = received;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
+    if (upper) {
+      r[j] = received;
+    } else {
+      r[j + 2] = received;
+    }
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  unsigned q[kRowTiles][18];
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
+
+// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
+__device__ __forceinline__ void load_q(
+    Warp& warp, const Element* q, long long stride, int first, int end, unsigned sign) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    // Fragments of a step: rows g and g + 8 of its first half, then of its second. Each lane of four reads one half,
+    // whole, for all.
+#pragma unroll
+    for (int f = 0; f < 18; f += 8) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = first + 16 * i + lane / 4 + 8 * h, x = f / 2 * 8 + lane % 4 * 8;
+        uint4 half = make_uint4(0, 0, 0, 0);
+        if (row < end && x < kD) half = *reinterpret_cast<const uint4*>(q + row * stride + x);
+        unsigned pieces[4] = {half.x ^ sign, half.y ^ sign, half.z ^ sign, half.w ^ sign};
+        transpose_quad(pieces);
+#pragma unroll
+        for (int j = 0; j < 4 && f + 2 * j < 18; ++j) warp.q[i][f + 2 * j + h] = pieces[j];
+      }
+    }
+  }
+}
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int end = seqlen_k;
+      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+      end -= first_key + lane % 4 * 2 + e % 2;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+__device__ __forceinline__ void raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = (t * 2 + e % 2) % 2 == 0 ? exp2_by_polynomial(exponent) : exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+    }
+  }
+}
+
+// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 2 + within % 8 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Warp& warp, const Element* k) {
+  const int lane = threadIdx.x % 32;
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_bf16(s[i][t + u], a[i], b + 2 * u);
+      }
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kNarrowSteps; ++step) {
+    const int x = kWideSteps * 16 + step * 8;
+    unsigned a[kRowTiles][2];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 2; ++f) a[i][f] = warp.q[i][x / 4 + f];
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 4) {
+      unsigned b[4];
+      ldmatrix_x4(b, k + k_offset(t * 8 + lane, x));
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k8_bf16(s[i][t + u], a[i], b + u);
+      }
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 1, 0, 1);
+}
+
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+    }
+  }
+}
+
+// o += p v for one tile of keys, whose weights p are made of the scores s on the way: exponentials for the next
+// operand run on the special-function unit beside the products of this one.
+__device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element* v, float scale) {
+  const int lane = threadIdx.x % 32;
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
+
+#pragma unroll
+  for (int u = 0; u < 8; u += 2) {
+    // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a[i][f] = pack(s[i][u + f / 2][f % 2 * 2], s[i][u + f / 2][f % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < kValueTiles - 1; n += 2) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, v_lane + u * 8 * kVStride + n * 8);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        mma_m16n8k16_bf16(warp.o[i][n], a[i], b);
+        mma_m16n8k16_bf16(warp.o[i][n + 1], a[i], b + 2);
+      }
+      weigh_share(s, warp, base, scale, u / 2 + 1, 1, n / 2, 4);
+    }
+    unsigned b[2];
+    ldmatrix_x2_trans(b, v + v_offset(u * 8 + lane % 16, kValueTiles * 8 - 8));
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_bf16(warp.o[i][kValueTiles - 1], a[i], b);
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
+__device__ __forceinline__ void write_rows(
+    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float row_sum = warp.row_sum[i][h];
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      const bool inside = row < seqlen_q;
+      if (lse != nullptr && inside && lane % 4 == 0) {
+        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      }
+      Element* target = o + row * stride;
+#pragma unroll
+      for (int n = 0; n < 8; n += 4) {
+        unsigned pieces[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          pieces[j] = pack(warp.o[i][n + j][2 * h] * inverse, warp.o[i][n + j][2 * h + 1] * inverse);
+        }
+        transpose_quad(pieces);
+        if (inside) {
+          *reinterpret_cast<uint4*>(target + n * 8 + lane % 4 * 8) =
+              make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
+        }
+      }
+      if (!inside) continue;
+#pragma unroll
+      for (int n = 8; n < kValueTiles; ++n) {
+        const int x = n * 8 + lane % 4 * 2;
+        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
+        *reinterpret_cast<unsigned*>(target + x) = pack(first, second);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
+    attention_bf16_d72_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Under a causal mask the last rows see the most keys: they start first, and the short blocks fill the gaps.
+  const int num_heads = args.batch * args.num_q_heads;
+  const int q_tile = q_tiles - 1 - int(blockIdx.x) / num_heads;
+  const int head = int(blockIdx.x) % num_heads % args.num_q_heads;
+  const int batch = int(blockIdx.x) % num_heads / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + warp_row + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+  }
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
+  // matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+
+  // Each thread copies its own share of every tile.
+  k += int(threadIdx.x) / 9 * args.k_stride_row + threadIdx.x % 9 * kVec;
+  v += int(threadIdx.x) / 9 * args.v_stride_row + threadIdx.x % 9 * kVec;
+  if (num_tiles > 0) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+    k += kBc * args.k_stride_row;
+  }
+  __pipeline_commit();
+
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  load_q(warp, q, args.q_stride_row, first_row + warp_row, args.seqlen_q, args.scale < 0.0f ? kSigns : 0u);
+
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // K is there, and no warp needs V any more
+    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kBc * args.v_stride_row;
+    __pipeline_commit();
+
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp, smem.k[0]);
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // V is there, and no warp needs K any more
+    if (tile + 1 < num_tiles) {
+      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+      k += kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
+      float rescale[kRowTiles][2];
+      raise_maximum(s, warp, rescale, scale);
+      rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.v[0], scale);
+    }
+  }
+  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_bf16_d72(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long blocks = tiles * args->num_q_heads * args->batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d72_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_bf16_d72_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

@@ -1,0 +1,817 @@
+// attention_f32_3xf16_d64: flash attention, f32, head dim 64, tuned with a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 96                    query rows per block
+//   rows_per_warp = 32         query rows that one warp owns
+//   bc = 40                    keys per tile
+//   layout = swizzled          how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = false     keep Q in registers for the whole block
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 2             blocks per SM the compiler must leave registers for
+//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
+//   evict_first = true         what is copied leaves L2 before anything else does
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xf16_d64.cu
+//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
+// Regenerate: flashgen emit attention_f32_3xf16_d64.cu --preset sm_80 --family mma --precision 3xf16 --d 64 --causal \
+//                 --set br=96 --set rows_per_warp=32 --set bc=40 --set layout=swizzled \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head \
+//                 --set parts=f16 --set evict_first=true
+
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 1
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+constexpr int kD = 64;  // head dim of queries and keys
+constexpr int kDv = 64;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements per access of global memory
+
+constexpr int kBr = 96;  // query rows per block
+constexpr int kBc = 40;  // keys per tile
+constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 96;
+constexpr int kStages = 1;  // K/V tiles in shared memory
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 4;  // steps of 16 along the head dim in q k^T
+constexpr int kValueTiles = 8;  // columns of eight in a warp's outputs
+
+// Elements between rows in shared memory.
+constexpr int kQStride = 64;
+constexpr int kKStride = 64;
+constexpr int kVStride = 64;
+
+// float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
+// so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
+constexpr int kTopExponent = 12;
+// Weights are kept 2^7 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 7.0f;
+
+constexpr float kWeightUnit = 0.0078125f;
+constexpr float kLimit = 32768.0f;
+constexpr float kLeastUnit = __builtin_bit_cast(float, 12 << 23);  // of what is zero
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct SharedStorage {
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
+  alignas(16) float largest[2][kThreads / 32];  // of K and of V, by warp
+};
+static_assert(sizeof(SharedStorage) == 45088, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+// L2 gives up first what was copied so: nobody reads it again.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x2(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m[0]), "=r"(m[1])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m[0]), "=r"(m[1])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void mma_m16n8k8_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+#endif
+
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
+}
+
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, 2 * kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+__device__ __forceinline__ float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+__device__ __forceinline__ float largest_in_warp(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 4));
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kKStride + (x ^ (key % 8 * 4));
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kVStride + (x ^ (key % 8 * 4));
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
+    const int row = first_row + r * 6;
+#pragma unroll
+    for (int x = 0; x < kD; x += 64) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 6 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 12;
+    if (row >= kBc) break;
+#pragma unroll
+    for (int x = 0; x < kD; x += 32) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 12 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 12;
+    if (row >= kBc) break;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 32) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 12 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+
+// Splits a warp's own rows of Q in their place, the sign turned where asked for, and returns the unit. Of every eight
+// columns the big parts come first, and then the small ones.
+__device__ __forceinline__ float split_q(Element* q, int first_row, bool negative) {
+  constexpr int kChunks = 64 / 8;
+  float largest = 0.0f;
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
+    const float* source = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
+    const float* rest = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
+    largest = fmaxf(largest, fmaxf(largest_of(*reinterpret_cast<const float4*>(source)),
+                                   largest_of(*reinterpret_cast<const float4*>(rest))));
+  }
+  const float unit = unit_of(largest_in_warp(largest));
+  const float factor = negative ? -inverse_of(unit) : inverse_of(unit);
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
+    float* first = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
+    float* second = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
+    const float4 x = *reinterpret_cast<const float4*>(first), y = *reinterpret_cast<const float4*>(second);
+    const Parts parts[4] = {split(x.x * factor, x.y * factor), split(x.z * factor, x.w * factor),
+                            split(y.x * factor, y.y * factor), split(y.z * factor, y.w * factor)};
+    *reinterpret_cast<uint4*>(first) = make_uint4(parts[0].big, parts[1].big, parts[2].big, parts[3].big);
+    *reinterpret_cast<uint4*>(second) = make_uint4(parts[0].small, parts[1].small, parts[2].small, parts[3].small);
+  }
+  __syncwarp();
+  return unit;
+}
+
+// The units of K and V.
+struct Units {
+  float k = kLeastUnit, v = kLeastUnit;
+};
+
+constexpr int kKShare = 8;  // accesses of 16 bytes by which a thread copies a tile of K
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_k(float4 (&share)[kKShare], const Element* tile) {
+  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i / 2 * 12, x = first_x + i % 2 * 32;
+    share[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (row < kBc) share[i] = *reinterpret_cast<const float4*>(tile + k_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_k(Element* tile, const float4 (&share)[kKShare], float unit) {
+  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i / 2 * 12, x = first_x + i % 2 * 32;
+    if (!(row < kBc)) continue;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + k_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + k_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+constexpr int kVShare = 8;  // accesses of 16 bytes by which a thread copies a tile of V
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_v(float4 (&share)[kVShare], const Element* tile) {
+  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i / 2 * 12, x = first_x + i % 2 * 32;
+    share[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (row < kBc) share[i] = *reinterpret_cast<const float4*>(tile + v_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_v(Element* tile, const float4 (&share)[kVShare], float unit) {
+  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i / 2 * 12, x = first_x + i % 2 * 32;
+    if (!(row < kBc)) continue;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + v_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + v_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+// Of all warps; each gives what it met.
+__device__ __forceinline__ float largest_in_block(float x, float (&of_warps)[kThreads / 32]) {
+  x = largest_in_warp(x);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) x = fmaxf(x, of_warps[i]);
+  return x;
+}
+
+// Splits a tile of K in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_k(
+    Element* k, Units& units, float (&largest)[2][kThreads / 32]) {
+  float4 k_share[kKShare];
+  float k_largest = read_k(k_share, k);
+  const bool grown = k_largest > kLimit * units.k;
+  // All have read their shares, and no one needs the tiles before any more.
+  if (__syncthreads_or(grown)) {
+    k_largest = largest_in_block(k_largest, largest[0]);
+    if (k_largest > kLimit * units.k) units.k = unit_of(k_largest);
+  }
+  write_k(k, k_share, units.k);
+  __syncthreads();
+}
+
+// Splits a tile of V in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_v(
+    Element* v, Units& units, float (&largest)[2][kThreads / 32]) {
+  float4 v_share[kVShare];
+  float v_largest = read_v(v_share, v);
+  const bool grown = v_largest > kLimit * units.v;
+  // All have read their shares, and no one needs the tiles before any more.
+  if (__syncthreads_or(grown)) {
+    v_largest = largest_in_block(v_largest, largest[1]);
+    if (v_largest > kLimit * units.v) units.v = unit_of(v_largest);
+  }
+  write_v(v, v_share, units.v);
+  __syncthreads();
+}
+
+// Sums of weights, from their unit to what they are.
+__device__ __forceinline__ void leave_units(Warp& warp) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    warp.row_sum[i][0] *= kWeightUnit;
+    warp.row_sum[i][1] *= kWeightUnit;
+  }
+}
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int end = seqlen_k;
+      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+      end -= first_key + lane % 4 * 2 + e % 2;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+__device__ __forceinline__ bool raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
+      }
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 8.0f;
+    }
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+  return true;
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = (kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
+    }
+  }
+}
+
+// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Element* q, const Element* k) {
+  const int lane = threadIdx.x % 32;
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
+  Scores cross = {};
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
+      ldmatrix_x4(a_small[i], q + q_offset(16 * i + lane % 16, (step * 16 + 4) + lane / 16 * 8));
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 1) {
+      // Eight keys as two halves of the step.
+      unsigned b[2], b_small[2];
+      ldmatrix_x2(b, k + k_offset(t * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
+      ldmatrix_x2(b_small, k + k_offset(t * 8 + lane % 8, (step * 16 + 4) + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int u = 0; u < 1; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k16_f16(cross[i][t + u], a_small[i], b + 2 * u);
+          mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < 1; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(cross[i][t + u], a[i], b_small + 2 * u);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] += cross[i][t][e];
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 5, 0, 1);
+}
+
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+    }
+  }
+}
+
+// o += p v for one tile of keys, with V in `unit`. 40 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const Element* v, float unit) {
+  const int lane = threadIdx.x % 32;
+  // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+  unsigned p_big[kRowTiles][kKeyTiles * 2], p_small[kRowTiles][kKeyTiles * 2];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < kKeyTiles * 2; ++f) {
+      const Parts parts = split(p[i][f / 2][f % 2 * 2], p[i][f / 2][f % 2 * 2 + 1]);
+      p_big[i][f] = parts.big;
+      p_small[i][f] = parts.small;
+    }
+  }
+
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 5) {
+      float sum[kRowTiles][2][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 5, kKeyTiles / 2 * 2); t += 2) {
+        unsigned b[4], b_small[4];
+        ldmatrix_x4_trans(b, v + v_offset(t * 8 + lane % 16, n * 8 + lane / 16 * 8));
+        ldmatrix_x4_trans(b_small, v + v_offset(t * 8 + lane % 16, (n * 8 + 4) + lane / 16 * 8));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
+        }
+      }
+#pragma unroll
+      for (int t = max(first_tile, kKeyTiles / 2 * 2); t < min(first_tile + 5, kKeyTiles); ++t) {
+        unsigned b[2], b_small[2];
+        ldmatrix_x2_trans(b, v + v_offset(t * 8 + lane % 8, n * 8 + lane / 8 % 2 * 8));
+        ldmatrix_x2_trans(b_small, v + v_offset(t * 8 + lane % 8, n * 8 + lane / 8 % 2 * 8 + 4));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k8_f16(sum[i][w], p_small[i] + 2 * t, b + w);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k8_f16(sum[i][w], p_big[i] + 2 * t, b_small + w);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k8_f16(sum[i][w], p_big[i] + 2 * t, b + w);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
+        }
+      }
+    }
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
+__device__ __forceinline__ void write_rows(
+    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float row_sum = warp.row_sum[i][h];
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      const bool inside = row < seqlen_q;
+      if (lse != nullptr && inside && lane % 4 == 0) {
+        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      }
+      Element* target = o + row * stride;
+      if (!inside) continue;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const int x = n * 8 + lane % 4 * 2;
+        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
+        *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    attention_f32_3xf16_d64_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int turn = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + warp_row + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+  }
+  const Element* warp_q = smem.q + warp_row * kQStride;
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead.
+  const float scale_of_q = fabsf(args.scale) * kLog2e;
+
+  // Each thread copies its own share of every tile.
+  const Element* q_share = q + (first_row + int(threadIdx.x) / 16) * args.q_stride_row + threadIdx.x % 16 * kVec;
+  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
+  k += int(threadIdx.x) / 8 * args.k_stride_row + threadIdx.x % 8 * kVec;
+  v += int(threadIdx.x) / 8 * args.v_stride_row + threadIdx.x % 8 * kVec;
+  if (num_tiles > 0) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+    k += kBc * args.k_stride_row;
+  }
+  __pipeline_commit();
+
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  __pipeline_wait_prior(0);
+
+  __syncthreads();  // Q is there
+  const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
+
+  Units units;
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    __pipeline_wait_prior(0);
+
+    // K is there, and no warp needs V any more.
+    split_k(smem.k[0], units, smem.largest);
+    const float scale = fmaxf(scale_of_units * units.k, 1e-30f);
+    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kBc * args.v_stride_row;
+    __pipeline_commit();
+
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp_q, smem.k[0]);
+    __pipeline_wait_prior(0);
+
+    // V is there, and no warp needs K any more.
+    split_v(smem.v[0], units, smem.largest);
+    if (tile + 1 < num_tiles) {
+      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+      k += kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
+      float rescale[kRowTiles][2];
+      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.v[0], units.v * kWeightUnit);
+    }
+  }
+  leave_units(warp);
+  // Found only now, so that registers are free for the loop.
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
+  write_rows(warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_3xf16_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long blocks = tiles * args->num_q_heads * args->batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_3xf16_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_3xf16_d64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

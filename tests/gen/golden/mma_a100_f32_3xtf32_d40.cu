@@ -1,0 +1,597 @@
+// attention_f32_3xtf32_d40: flash attention, f32, head dim 40, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 256                   query rows per block
+//   rows_per_warp = 16         query rows that one warp owns
+//   bc = 32                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = false     keep Q in registers for the whole block
+//   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 8                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 1             blocks per SM the compiler must leave registers for
+//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   q_whole = true             3xtf32: split Q for each tile of keys, which halves its shared memory
+//   evict_first = true         what is copied leaves L2 before anything else does
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xtf32_d40.cu
+//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+// Regenerate: flashgen emit attention_f32_3xtf32_d40.cu --preset sm_80 --family mma --precision 3xtf32 --d 40 \
+//                 --set br=256 --set rows_per_warp=16 --set bc=32 --set layout=padded \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=always \
+//                 --set poly_exp=0 --set heads=8 --set min_blocks=1 --set block_order=by_head \
+//                 --set q_whole=true --set evict_first=true
+
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+constexpr int kD = 40;  // head dim of queries and keys
+constexpr int kDv = 40;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements per access of global memory
+
+constexpr int kBr = 256;  // query rows per block
+constexpr int kBc = 32;  // keys per tile
+constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 512;
+constexpr int kStages = 3;  // K/V tiles in shared memory
+constexpr int kHeadsPerBlock = 8;
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 5;  // steps of 8 along the head dim in q k^T
+constexpr int kValueTiles = 5;  // columns of eight in a warp's outputs
+
+// Elements between rows in shared memory.
+constexpr int kQStride = 44;
+constexpr int kKStride = 44;
+constexpr int kVStride = 44;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct SharedStorage {
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
+};
+static_assert(sizeof(SharedStorage) == 78848, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+// L2 gives up first what was copied so: nobody reads it again.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// A float32 as the sum of two TF32 numbers, which a tensor core multiplies exactly: its eleven leading bits, and the
+// rest, of which the unit reads the eleven leading bits again.
+struct Split {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Split split(float x) {
+  const unsigned big = __float_as_uint(x) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
+}
+
+// The same with the leading bits rounded, for one factor of a product: the rest then has either sign, and what is lost
+// by leaving out the product of the two rests has no bias.
+__device__ __forceinline__ Split split_rounded(float x) {
+  const unsigned big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int q_offset(int row, int x) {
+  return row * kQStride + x;
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  return key * kKStride + x;
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  return key * kVStride + x;
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  if (threadIdx.x >= 510) return;
+#pragma unroll
+  for (int r = 0; r < 6; ++r) {
+    const int row = first_row + r * 51;
+    if (row >= kBr) break;
+#pragma unroll
+    for (int x = 0; x < kD; x += 40) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 51 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  if (threadIdx.x >= 510) return;
+#pragma unroll
+  for (int r = 0; r < 1; ++r) {
+    const int row = first_row + r * 51;
+    if (row >= kBc) break;
+#pragma unroll
+    for (int x = 0; x < kD; x += 40) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 51 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  if (threadIdx.x >= 510) return;
+#pragma unroll
+  for (int r = 0; r < 1; ++r) {
+    const int row = first_row + r * 51;
+    if (row >= kBc) break;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 40) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 51 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+
+// Turns the sign of a warp's own rows of Q.
+__device__ __forceinline__ void negate_q(Element* q, int first_row) {
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 40; i += 32) {
+    Element& element = q[q_offset(first_row + i / 40, i % 40)];
+    element = -element;
+  }
+  __syncwarp();
+}
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int end = seqlen_k;
+      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+      end -= first_key + lane % 4 * 2 + e % 2;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+__device__ __forceinline__ void raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+    }
+  }
+}
+
+// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Element* q, const Element* k) {
+  const int lane = threadIdx.x % 32;
+  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 4);
+
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
+  Scores cross = {};
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const Element* row = q_lane + 16 * i * kQStride + step * 8;
+      ldmatrix_x4(a[i], row);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) {
+        const Split parts = split_rounded(__uint_as_float(a[i][f]));
+        a[i][f] = parts.big;
+        a_small[i][f] = parts.small;
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 8);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const Split parts[2] = {split(__uint_as_float(b[2 * u])), split(__uint_as_float(b[2 * u + 1]))};
+        const unsigned b_big[2] = {parts[0].big, parts[1].big};
+        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_tf32(cross[i][t + u], a_small[i], b_big);
+          mma_m16n8k8_tf32(cross[i][t + u], a[i], b_small);
+          mma_m16n8k8_tf32(s[i][t + u], a[i], b_big);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] += cross[i][t][e];
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 4, 0, 1);
+}
+
+// o = o rescale + p v for one tile of keys. 32 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(
+    Warp& warp, const Scores& p, const Element* v, const float (&rescale)[kRowTiles][2]) {
+  const int lane = threadIdx.x % 32;
+  // Keys may be taken in any order: an operand's columns c and c + 4 stand for keys 2 c and 2 c + 1, which are
+  // the scores that a lane has.
+  unsigned p_big[kRowTiles][kKeyTiles][4];
+  unsigned p_small[kRowTiles][kKeyTiles][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int f = e / 2 + e % 2 * 2;  // where element e of the scores stands in the operand
+        const Split parts = split_rounded(p[i][t][e]);
+        p_big[i][t][f] = parts.big;
+        p_small[i][t][f] = parts.small;
+      }
+    }
+  }
+  const Element* v_lane = v + v_offset(lane % 4 * 2, lane / 4);
+
+#pragma unroll
+  for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
+      float sum[kRowTiles][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); ++t) {
+        // Read one by one, since an operand wants its two keys in neighbouring registers.
+        const float first = *(v_lane + t * 8 * kVStride + n * 8);
+        const float second = *(v_lane + (t * 8 + 1) * kVStride + n * 8);
+        const Split parts[2] = {split(first), split(second)};
+        const unsigned b_big[2] = {parts[0].big, parts[1].big};
+        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_tf32(sum[i], p_small[i][t], b_big);
+          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_small);
+          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_big);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& o = warp.o[i][n][e];
+          o = first_tile == 0 ? fmaf(o, rescale[i][e / 2], sum[i][e]) : o + sum[i][e];
+        }
+      }
+    }
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
+__device__ __forceinline__ void write_rows(
+    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float row_sum = warp.row_sum[i][h];
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      const bool inside = row < seqlen_q;
+      if (lse != nullptr && inside && lane % 4 == 0) {
+        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      }
+      Element* target = o + row * stride;
+      if (!inside) continue;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const int x = n * 8 + lane % 4 * 2;
+        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
+        *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_3xtf32_d40_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  const int turn = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  // The heads of all batches in one row, of which a block takes kHeadsPerBlock in turn.
+  int head_index = int(blockIdx.x) / q_tiles * kHeadsPerBlock;
+  const int end_index = min(head_index + kHeadsPerBlock, args.batch * args.num_q_heads);
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + warp_row + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+  }
+  const Element* warp_q = smem.q + warp_row * kQStride;
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
+  // matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+
+  // Copies run kStages - 1 tiles ahead of the products, into the next head where this one has no more. Each thread
+  // copies its own share of every tile.
+  const long long q_share = (first_row + int(threadIdx.x) / 10) * args.q_stride_row + threadIdx.x % 10 * kVec;
+  const long long k_share = int(threadIdx.x) / 10 * args.k_stride_row + threadIdx.x % 10 * kVec;
+  const long long v_share = int(threadIdx.x) / 10 * args.v_stride_row + threadIdx.x % 10 * kVec;
+  const auto fetch_next_q = [&](int index) {
+    const int batch = index / args.num_q_heads, head = index % args.num_q_heads;
+    const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + q_share;
+    fetch_q(smem.q, q, args.q_stride_row, args.seqlen_q - first_row);
+    __pipeline_commit();
+  };
+  int ahead_index = num_tiles > 0 ? head_index : end_index, ahead_tile = 0, ahead_stage = 0;
+  const Element *k = nullptr, *v = nullptr;
+  const auto fetch_ahead = [&] {
+    if (ahead_index < end_index) {
+      if (ahead_tile == 0) {
+        const int batch = ahead_index / args.num_q_heads, head = ahead_index % args.num_q_heads;
+        const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
+        k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head + k_share;
+        v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head + v_share;
+      }
+      fetch_k(smem.k[ahead_stage], k, args.k_stride_row, args.seqlen_k - ahead_tile * kBc);
+      k += kBc * args.k_stride_row;
+      fetch_v(smem.v[ahead_stage], v, args.v_stride_row, args.seqlen_k - ahead_tile * kBc);
+      v += kBc * args.v_stride_row;
+      ahead_stage = (ahead_stage + 1) % kStages;
+      if (++ahead_tile == num_tiles) {
+        ahead_tile = 0;
+        ++ahead_index;
+      }
+    }
+    __pipeline_commit();
+  };
+  fetch_next_q(head_index);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) fetch_ahead();
+
+  int stage = 0;
+  for (; head_index < end_index; ++head_index) {
+    __pipeline_wait_prior(0);
+    __syncthreads();  // Q and the first tile are there
+    if (args.scale < 0.0f) negate_q(smem.q, warp_row);
+    Warp warp;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      if (tile > 0) {
+        __pipeline_wait_prior(kStages - 2);
+        __syncthreads();  // this tile is there, and no warp needs the one before it
+      }
+      fetch_ahead();
+      if (tile < end_tile) {
+        Scores s;
+        multiply_qk(s, warp_q, smem.k[stage]);
+        if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
+        float rescale[kRowTiles][2];
+        raise_maximum(s, warp, rescale, scale);
+
+        weigh_first(s, warp, scale);
+        multiply_pv(warp, s, smem.v[stage], rescale);
+      }
+      stage = (stage + 1) % kStages;
+    }
+    if (head_index + 1 < end_index) {
+      __syncthreads();  // no warp needs Q any more
+      fetch_next_q(head_index + 1);
+    }
+    const int batch = head_index / args.num_q_heads, head = head_index % args.num_q_heads;
+    Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+    float* lse = args.lse == nullptr ? nullptr : args.lse + 1LL * head_index * args.seqlen_q;
+    write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_3xtf32_d40(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long heads = 1LL * args->num_q_heads * args->batch;
+  const long long blocks = (heads + kHeadsPerBlock - 1) / kHeadsPerBlock * tiles;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_3xtf32_d40_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_3xtf32_d40_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

@@ -1,0 +1,834 @@
+// attention_f32_d40: flash attention, f32, head dim 40, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 160                   query rows per block
+//   rows_per_warp = 16         query rows that one warp owns
+//   bc = 32                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
+//   d_steps = whole            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = true      keep Q in registers for the whole block
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 1             blocks per SM the compiler must leave registers for
+//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
+//   pack_heads = true          query heads that share keys fill one tile's rows together
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d40.cu
+//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+// Regenerate: flashgen emit attention_f32_d40.cu --preset sm_80 --family mma --d 40 \
+//                 --set br=160 --set rows_per_warp=16 --set bc=32 --set layout=padded \
+//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=always \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
+//                 --set parts=f16 --set pack_heads=true
+
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+constexpr int kD = 40;  // head dim of queries and keys
+constexpr int kDv = 40;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements per access of global memory
+
+constexpr int kBr = 160;  // query rows per block
+constexpr int kBc = 32;  // keys per tile
+constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 320;
+constexpr int kStages = 1;  // K/V tiles in shared memory
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 2;  // steps of 16 along the head dim in q k^T
+constexpr int kNarrowSteps = 1;  // then steps of 8
+constexpr int kValueTiles = 5;  // columns of eight in a warp's outputs
+
+// Elements between rows in shared memory.
+constexpr int kKStride = 44;
+constexpr int kVStride = 44;
+
+// float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
+// so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
+constexpr int kTopExponent = 12;
+// Weights are kept 2^7 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 7.0f;
+
+constexpr float kWeightUnit = 0.0078125f;
+constexpr float kLimit = 32768.0f;
+constexpr float kLeastUnit = __builtin_bit_cast(float, 12 << 23);  // of what is zero
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct SharedStorage {
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
+  alignas(16) float largest[2][kThreads / 32];  // of K and of V, by warp
+};
+static_assert(sizeof(SharedStorage) == 11344, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m[0]), "=r"(m[1])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void mma_m16n8k8_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+#endif
+
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
+}
+
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, 2 * kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+__device__ __forceinline__ float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+__device__ __forceinline__ float largest_in_warp(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  return key * kKStride + x;
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  return key * kVStride + x;
+}
+
+// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
+__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
+  return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+#pragma unroll
+  for (int r = 0; r < 1; ++r) {
+    const int row = first_row + r * 32;
+#pragma unroll
+    for (int x = 0; x < kD; x += 40) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 32 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+#pragma unroll
+  for (int r = 0; r < 1; ++r) {
+    const int row = first_row + r * 32;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 40) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 32 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  unsigned q[kRowTiles][10], q_small[kRowTiles][10];
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+
+// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles), in two parts, the sign turned where asked for; rows
+// from `end` on are zeros. Returns their unit.
+__device__ __forceinline__ float load_q(
+    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
+    int first, int end, bool negative) {
+  const int lane = threadIdx.x % 32;
+  float2 pairs[kRowTiles][10];
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < 10; ++f) {
+      // Fragments of a step: rows g and g + 8 of its first half, then of its second.
+      const int row = first + 16 * i + lane / 4 + f % 2 * 8;
+      pairs[i][f] = make_float2(0.0f, 0.0f);
+      if (row < end) pairs[i][f] = *reinterpret_cast<const float2*>(q + packed_offset(row, group, stride, head_stride) + f / 2 * 8 + lane % 4 * 2);
+      largest = fmaxf(largest, fmaxf(fabsf(pairs[i][f].x), fabsf(pairs[i][f].y)));
+    }
+  }
+  const float unit = unit_of(largest_in_warp(largest));
+  const float factor = negative ? -inverse_of(unit) : inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < 10; ++f) {
+      const Parts parts = split(pairs[i][f].x * factor, pairs[i][f].y * factor);
+      warp.q[i][f] = parts.big;
+      warp.q_small[i][f] = parts.small;
+    }
+  }
+  return unit;
+}
+
+// The units of K and V.
+struct Units {
+  float k = kLeastUnit, v = kLeastUnit;
+};
+
+constexpr int kKShare = 1;  // accesses of 16 bytes by which a thread copies a tile of K
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_k(float4 (&share)[kKShare], const Element* tile) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i * 32, x = first_x;
+    share[i] = *reinterpret_cast<const float4*>(tile + k_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_k(Element* tile, const float4 (&share)[kKShare], float unit) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i * 32, x = first_x;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + k_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + k_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+constexpr int kVShare = 1;  // accesses of 16 bytes by which a thread copies a tile of V
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_v(float4 (&share)[kVShare], const Element* tile) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i * 32, x = first_x;
+    share[i] = *reinterpret_cast<const float4*>(tile + v_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_v(Element* tile, const float4 (&share)[kVShare], float unit) {
+  const int first_row = threadIdx.x / 10, first_x = threadIdx.x % 10 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i * 32, x = first_x;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + v_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + v_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+// Of all warps; each gives what it met.
+__device__ __forceinline__ float largest_in_block(float x, float (&of_warps)[kThreads / 32]) {
+  x = largest_in_warp(x);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) x = fmaxf(x, of_warps[i]);
+  return x;
+}
+
+// Splits a tile of K in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_k(
+    Element* k, Units& units, float (&largest)[2][kThreads / 32]) {
+  float4 k_share[kKShare];
+  float k_largest = read_k(k_share, k);
+  const bool grown = k_largest > kLimit * units.k;
+  // All have read their shares, and no one needs the tiles before any more.
+  if (__syncthreads_or(grown)) {
+    k_largest = largest_in_block(k_largest, largest[0]);
+    if (k_largest > kLimit * units.k) units.k = unit_of(k_largest);
+  }
+  write_k(k, k_share, units.k);
+  __syncthreads();
+}
+
+// Splits a tile of V in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_v(
+    Element* v, Units& units, float (&largest)[2][kThreads / 32]) {
+  float4 v_share[kVShare];
+  float v_largest = read_v(v_share, v);
+  const bool grown = v_largest > kLimit * units.v;
+  // All have read their shares, and no one needs the tiles before any more.
+  if (__syncthreads_or(grown)) {
+    v_largest = largest_in_block(v_largest, largest[1]);
+    if (v_largest > kLimit * units.v) units.v = unit_of(v_largest);
+  }
+  write_v(v, v_share, units.v);
+  __syncthreads();
+}
+
+// Sums of weights, from their unit to what they are.
+__device__ __forceinline__ void leave_units(Warp& warp) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    warp.row_sum[i][0] *= kWeightUnit;
+    warp.row_sum[i][1] *= kWeightUnit;
+  }
+}
+
+// Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + threadIdx.x % 32 / 4 + 8 * h;
+      ends[i][h] = kCausal ? min(seqlen_k, row / group + seqlen_k - seqlen_q + 1) : seqlen_k;
+    }
+  }
+}
+
+// Hides the keys that a row must not see.
+__device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int end = ends[i][e / 2] - (first_key + lane % 4 * 2 + e % 2);
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+__device__ __forceinline__ void raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = (kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
+    }
+  }
+}
+
+// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Warp& warp, const Element* k) {
+  const int lane = threadIdx.x % 32;
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
+  Scores cross = {};
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a_small[i][f] = warp.q_small[i][step * 4 + f];
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4], b_small[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
+      ldmatrix_x4(b_small, k_lane + t * 8 * kKStride + (step * 16 + 4));
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k16_f16(cross[i][t + u], a_small[i], b + 2 * u);
+          mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(cross[i][t + u], a[i], b_small + 2 * u);
+      }
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kNarrowSteps; ++step) {
+    const int x = kWideSteps * 16 + step * 8;
+    unsigned a[kRowTiles][2], a_small[kRowTiles][2];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 2; ++f) a[i][f] = warp.q[i][x / 4 + f];
+#pragma unroll
+      for (int f = 0; f < 2; ++f) a_small[i][f] = warp.q_small[i][x / 4 + f];
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 4) {
+      unsigned b[4], b_small[4];
+      ldmatrix_x4(b, k + k_offset(t * 8 + lane, x));
+      ldmatrix_x4(b_small, k + k_offset(t * 8 + lane, x + 4));
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_f16(cross[i][t + u], a_small[i], b + u);
+          mma_m16n8k8_f16(s[i][t + u], a[i], b + u);
+          mma_m16n8k8_f16(cross[i][t + u], a[i], b_small + u);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] += cross[i][t][e];
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 4, 0, 1);
+}
+
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+    }
+  }
+}
+
+// o += p v for one tile of keys, with V in `unit`. 32 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const Element* v, float unit) {
+  const int lane = threadIdx.x % 32;
+  // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+  unsigned p_big[kRowTiles][kKeyTiles * 2], p_small[kRowTiles][kKeyTiles * 2];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < kKeyTiles * 2; ++f) {
+      const Parts parts = split(p[i][f / 2][f % 2 * 2], p[i][f / 2][f % 2 * 2 + 1]);
+      p_big[i][f] = parts.big;
+      p_small[i][f] = parts.small;
+    }
+  }
+  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
+
+#pragma unroll
+  for (int n = 0; n < 4; n += 2) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
+      float sum[kRowTiles][2][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); t += 2) {
+        unsigned b[4], b_small[4];
+        ldmatrix_x4_trans(b, v_lane + t * 8 * kVStride + n * 8);
+        ldmatrix_x4_trans(b_small, v_lane + t * 8 * kVStride + (n * 8 + 4));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 4; n < 5; ++n) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
+      float sum[kRowTiles][1][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); t += 2) {
+        unsigned b[2], b_small[2];
+        ldmatrix_x2_trans(b, v + v_offset(t * 8 + lane % 16, n * 8));
+        ldmatrix_x2_trans(b_small, v + v_offset(t * 8 + lane % 16, n * 8 + 4));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 1; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 1; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 1; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int w = 0; w < 1; ++w) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
+        }
+      }
+    }
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
+__device__ __forceinline__ void write_rows(
+    const Warp& warp, Element* o, long long stride, long long head_stride, int group,
+    float* lse, int first_row, int num_rows, int seqlen_q) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float row_sum = warp.row_sum[i][h];
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      const bool inside = row < num_rows;
+      if (lse != nullptr && inside && lane % 4 == 0) {
+        lse[row % group * seqlen_q + row / group] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      }
+      Element* target = o + packed_offset(row, group, stride, head_stride);
+      if (!inside) continue;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const int x = n * 8 + lane % 4 * 2;
+        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
+        *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_d40_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // The query heads that share a head of keys fill the rows of one tile.
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_rows = args.seqlen_q * group;
+  const int q_tiles = (num_rows + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int turn = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int kv_head = int(blockIdx.x) / q_tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / q_tiles / args.num_kv_heads;
+  const int head = kv_head * group;  // the first of those packed
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;
+    const int seen_by_last = (first_row + warp_row + 16 * kRowTiles - 1) / group + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
+  }
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead.
+  const float scale_of_q = fabsf(args.scale) * kLog2e;
+
+  // Each thread copies its own share of every tile.
+  k += int(threadIdx.x) / 10 * args.k_stride_row + threadIdx.x % 10 * kVec;
+  v += int(threadIdx.x) / 10 * args.v_stride_row + threadIdx.x % 10 * kVec;
+  if (num_tiles > 0) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+    k += kBc * args.k_stride_row;
+  }
+  __pipeline_commit();
+
+  int ends[kRowTiles][2];
+  find_ends(ends, first_row + warp_row, group, args.seqlen_q, args.seqlen_k);
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  const float scale_of_units =
+      scale_of_q * load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row + warp_row, num_rows,
+          args.scale < 0.0f);
+
+  Units units;
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    __pipeline_wait_prior(0);
+
+    // K is there, and no warp needs V any more.
+    split_k(smem.k[0], units, smem.largest);
+    const float scale = fmaxf(scale_of_units * units.k, 1e-30f);
+    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kBc * args.v_stride_row;
+    __pipeline_commit();
+
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp, smem.k[0]);
+    __pipeline_wait_prior(0);
+
+    // V is there, and no warp needs K any more.
+    split_v(smem.v[0], units, smem.largest);
+    if (tile + 1 < num_tiles) {
+      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+      k += kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, ends, tile * kBc);
+      float rescale[kRowTiles][2];
+      raise_maximum(s, warp, rescale, scale);
+      rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.v[0], units.v * kWeightUnit);
+    }
+  }
+  leave_units(warp);
+  // Found only now, so that registers are free for the loop.
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
+  write_rows(warp, o, args.o_stride_row, args.o_stride_head, group, lse, own_row, num_rows, args.seqlen_q);
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_d40(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long rows = 1LL * args->seqlen_q * (args->num_q_heads / args->num_kv_heads);
+  if (rows > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (rows + kBr - 1) / kBr * args->num_kv_heads * args->batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d40_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d40_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

@@ -1,0 +1,681 @@
+// attention_f16_d64: flash attention, f16, head dim 64, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 32                    query rows per block
+//   rows_per_warp = 32         query rows that one warp owns
+//   bc = 48                    keys per tile
+//   layout = swizzled          how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = false     keep Q in registers for the whole block
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 2               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 2             blocks per SM the compiler must leave registers for
+//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   pack_heads = true          query heads that share keys fill one tile's rows together
+//   key_warps = 2              warps with the same rows, which take tiles of keys in turns
+//   splits = 8                 blocks of a cluster that share the keys of a tile of rows
+//   evict_first = true         what is copied leaves L2 before anything else does
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f16_d64.cu
+//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_90 --family mma --dtype f16 --d 64 \
+//                 --set br=32 --set rows_per_warp=32 --set bc=48 --set layout=swizzled \
+//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=always \
+//                 --set poly_exp=2 --set heads=1 --set min_blocks=2 --set block_order=by_head \
+//                 --set pack_heads=true --set key_warps=2 --set splits=8 --set evict_first=true
+
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const __half* q;
+  const __half* k;
+  const __half* v;
+  __half* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = __half;
+constexpr int kD = 64;  // head dim of queries and keys
+constexpr int kDv = 64;  // head dim of values and outputs
+constexpr int kVec = 8;  // elements per access of global memory
+
+constexpr int kBr = 32;  // query rows per block
+constexpr int kBc = 48;  // keys per tile
+constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 64;
+constexpr int kStages = 1;  // K/V tiles in shared memory, of each warp
+constexpr int kKeyWarps = 2;  // warps with the same rows, which take tiles of keys in turns
+constexpr int kSplits = 8;  // blocks of a cluster with the same rows, each with a range of keys
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 4;  // steps of 16 along the head dim in q k^T
+constexpr int kValueTiles = 8;  // columns of eight in a warp's outputs
+
+// Elements between rows in shared memory.
+constexpr int kQStride = 64;
+constexpr int kKStride = 64;
+constexpr int kVStride = 64;
+constexpr int kPartStride = 72;  // of outputs, as floats
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct Tiles {
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
+  alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
+};
+
+// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
+struct Part {
+  alignas(16) float o[kBr * kPartStride];
+  float row_sum[kBr][4];
+  float row_max[kBr];
+};
+
+// Parts take the place of tiles that nobody needs any more.
+union SharedStorage {
+  Tiles tiles;
+  Part parts[2];
+};
+static_assert(sizeof(SharedStorage) == 28672, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+// L2 gives up first what was copied so: nobody reads it again.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
+template <int n>
+__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+  if constexpr (n == 4) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (n == 2) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(values[0]), "=f"(values[1])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
+  }
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// Two numbers in one register, the first in its low half.
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __half2 both = __floats2half2_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// 2^x without the special-function unit, for x <= 8, to 1e-4: the nearest integer goes into the exponent, a cubic
+// (minimax in relative error over [-1/2, 1/2]) does the rest.
+__device__ __forceinline__ float exp2_by_polynomial(float x) {
+  x = fmaxf(x, -126.0f);
+  const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the low bits now hold the nearest integer
+  const float fraction = x - (shifted - 12582912.0f);
+  float power = fmaf(0.05517169f, fraction, 0.24261117f);
+  power = fmaf(power, fraction, 0.69326099f);
+  power = fmaf(power, fraction, 0.99992807f);
+  return __int_as_float(__float_as_int(power) + (__float_as_int(shifted) << 23));
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kKStride + (x ^ (key % 8 * 8));
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kVStride + (x ^ (key % 8 * 8));
+}
+
+// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
+__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
+  return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = tile_row + r * 8;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 64) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 12; ++r) {
+    const int row = first_row + r * 4;
+#pragma unroll
+    for (int x = 0; x < kD; x += 64) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 4 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 12; ++r) {
+    const int row = first_row + r * 4;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 64) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 4 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
+
+// Turns the sign of Q.
+__device__ __forceinline__ void negate_q(Element* q) {
+  for (int i = threadIdx.x; i < kBr * 64; i += kThreads) {
+    Element& element = q[q_offset(i / 64, i % 64)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
+  }
+  __syncthreads();
+}
+
+// Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + threadIdx.x % 32 / 4 + 8 * h;
+      ends[i][h] = kCausal ? min(seqlen_k, row / group + seqlen_k - seqlen_q + 1) : seqlen_k;
+    }
+  }
+}
+
+// Hides the keys that a row must not see.
+__device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int end = ends[i][e / 2] - (first_key + lane % 4 * 2 + e % 2);
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+__device__ __forceinline__ void raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = (t * 2 + e % 2) % 2 == 0 ? exp2_by_polynomial(exponent) : exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+    }
+  }
+}
+
+// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 2 + within % 8 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Element* q, const Element* k) {
+  const int lane = threadIdx.x % 32;
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4];
+      ldmatrix_x4(b, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
+      }
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 1, 0, 1);
+}
+
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+    }
+  }
+}
+
+// o += p v for one tile of keys, whose weights p are made of the scores s on the way: exponentials for the next
+// operand run on the special-function unit beside the products of this one.
+__device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element* v, float scale) {
+  const int lane = threadIdx.x % 32;
+  float base[kRowTiles][2];
+  get_base(warp, base);
+
+#pragma unroll
+  for (int u = 0; u < 6; u += 2) {
+    // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a[i][f] = pack(s[i][u + f / 2][f % 2 * 2], s[i][u + f / 2][f % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < kValueTiles; n += 2) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, v + v_offset(u * 8 + lane % 16, n * 8 + lane / 16 * 8));
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        mma_m16n8k16_f16(warp.o[i][n], a[i], b);
+        mma_m16n8k16_f16(warp.o[i][n + 1], a[i], b + 2);
+      }
+      weigh_share(s, warp, base, scale, u / 2 + 1, 1, n / 2, 4);
+    }
+  }
+}
+
+// Lays a warp's rows into a part, from `first_row` on.
+__device__ __forceinline__ void store_part(Part& part, const Warp& warp, int first_row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      if (lane % 4 == 0) part.row_max[row] = warp.row_max[i][h];
+      part.row_sum[row][lane % 4] = warp.row_sum[i][h];
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
+      }
+    }
+  }
+}
+
+// Takes in what another warp's keys make of the same rows.
+__device__ __forceinline__ void merge_part(Warp& warp, const Part& part) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = 16 * i + lane / 4 + 8 * h;
+      const float row_max = fmaxf(warp.row_max[i][h], part.row_max[row]);
+      const float base = row_max == -kInfinity ? 0.0f : row_max;
+      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(part.row_max[row] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * part.row_sum[row][lane % 4]);
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const float2 o = *reinterpret_cast<const float2*>(part.o + row * kPartStride + n * 8 + lane % 4 * 2);
+        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
+        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
+      }
+    }
+  }
+}
+
+// Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
+// of o and of the log-sum-exp.
+__device__ __forceinline__ void write_share(
+    const Part& part, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
+    int first_row, int num_rows, int seqlen_q) {
+  constexpr int kWidth = 4;  // columns at once
+  const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
+  for (int i = split * kThreads + threadIdx.x; i < count; i += kSplits * kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    float maxima[kSplits][1], row_max = -kInfinity;
+#pragma unroll
+    for (int block = 0; block < kSplits; ++block) {
+      load_from_block(maxima[block], part.row_max + row, block);
+      row_max = fmaxf(row_max, maxima[block][0]);
+    }
+    const bool seen = row_max != -kInfinity;
+    float row_sum = 0.0f, outputs[kWidth] = {};
+#pragma unroll
+    for (int block = 0; block < kSplits; ++block) {
+      float its_sum[4], its_outputs[kWidth];
+      load_from_block(its_sum, part.row_sum[row], block);
+      load_from_block(its_outputs, part.o + row * kPartStride + x, block);
+      const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
+      row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
+    }
+    const float inverse = seen ? 1.0f / row_sum : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+    const int packed_row = first_row + row;
+    if (lse != nullptr && x == 0) {
+      lse[packed_row % group * seqlen_q + packed_row / group] = seen ? (row_max + log2f(row_sum)) * kLn2 : -kInfinity;
+    }
+    Element* target = o + packed_offset(packed_row, group, stride, head_stride) + x;
+    *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads, 2)
+    attention_f16_d64_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // The query heads that share a head of keys fill the rows of one tile.
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_rows = args.seqlen_q * group;
+  // The blocks of a cluster have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int q_tiles = (num_rows + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int turn = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int kv_head = block / q_tiles % args.num_kv_heads;
+  const int batch = block / q_tiles / args.num_kv_heads;
+  const int head = kv_head * group;  // the first of those packed
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // Of these the block has a range, and the warp every kKeyWarps-th from `first_tile` on.
+  const int end_of_range = num_tiles * (split + 1) / kSplits, first_tile = num_tiles * split / kSplits + warp_index;
+  const int num_steps = (end_of_range - first_tile + kKeyWarps - 1) / kKeyWarps;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row / group + diagonal + 1;
+    const int seen_by_last = (first_row + 16 * kRowTiles - 1) / group + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
+  }
+  const Element* warp_q = smem.tiles.q;
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
+  // matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+
+  // Each thread copies its own share of every tile of its warp.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
+  const int copier = threadIdx.x % 32;
+  k += (first_tile * kBc + copier / 8) * args.k_stride_row + copier % 8 * kVec;
+  v += (first_tile * kBc + copier / 8) * args.v_stride_row + copier % 8 * kVec;
+  if (num_steps > 0) {
+    fetch_k(smem.tiles.k[warp_index][0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
+    k += kKeyWarps * kBc * args.k_stride_row;
+  }
+  __pipeline_commit();
+
+  int ends[kRowTiles][2];
+  find_ends(ends, first_row, group, args.seqlen_q, args.seqlen_k);
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  __pipeline_wait_prior(0);
+
+  __syncthreads();  // Q is there
+  if (args.scale < 0.0f) negate_q(smem.tiles.q);
+
+  for (int step = 0; step < num_steps; ++step) {
+    const int tile = (first_tile + step * kKeyWarps);
+    __pipeline_wait_prior(0);
+
+    __syncwarp();  // K is there, and no lane needs V any more
+    fetch_v(smem.tiles.v[warp_index][0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kKeyWarps * kBc * args.v_stride_row;
+    __pipeline_commit();
+
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp_q, smem.tiles.k[warp_index][0]);
+    __pipeline_wait_prior(0);
+
+    __syncwarp();  // V is there, and no lane needs K any more
+    if (step + 1 < num_steps) {
+      fetch_k(smem.tiles.k[warp_index][0], k, args.k_stride_row, args.seqlen_k - (tile + kKeyWarps) * kBc);
+      k += kKeyWarps * kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, ends, tile * kBc);
+      float rescale[kRowTiles][2];
+      raise_maximum(s, warp, rescale, scale);
+      rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.tiles.v[warp_index][0], scale);
+    }
+  }
+
+  __syncthreads();  // no warp needs tiles any more
+  // Half of the warps give what they have to the others, until one has all.
+  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
+    if (half <= warp_index && warp_index < 2 * half) store_part(smem.parts[warp_index - 1], warp, 0);
+    __syncthreads();
+    if (warp_index < half) merge_part(warp, smem.parts[warp_index + half - 1]);
+  }
+  Part& part = smem.parts[kKeyWarps - 1];
+  if (warp_index == 0) store_part(part, warp, 0);
+  cluster_sync();  // every block's part is there
+  write_share(part, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
+  cluster_sync();  // a block's shared memory goes with it
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f16_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long rows = 1LL * args->seqlen_q * (args->num_q_heads / args->num_kv_heads);
+  if (rows > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (rows + kBr - 1) / kBr * args->num_kv_heads * args->batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f16_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f16_d64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

@@ -1,0 +1,668 @@
+// attention_f32_d64: flash attention, f32, head dim 64, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 64                    query rows per block
+//   rows_per_warp = 16         query rows that one warp owns
+//   bc = 32                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
+//   d_steps = whole            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = true      keep Q in registers for the whole block
+//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 1             blocks per SM the compiler must leave registers for
+//   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
+//   pack_heads = true          query heads that share keys fill one tile's rows together
+//   splits = 4                 blocks of a cluster that share the keys of a tile of rows
+//   evict_first = true         what is copied leaves L2 before anything else does
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_d64.cu
+//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_90 --family mma --d 64 \
+//                 --set br=64 --set rows_per_warp=16 --set bc=32 --set layout=padded \
+//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=always \
+//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=heaviest_first \
+//                 --set pack_heads=true --set splits=4 --set evict_first=true
+
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+constexpr int kD = 64;  // head dim of queries and keys
+constexpr int kDv = 64;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements per access of global memory
+
+constexpr int kBr = 64;  // query rows per block
+constexpr int kBc = 32;  // keys per tile
+constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 128;
+constexpr int kStages = 1;  // K/V tiles in shared memory
+constexpr int kSplits = 4;  // blocks of a cluster with the same rows, each with a range of keys
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 8;  // steps of 8 along the head dim in q k^T
+constexpr int kValueTiles = 8;  // columns of eight in a warp's outputs
+
+constexpr unsigned kSigns = 0x80000000u;  // of the element in a register
+
+// Elements between rows in shared memory.
+constexpr int kKStride = 68;
+constexpr int kVStride = 68;
+constexpr int kPartStride = 72;  // of outputs, as floats
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct Tiles {
+  alignas(16) Element k[kStages][kBc * kKStride];
+  alignas(16) Element v[kStages][kBc * kVStride];
+};
+
+// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
+struct Part {
+  alignas(16) float o[kBr * kPartStride];
+  float row_sum[kBr][4];
+  float row_max[kBr];
+};
+
+// Parts take the place of tiles that nobody needs any more.
+union SharedStorage {
+  Tiles tiles;
+  Part parts[1];
+};
+static_assert(sizeof(SharedStorage) == 19712, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+// L2 gives up first what was copied so: nobody reads it again.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
+template <int n>
+__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+  if constexpr (n == 4) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (n == 2) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(values[0]), "=f"(values[1])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
+  }
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// A float32 as the sum of two TF32 numbers, which a tensor core multiplies exactly: its eleven leading bits, and the
+// rest, of which the unit reads the eleven leading bits again.
+struct Split {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Split split(float x) {
+  const unsigned big = __float_as_uint(x) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
+}
+
+// The same with the leading bits rounded, for one factor of a product: the rest then has either sign, and what is lost
+// by leaving out the product of the two rests has no bias.
+__device__ __forceinline__ Split split_rounded(float x) {
+  const unsigned big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  return key * kKStride + x;
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  return key * kVStride + x;
+}
+
+// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
+__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
+  return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 8;
+#pragma unroll
+    for (int x = 0; x < kD; x += 64) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 8 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 8;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 64) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 8 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  unsigned q[kRowTiles][32];
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+
+// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
+__device__ __forceinline__ void load_q(
+    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
+    int first, int end, unsigned sign) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < 32; ++f) {
+      // Fragments of a step: rows g and g + 8 of its first half, then of its second.
+      const int row = first + 16 * i + lane / 4 + f % 2 * 8;
+      const int x = f / 2 * 4 + lane % 4;
+      const Element* source = q + packed_offset(row, group, stride, head_stride) + x;
+      unsigned bits = 0;
+      if (row < end) bits = __float_as_uint(*source);
+      warp.q[i][f] = bits ^ sign;
+    }
+  }
+}
+
+// Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + threadIdx.x % 32 / 4 + 8 * h;
+      ends[i][h] = kCausal ? min(seqlen_k, row / group + seqlen_k - seqlen_q + 1) : seqlen_k;
+    }
+  }
+}
+
+// Hides the keys that a row must not see.
+__device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int end = ends[i][e / 2] - (first_key + lane % 4 * 2 + e % 2);
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+__device__ __forceinline__ void raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+    }
+  }
+}
+
+// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
+    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Warp& warp, const Element* k) {
+  const int lane = threadIdx.x % 32;
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
+  Scores cross = {};
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int f = 0; f < 4; ++f) {
+        const Split parts = split_rounded(__uint_as_float(a[i][f]));
+        a[i][f] = parts.big;
+        a_small[i][f] = parts.small;
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4];
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 8);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const Split parts[2] = {split(__uint_as_float(b[2 * u])), split(__uint_as_float(b[2 * u + 1]))};
+        const unsigned b_big[2] = {parts[0].big, parts[1].big};
+        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_tf32(cross[i][t + u], a_small[i], b_big);
+          mma_m16n8k8_tf32(cross[i][t + u], a[i], b_small);
+          mma_m16n8k8_tf32(s[i][t + u], a[i], b_big);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] += cross[i][t][e];
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 4, 0, 1);
+}
+
+// o = o rescale + p v for one tile of keys. 32 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(
+    Warp& warp, const Scores& p, const Element* v, const float (&rescale)[kRowTiles][2]) {
+  const int lane = threadIdx.x % 32;
+  // Keys may be taken in any order: an operand's columns c and c + 4 stand for keys 2 c and 2 c + 1, which are
+  // the scores that a lane has.
+  unsigned p_big[kRowTiles][kKeyTiles][4];
+  unsigned p_small[kRowTiles][kKeyTiles][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int f = e / 2 + e % 2 * 2;  // where element e of the scores stands in the operand
+        const Split parts = split_rounded(p[i][t][e]);
+        p_big[i][t][f] = parts.big;
+        p_small[i][t][f] = parts.small;
+      }
+    }
+  }
+  const Element* v_lane = v + v_offset(lane % 4 * 2, lane / 4);
+
+#pragma unroll
+  for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
+      float sum[kRowTiles][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); ++t) {
+        // Read one by one, since an operand wants its two keys in neighbouring registers.
+        const float first = *(v_lane + t * 8 * kVStride + n * 8);
+        const float second = *(v_lane + (t * 8 + 1) * kVStride + n * 8);
+        const Split parts[2] = {split(first), split(second)};
+        const unsigned b_big[2] = {parts[0].big, parts[1].big};
+        const unsigned b_small[2] = {parts[0].small, parts[1].small};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k8_tf32(sum[i], p_small[i][t], b_big);
+          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_small);
+          mma_m16n8k8_tf32(sum[i], p_big[i][t], b_big);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& o = warp.o[i][n][e];
+          o = first_tile == 0 ? fmaf(o, rescale[i][e / 2], sum[i][e]) : o + sum[i][e];
+        }
+      }
+    }
+  }
+}
+
+// Lays a warp's rows into a part, from `first_row` on.
+__device__ __forceinline__ void store_part(Part& part, const Warp& warp, int first_row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      if (lane % 4 == 0) part.row_max[row] = warp.row_max[i][h];
+      part.row_sum[row][lane % 4] = warp.row_sum[i][h];
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
+      }
+    }
+  }
+}
+
+// Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
+// of o and of the log-sum-exp.
+__device__ __forceinline__ void write_share(
+    const Part& part, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
+    int first_row, int num_rows, int seqlen_q) {
+  constexpr int kWidth = 4;  // columns at once
+  const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
+  for (int i = split * kThreads + threadIdx.x; i < count; i += kSplits * kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    float maxima[kSplits][1], row_max = -kInfinity;
+#pragma unroll
+    for (int block = 0; block < kSplits; ++block) {
+      load_from_block(maxima[block], part.row_max + row, block);
+      row_max = fmaxf(row_max, maxima[block][0]);
+    }
+    const bool seen = row_max != -kInfinity;
+    float row_sum = 0.0f, outputs[kWidth] = {};
+#pragma unroll
+    for (int block = 0; block < kSplits; ++block) {
+      float its_sum[4], its_outputs[kWidth];
+      load_from_block(its_sum, part.row_sum[row], block);
+      load_from_block(its_outputs, part.o + row * kPartStride + x, block);
+      const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
+      row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
+    }
+    const float inverse = seen ? 1.0f / row_sum : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+    const int packed_row = first_row + row;
+    if (lse != nullptr && x == 0) {
+      lse[packed_row % group * seqlen_q + packed_row / group] = seen ? (row_max + log2f(row_sum)) * kLn2 : -kInfinity;
+    }
+    Element* target = o + packed_offset(packed_row, group, stride, head_stride) + x;
+    *reinterpret_cast<float4*>(target) = make_float4(outputs[0], outputs[1], outputs[2], outputs[3]);
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads, 1)
+    attention_f32_d64_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // The query heads that share a head of keys fill the rows of one tile.
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_rows = args.seqlen_q * group;
+  // The blocks of a cluster have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int q_tiles = (num_rows + kBr - 1) / kBr;
+  // Under a causal mask the last rows see the most keys: they start first, and the short blocks fill the gaps.
+  const int num_heads = args.batch * args.num_kv_heads;
+  const int q_tile = q_tiles - 1 - block / num_heads;
+  const int kv_head = block % num_heads % args.num_kv_heads;
+  const int batch = block % num_heads / args.num_kv_heads;
+  const int head = kv_head * group;  // the first of those packed
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int num_keys = args.seqlen_k;  // that some row of the block sees
+  if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  // Of these the block has a range.
+  const int first_tile = num_tiles * split / kSplits, num_steps = num_tiles * (split + 1) / kSplits - first_tile;
+  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;
+    const int seen_by_last = (first_row + warp_row + 16 * kRowTiles - 1) / group + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
+  }
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
+  // matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+
+  // Each thread copies its own share of every tile.
+  const int copier = threadIdx.x;
+  k += (first_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
+  v += (first_tile * kBc + copier / 16) * args.v_stride_row + copier % 16 * kVec;
+  if (num_steps > 0) {
+    fetch_k(smem.tiles.k[0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
+    k += kBc * args.k_stride_row;
+  }
+  __pipeline_commit();
+
+  int ends[kRowTiles][2];
+  find_ends(ends, first_row + warp_row, group, args.seqlen_q, args.seqlen_k);
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row + warp_row, num_rows,
+          args.scale < 0.0f ? kSigns : 0u);
+
+  for (int step = 0; step < num_steps; ++step) {
+    const int tile = (first_tile + step);
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // K is there, and no warp needs V any more
+    fetch_v(smem.tiles.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+    v += kBc * args.v_stride_row;
+    __pipeline_commit();
+
+    Scores s;
+    if (tile < end_tile) multiply_qk(s, warp, smem.tiles.k[0]);
+    __pipeline_wait_prior(0);
+
+    __syncthreads();  // V is there, and no warp needs K any more
+    if (step + 1 < num_steps) {
+      fetch_k(smem.tiles.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+      k += kBc * args.k_stride_row;
+    }
+    __pipeline_commit();
+
+    if (tile < end_tile) {
+      if (tile >= masked_tile) mask(s, ends, tile * kBc);
+      float rescale[kRowTiles][2];
+      raise_maximum(s, warp, rescale, scale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.tiles.v[0], rescale);
+    }
+  }
+
+  __syncthreads();  // no warp needs tiles any more
+  Part& part = smem.parts[0];
+  store_part(part, warp, warp_row);
+  cluster_sync();  // every block's part is there
+  write_share(part, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
+  cluster_sync();  // a block's shared memory goes with it
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long rows = 1LL * args->seqlen_q * (args->num_q_heads / args->num_kv_heads);
+  if (rows > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (rows + kBr - 1) / kBr * args->num_kv_heads * args->batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

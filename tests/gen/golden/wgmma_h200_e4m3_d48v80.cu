@@ -1,0 +1,865 @@
+// attention_e4m3_d48v80: flash attention, e4m3, head dim 48 (values 80), tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family wgmma:
+//   br = 192                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 16                    keys per tile
+//   persistent = false         blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 1               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 4               one exponential in so many is a polynomial, 0 none
+//   section = 4                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_e4m3_d48v80.cu
+//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+// Regenerate: flashgen emit attention_e4m3_d48v80.cu --preset sm_90 --family wgmma --dtype e4m3 --d 48 --dv 80 \
+//                 --set br=192 --set bc=16 --set persistent=false --set q_stages=1 \
+//                 --set k_stages=1 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
+//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=4 --set section=4 \
+//                 --set min_blocks=1
+
+#include <cuda_fp8.h>
+#include <cuda.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const __nv_fp8_e4m3* q;
+  const __nv_fp8_e4m3* k;
+  const __nv_fp8_e4m3* v;
+  __nv_bfloat16* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T: usually 1 / sqrt(head_dim), times the scales of q and k
+  float value_scale;  // multiplies o: the scale of v
+};
+static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
+
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v, o;
+};
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = __nv_fp8_e4m3;
+using Output = __nv_bfloat16;
+using Barrier = unsigned long long;
+constexpr int kD = 48;  // head dim of queries and keys
+constexpr int kDv = 80;  // head dim of values and outputs
+constexpr int kVec = 16;  // elements that strides must be multiples of, for the copy engine
+
+constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBc = 16;  // keys per tile
+constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
+constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 512;
+constexpr int kKStages = 1, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
+
+// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V and O.
+constexpr int kQkChunk = 128, kChunk = 64;
+constexpr int kDChunks = (kD + kQkChunk - 1) / kQkChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 31) / 32;  // steps of 32 along the head dim in q k^T
+constexpr int kRawStages = 2;  // tiles of V as they come
+constexpr int kRawChunk = 80;  // columns of V that come side by side, not swizzled
+constexpr int kRawChunks = (kDv + kRawChunk - 1) / kRawChunk;
+constexpr int kConverters = 96;  // threads that turn V into f16: of the warps that copy nothing
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
+
+// Barriers of the block, by warpgroup that computes.
+constexpr int kGroupBarrier = 1;  // its own
+constexpr int kTurnBarrier = 1 + kConsumers;  // passes the turn to it
+
+constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one warpgroup
+constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kRawChunks * kRawChunk * sizeof(Element);
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+using ChunkQ = Element[64 * kQkChunk];  // of the 64 rows of one warpgroup
+using ChunkK = Element[kBc * kQkChunk];
+using Chunk64 = Output[64 * kChunk];
+using ChunkBc = __half[kBc * kChunk];
+using RawChunk = Element[kBc * kRawChunk];
+static_assert(sizeof(ChunkQ) == sizeof(Chunk64), "outputs take the place of Q");
+
+struct SharedStorage {
+  // Q by warpgroup, and then its outputs on their way to global memory.
+  alignas(1024) ChunkQ q[kQStages][kConsumers][kDvChunks];
+  alignas(1024) ChunkK k[kKStages][kDChunks];
+  alignas(1024) ChunkBc v[kVStages][kDvChunks];
+  alignas(128) RawChunk raw[kRawStages][kRawChunks];  // of V, on their way
+  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier raw_full[kRawStages], raw_empty[kRawStages];
+};
+static_assert(sizeof(SharedStorage) == 66560, "the size that pruning counted on");
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Four e4m3 numbers, the first in the low byte, as two pairs of f16.
+__device__ __forceinline__ void e4m3_to_halves(unsigned (&pairs)[2], unsigned four) {
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}"
+      : "=r"(pairs[0]), "=r"(pairs[1])
+      : "r"(four));
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n16k32_e4m3_ss(
+    float (&d)[8], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, p, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n80k16_f16_rs_trans(
+    float (&d)[40], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %45, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39}, "
+      "{%40, %41, %42, %43}, %44, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+#endif
+
+// Two numbers in one register, the first in its low half.
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __half2 both = __floats2half2_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+__device__ __forceinline__ unsigned pack_output(float first, float second) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
+}
+
+// Where a ring of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int num_key_tiles;  // that some row sees
+
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    int num_keys = args.seqlen_k;
+    if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    num_key_tiles = (num_keys + kBc - 1) / kBc;
+  }
+};
+
+// The one tile of a block.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
+  const int heads = args.num_q_heads;
+  const int num_heads = args.batch * heads;
+  // Heads go together in sections, few enough for their K and V to stay in L2.
+  constexpr int kSection = 4;
+  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
+  const int section_heads = min(kSection, num_heads - section * kSection);
+  const int turn = within / section_heads, head_index = section * kSection + within % section_heads;
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index % heads, head_index / heads));
+}
+
+// 2^x to 1e-4 by multiply-adds alone, beside the special-function unit: x = n + f with |f| <= 1/2, a minimax cubic for
+// 2^f, and n added to its exponent.
+__device__ __forceinline__ float exp2_by_polynomial(float x) {
+  x = fmaxf(x, -126.0f);
+  const float shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, which its low bits then hold
+  const float f = x - (shifted - 12582912.0f);
+  const float value = fmaf(fmaf(fmaf(0.05517169f, f, 0.24261117f), f, 0.69326099f), f, 0.99992807f);
+  return __int_as_float(__float_as_int(value) + (__float_as_int(shifted) << 23));
+}
+
+// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct Rows {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(float (&s)[kBc / 2], int row, int first_key, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+__device__ __forceinline__ bool raise_maximum(
+    const float (&s)[kBc / 2], Rows& rows, float (&rescale)[2], float scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int bound = 0;
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
+    }
+    grown |= fmaf(__int_as_float(bound), scale, -rows.max[h]) > 8.0f;
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(rows.max[h], tile_max * scale);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(rows.max[h] - base);
+    rows.max[h] = row_max;
+    rows.sum[h] *= rescale[h];
+  }
+  return true;
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+__device__ __forceinline__ void weigh(float (&s)[kBc / 2], Rows& rows, float scale) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) base[h] = kCausal && rows.max[h] == -kInfinity ? 0.0f : rows.max[h];
+#pragma unroll
+  for (int i = 0; i < kBc / 2; ++i) {
+    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    s[i] = (i / 4 * 2 + i % 2) % 4 == 0 ? exp2_by_polynomial(exponent) : exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h][0] + sum[h][1];
+}
+
+// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
+__device__ __forceinline__ void pack_weights(const float (&s)[kBc / 2], unsigned (&p)[kKeySteps][4]) {
+#pragma unroll
+  for (int i = 0; i < kBc / 4; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const int chunk = step / 4, bytes = step % 4 * 32;
+    const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkK)) + bytes) >> 4);
+    const unsigned long long q_step = q + ((chunk * int(sizeof(ChunkQ)) + bytes) >> 4);
+    wgmma_m64n16k32_e4m3_ss(s, q_step, k_step, step > 0);
+  }
+  wgmma_commit();
+}
+
+// Starts o += p v for a warpgroup's rows and one tile of keys.
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n80k16_f16_rs_trans(o, p[step], v + (step * 16 * 128 >> 4), true);
+  }
+  wgmma_commit();
+}
+
+// Turns the sign of a warpgroup's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(ChunkQ* q, int group) {
+  unsigned* fours = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kGroup; i < kDChunks * 64 * kQkChunk / 4; i += kGroup) fours[i] ^= 0x80808080u;
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+}
+
+// Warpgroups compute products in turns, so that one's softmax runs beside another's products.
+__device__ __forceinline__ void await_turn(int group) {
+  named_barrier_sync(kTurnBarrier + group, 2 * kGroup);
+}
+__device__ __forceinline__ void pass_turn(int group) {
+  named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 2 * kGroup);
+}
+
+// Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
+__device__ __forceinline__ void stage_output(
+    Chunk64* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned m[4];
+#pragma unroll
+    for (int j = 0; j < 4 && n + j / 2 < kValueTiles; ++j) {
+      const int i = 4 * n + 2 * j;
+      m[j] = pack_output(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
+    }
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (n % 8 + lane / 16) ^ row % 8;
+    Output* target = staged[n / 8] + row * kChunk + piece * 8;
+    stmatrix_x4(target, m);
+  }
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// warpgroup need not wait for the others' Q.
+__device__ __forceinline__ void copy_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
+    Turn<kKStages>& k_turn, Turn<kRawStages>& v_turn) {
+  const auto copy_q = [&](int group) {
+    Barrier& full = smem.q_full[q_turn.stage][group];
+    barrier_expect(&full, kQBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &full, c * kQkChunk, tile.first_row + 64 * group, tile.head,
+               tile.batch);
+    }
+  };
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  copy_q(0);
+  const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
+  const auto copy_k = [&](int n) {
+    Barrier& full = smem.k_full[k_turn.stage];
+    barrier_wait(&smem.k_empty[k_turn.stage], k_turn.parity ^ 1);
+    barrier_expect(&full, kKBytes);
+#pragma unroll 1
+    for (int c = 0; c < kDChunks; ++c) {
+      tma_load(smem.k[k_turn.stage][c], &maps.k, &full, c * kQkChunk, n * kBc, kv_head, tile.batch);
+    }
+    k_turn.advance();
+  };
+  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
+#pragma unroll 1
+  for (int group = 1; group < kConsumers; ++group) copy_q(group);
+  q_turn.advance();
+  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
+    if (n > 0) copy_k(n - 1);
+    Barrier& full = smem.raw_full[v_turn.stage];
+    barrier_wait(&smem.raw_empty[v_turn.stage], v_turn.parity ^ 1);
+    barrier_expect(&full, kVBytes);
+#pragma unroll 1
+    for (int c = 0; c < kRawChunks; ++c) {
+      tma_load(smem.raw[v_turn.stage][c], &maps.v, &full, c * kRawChunk, n * kBc, kv_head, tile.batch);
+    }
+    v_turn.advance();
+  }
+}
+
+// Turns the tiles of V that a tile of rows sees into f16, which wgmma can read by rows of keys. Four threads share a
+// row of a chunk, sixteen numbers each; eight threads write to all banks.
+__device__ __forceinline__ void convert_values(
+    SharedStorage& smem, const Tile& tile, int converter, Turn<kRawStages>& raw_turn, Turn<kVStages>& v_turn) {
+  constexpr int kRows = kConverters / 4;
+  static_assert(kRows % 8 == 0, "all rows of a thread are swizzled alike");
+  const int first_row = converter / 4, column = converter % 4 * 16;
+  const int place = column / 8 ^ first_row % 8;  // of its first eight numbers, the others are its neighbour
+  for (int n = tile.num_key_tiles; n > 0; --n) {
+    barrier_wait(&smem.raw_full[raw_turn.stage], raw_turn.parity);
+    barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
+#pragma unroll 1
+    for (int c = 0; c < kDvChunks; ++c) {
+      if (c * kChunk + column >= kDv) break;
+      const Element* source = smem.raw[raw_turn.stage][c * kChunk / kRawChunk] + c * kChunk % kRawChunk + column;
+      __half* target = smem.v[v_turn.stage][c];
+#pragma unroll 4
+      for (int row = first_row; row < kBc; row += kRows) {
+        const uint4 sixteen = *reinterpret_cast<const uint4*>(source + row * kRawChunk);
+        unsigned halves[4][2];
+        e4m3_to_halves(halves[0], sixteen.x);
+        e4m3_to_halves(halves[1], sixteen.y);
+        e4m3_to_halves(halves[2], sixteen.z);
+        e4m3_to_halves(halves[3], sixteen.w);
+        uint4* pieces = reinterpret_cast<uint4*>(target + row * kChunk);
+        pieces[place] = make_uint4(halves[0][0], halves[0][1], halves[1][0], halves[1][1]);
+        pieces[place ^ 1] = make_uint4(halves[2][0], halves[2][1], halves[3][0], halves[3][1]);
+      }
+    }
+    fence_proxy_async();
+    __syncwarp();
+    if (converter % 32 == 0) {
+      barrier_arrive(&smem.v_full[v_turn.stage]);
+      barrier_arrive(&smem.raw_empty[raw_turn.stage]);
+    }
+    raw_turn.advance();
+    v_turn.advance();
+  }
+}
+
+// One warpgroup's 64 rows of a tile.
+__device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem,
+                                       const Tile& tile, int group, Turn<kQStages>& q_turn, Turn<kKStages>& k_turn,
+                                       Turn<kVStages>& v_turn) {
+  const int warp = threadIdx.x % kGroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kGroup == 0;
+  const int first_row = tile.first_row + 64 * group;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The warpgroup's rows see key tiles [0, end_tile), and those before `masked_tile` whole.
+  int end_tile = first_row < args.seqlen_q ? tile.num_key_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + args.seqlen_k - args.seqlen_q + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 63) + kBc - 1) / kBc);
+  }
+  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
+  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+  Rows rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    rows.max[h] = -kInfinity;
+    rows.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  ChunkQ* q = smem.q[q_turn.stage][group];
+  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
+  if (args.scale < 0.0f) negate_q(q, group);
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.num_key_tiles; n > end_tile; --n) {
+    // Keys that only other warpgroups see.
+    await_turn(group);
+    pass_turn(group);
+    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
+    if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    k_turn.advance();
+    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+    named_barrier_sync(kGroupBarrier + group, kGroup);
+    if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    v_turn.advance();
+  }
+  int n = end_tile - 1;
+  if (n >= 0) {
+    float s[kBc / 2], rescale[2];
+    unsigned p[kKeySteps][4];
+    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    await_turn(group);
+    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+    pass_turn(group);
+    wgmma_wait<0>();
+    hold(s);
+    if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    k_turn.advance();
+    if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, rows, rescale, scale);
+    weigh(s, rows, scale);
+    pack_weights(s, p);
+#pragma unroll 1
+    for (--n; n >= 0; --n) {
+      // The next scores follow these outputs through the tensor cores without a gap.
+      barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+      await_turn(group);
+      start_pv(o, p, v_desc + v_turn.stage * kNextV);
+      barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+      pass_turn(group);
+      wgmma_wait<1>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+      v_turn.advance();
+      wgmma_wait<0>();
+      hold(s);
+      if (leader) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      k_turn.advance();
+      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      if (raise_maximum(s, rows, rescale, scale)) rescale_output(o, rescale);
+      weigh(s, rows, scale);
+      pack_weights(s, p);
+    }
+    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+    start_pv(o, p, v_desc + v_turn.stage * kNextV);
+    wgmma_wait<0>();
+    hold(o);
+    if (leader) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    v_turn.advance();
+  }
+
+  float inverse[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = rows.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+    const bool seen = rows.max[h] != -kInfinity;
+    inverse[h] = seen ? __fdividef(args.value_scale, row_sum) : 0.0f;
+    if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
+      const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
+      args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
+    }
+  }
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  Chunk64* staged = reinterpret_cast<Chunk64*>(q);
+  stage_output(staged, o, inverse, warp);
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+  if (leader) {
+    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, staged[c], c * kChunk, first_row, tile.head, tile.batch);
+    tma_commit();
+    tma_wait_read<0>();
+    barrier_arrive(&smem.q_empty[q_turn.stage]);
+  }
+  q_turn.advance();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_e4m3_d48v80_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], kConverters / 32);
+      barrier_init(&smem.v_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kRawStages; ++i) {
+      barrier_init(&smem.raw_full[i], 1);
+      barrier_init(&smem.raw_empty[i], kConverters / 32);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  Turn<kQStages> q_turn;
+  Turn<kKStages> k_turn;
+  Turn<kVStages> v_turn;
+  Turn<kRawStages> raw_turn;
+  if (warp < 4) {
+    give_registers<56>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, raw_turn); });
+    }
+    const int converter = int(threadIdx.x) - (kGroup - kConverters);
+    if (converter >= 0) {
+      for_each_tile(args, [&](const Tile& tile) { convert_values(smem, tile, converter, raw_turn, v_turn); });
+    }
+  } else {
+    take_registers<152>();
+    const int group = warp / 4 - 1;
+    if (group == kConsumers - 1) pass_turn(group);
+    for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+template <typename Item>
+static cudaError_t encode_map(
+    CUtensorMap* map, const Item* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Item) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr CUtensorMapDataType type =
+      sizeof(Item) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult status = encode(
+      map, type, 4, const_cast<Item*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_e4m3_d48v80(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_fp8_e4m3)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long blocks = tiles * args->num_q_heads * args->batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 128, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 80, 16,
+      CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
+  const cudaError_t o_status = encode_map(
+      &maps.o, args->o, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (o_status != cudaSuccess) return o_status;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_e4m3_d48v80_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  return cudaLaunchKernel(attention_e4m3_d48v80_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif

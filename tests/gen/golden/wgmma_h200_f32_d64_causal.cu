@@ -1,0 +1,888 @@
+// attention_f32_d64: flash attention, f32, head dim 64, tuned with a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family wgmma:
+//   br = 192                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 16                    keys per tile
+//   persistent = false         blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 1               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   section = 16               heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//
+// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d64.cu
+//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
+// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_90 --family wgmma --d 64 --causal \
+//                 --set br=192 --set bc=16 --set persistent=false --set q_stages=1 \
+//                 --set k_stages=1 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
+//                 --set order_of_groups=free --set rescale=always --set poly_exp=0 --set section=16 \
+//                 --set min_blocks=1
+
+#include <cuda.h>
+#include <cuda_fp16.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 1
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v;
+};
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+using Barrier = unsigned long long;
+constexpr int kD = 64;  // head dim of queries and keys
+constexpr int kDv = 64;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements that strides must be multiples of, for the copy engine
+
+constexpr int kBr = 192;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBc = 16;  // keys per tile
+constexpr int kConsumers = 3;  // warpgroups that compute, beside the one that copies
+constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 512;
+constexpr int kKStages = 1, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
+
+// A tile in shared memory is made of chunks of 64 columns. They come as two boxes of 32 floats, whose rows of 128 bytes
+// are swizzled, and become two chunks of f16, large parts and small ones, swizzled too.
+constexpr int kBox = 32;
+constexpr int kDBoxes = (kD + kBox - 1) / kBox, kDvBoxes = (kDv + kBox - 1) / kBox;
+constexpr int kSplitters = 3;  // warps that split K and V: those that copy nothing
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
+
+// Barriers of the block, by warpgroup that computes.
+constexpr int kGroupBarrier = 1;  // its own
+
+// At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
+constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one warpgroup
+constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
+
+// float32 is brought into the range of f16 by powers of two, its units: of every eight rows of Q, K and V. The largest
+// element is between 2^12 and 2^13 of them.
+constexpr int kTopExponent = 12;
+// Weights are kept 2^7 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 7.0f;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+using Parts64 = __half[2][64 * kChunk];  // of the 64 rows of one warpgroup
+using PartsBc = __half[2][kBc * kChunk];
+
+struct SharedStorage {
+  alignas(1024) Parts64 q[kQStages][kConsumers][kDChunks];  // by warpgroup
+  alignas(1024) PartsBc k[kKStages][kDChunks];
+  alignas(1024) PartsBc v[kVStages][kDvChunks];
+  alignas(16) float k_units[kKStages][kBc / 8], v_units[kVStages][kBc / 8];  // of every eight keys
+  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier k_raw[kKStages], v_raw[kVStages];  // their bytes have arrived, and are still to be split
+};
+static_assert(sizeof(SharedStorage) == 66560, "the size that pruning counted on");
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n16k16_f16_ss(
+    float (&d)[8], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_f16_rs_trans(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+#endif
+
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
+}
+
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, 2 * kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+__device__ __forceinline__ float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+// Splits some groups of eight rows in their place, by one warp, the factors' sign that of `sign`, and returns their
+// units. Rows come in kBoxes boxes, two for a chunk; the boxes or parts of one are kPlane bytes each. Eight lanes read
+// a row of a box, sixteen write to all banks.
+template <int kGroups, int kBoxes, int kPlane>
+__device__ __forceinline__ void split_rows(float (&units)[kGroups], void* rows, float sign) {
+  constexpr int kGroupBytes = 8 * 128;
+  constexpr bool kHeld = kGroups * kBoxes <= 4;  // in registers, from the search for the largest to the splitting
+  const int lane = threadIdx.x % 32, piece = lane % 8;
+  const int row = lane / 16 + lane / 8 % 2 * 4;  // and row + 2, which is row ^ 2
+  char* const first = static_cast<char*>(rows) + row * 128;
+  const auto read = [&](int group, int box, int below) {
+    const char* const start = first + group * kGroupBytes + box * kPlane + below * 128;
+    return *reinterpret_cast<const float4*>(start + (piece ^ row ^ below) * 16);
+  };
+  float4 held[kGroups][kHeld ? kBoxes : 1][2];
+  float factors[kGroups];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kBoxes; ++i) {
+      const float4 x = read(group, i / 2, i % 2 * 2);
+      if (kHeld) held[group][i / 2][i % 2] = x;
+      largest = fmaxf(largest, largest_of(x));
+    }
+    // As integers, positive floats compare as they are.
+    units[group] = unit_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
+    factors[group] = sign * inverse_of(units[group]);
+  }
+  if (kHeld) __syncwarp();  // all have read what is overwritten
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const float factor = factors[group];
+#pragma unroll
+    for (int chunk = 0; chunk < kBoxes; chunk += 2) {
+      float4 again[2][2];
+      if (!kHeld) {
+#pragma unroll
+        for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+          again[i / 2][i % 2] = read(group, chunk + i / 2, i % 2 * 2);
+        }
+        __syncwarp();
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+        const int box = i / 2, below = i % 2 * 2;
+        const float4 x = kHeld ? held[group][chunk + box][i % 2] : again[box][i % 2];
+        const Parts left = split(x.x * factor, x.y * factor), right = split(x.z * factor, x.w * factor);
+        char* const target = first + group * kGroupBytes + chunk * kPlane + below * 128 +
+                             (piece / 2 ^ row ^ (box * 4 + below)) * 16 + piece % 2 * 8;
+        *reinterpret_cast<uint2*>(target) = make_uint2(left.big, right.big);
+        *reinterpret_cast<uint2*>(target + kPlane) = make_uint2(left.small, right.small);
+      }
+    }
+  }
+}
+
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
+}
+
+// Where a ring of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int num_key_tiles;  // that some row sees
+
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    int num_keys = args.seqlen_k;
+    if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    num_key_tiles = (num_keys + kBc - 1) / kBc;
+  }
+};
+
+// The one tile of a block.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
+  const int heads = args.num_q_heads;
+  const int num_heads = args.batch * heads;
+  // Heads go together in sections, few enough for their K and V to stay in L2.
+  constexpr int kSection = 16;
+  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
+  const int section_heads = min(kSection, num_heads - section * kSection);
+  const int turn = within / section_heads, head_index = section * kSection + within % section_heads;
+  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index % heads, head_index / heads));
+}
+
+// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct Rows {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
+// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+__device__ __forceinline__ void mask(float (&s)[kBc / 2], int row, int first_key, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+__device__ __forceinline__ void raise_maximum(
+    const float (&s)[kBc / 2], Rows& rows, float (&rescale)[2], const float (&scale)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(rows.max[h], tile_max * scale[h]);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(rows.max[h] - base);
+    rows.max[h] = row_max;
+    rows.sum[h] *= rescale[h];
+  }
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+__device__ __forceinline__ void weigh(float (&s)[kBc / 2], Rows& rows, const float (&scale)[2]) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) base[h] = (kCausal && rows.max[h] == -kInfinity ? 0.0f : rows.max[h]) - kWeightExponent;
+#pragma unroll
+  for (int i = 0; i < kBc / 2; ++i) {
+    const float exponent = fmaf(s[i], scale[i / 2 % 2], -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h][0] + sum[h][1];
+}
+
+// Scores from their keys' units to what they are, but for those of Q.
+__device__ __forceinline__ void leave_units(float (&s)[kBc / 2], const float (&units)[kBc / 8]) {
+#pragma unroll
+  for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
+  __syncwarp();  // one lane tells for all that the units are read
+}
+
+// Weights as operands of sixteen keys each, in two parts: two neighbouring tiles of eight, as a thread has them.
+struct Weights {
+  unsigned big[kKeySteps][4], small[kKeySteps][4];
+};
+
+// Makes them of a tile's weights, in the units of its values, and returns the largest of these, in which products are.
+__device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weights& p, const float (&units)[kBc / 8]) {
+  float largest = units[0];
+#pragma unroll
+  for (int t = 1; t < kKeyTiles; ++t) largest = fmaxf(largest, units[t]);
+  const float inverse = inverse_of(largest);
+#pragma unroll
+  for (int i = 0; i < kBc / 4; ++i) {
+    const float factor = units[i / 2] * inverse;
+    const Parts parts = split(s[2 * i] * factor, s[2 * i + 1] * factor);
+    p.big[i / 4][i % 4] = parts.big;
+    p.small[i / 4][i % 4] = parts.small;
+  }
+  return largest;
+}
+
+__device__ __forceinline__ void add_output(float (&o)[kDv / 2], const float (&sum)[kDv / 2], float unit) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = fmaf(sum[i], unit, o[i]);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+  // The small terms first: what the large ones leave no room for is cut off.
+  constexpr int kSmallQ = sizeof(Parts64) / 2 >> 4, kSmallK = sizeof(PartsBc) / 2 >> 4;
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long q_step = q + ((step / 4 * int(sizeof(Parts64)) + step % 4 * 32) >> 4);
+    const unsigned long long k_step = k + ((step / 4 * int(sizeof(PartsBc)) + step % 4 * 32) >> 4);
+    wgmma_m64n16k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
+    wgmma_m64n16k16_f16_ss(s, q_step, k_step + kSmallK, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long q_step = q + ((step / 4 * int(sizeof(Parts64)) + step % 4 * 32) >> 4);
+    const unsigned long long k_step = k + ((step / 4 * int(sizeof(PartsBc)) + step % 4 * 32) >> 4);
+    wgmma_m64n16k16_f16_ss(s, q_step, k_step, true);
+  }
+  wgmma_commit();
+}
+
+// Starts sum = p v for a warpgroup's rows and one tile of keys, apart from o: the tensor cores cut off what a sum
+// cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void start_pv(float (&sum)[kDv / 2], const Weights& p, unsigned long long v) {
+  constexpr int kSmallV = sizeof(PartsBc) / 2 >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    const unsigned long long v_step = v + (step * 16 * 128 >> 4);
+    wgmma_m64n64k16_f16_rs_trans(sum, p.small[step], v_step, step > 0);
+    wgmma_m64n64k16_f16_rs_trans(sum, p.big[step], v_step + kSmallV, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n64k16_f16_rs_trans(sum, p.big[step], v + (step * 16 * 128 >> 4), true);
+  }
+  wgmma_commit();
+}
+
+// Splits a warpgroup's Q, sixteen rows by each warp, times a sign. The units are of the thread's two rows.
+__device__ __forceinline__ void split_q(float (&units)[2], Parts64* q, int warp, int group, float sign) {
+  split_rows<2, kDBoxes, sizeof(Parts64) / 2>(units, q[0][0] + 16 * warp * kChunk, sign);
+  fence_proxy_async();
+  named_barrier_sync(kGroupBarrier + group, kGroup);
+}
+
+// Divides by the sums and writes a thread's shares of its two rows.
+__device__ __forceinline__ void write_output(
+    float* o_rows, long long stride, const float (&o)[kDv / 2], const float (&inverse)[2], int row, int seqlen_q) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (row + 8 * h >= seqlen_q) continue;
+    float* target = o_rows + (row + 8 * h) * stride + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      const float first = o[4 * n + 2 * h] * inverse[h], second = o[4 * n + 2 * h + 1] * inverse[h];
+      *reinterpret_cast<float2*>(target + 8 * n) = make_float2(first, second);
+    }
+  }
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// warpgroup need not wait for the others' Q.
+__device__ __forceinline__ void copy_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
+    Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  const auto copy_q = [&](int group) {
+    Barrier& full = smem.q_full[q_turn.stage][group];
+    barrier_expect(&full, kQBytes);
+#pragma unroll 1
+    for (int b = 0; b < kDBoxes; ++b) {
+      tma_load(smem.q[q_turn.stage][group][b / 2][b % 2], &maps.q, &full, b * kBox, tile.first_row + 64 * group,
+               tile.head, tile.batch);
+    }
+  };
+  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
+  copy_q(0);
+  const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
+  const auto copy_k = [&](int n) {
+    Barrier& full = smem.k_raw[k_turn.stage];
+    barrier_wait(&smem.k_empty[k_turn.stage], k_turn.parity ^ 1);
+    barrier_expect(&full, kKBytes);
+#pragma unroll 1
+    for (int b = 0; b < kDBoxes; ++b) {
+      tma_load(smem.k[k_turn.stage][b / 2][b % 2], &maps.k, &full, b * kBox, n * kBc, kv_head, tile.batch);
+    }
+    k_turn.advance();
+  };
+  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
+#pragma unroll 1
+  for (int group = 1; group < kConsumers; ++group) copy_q(group);
+  q_turn.advance();
+  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
+    if (n > 0) copy_k(n - 1);
+    Barrier& full = smem.v_raw[v_turn.stage];
+    barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
+    barrier_expect(&full, kVBytes);
+#pragma unroll 1
+    for (int b = 0; b < kDvBoxes; ++b) {
+      tma_load(smem.v[v_turn.stage][b / 2][b % 2], &maps.v, &full, b * kBox, n * kBc, kv_head, tile.batch);
+    }
+    v_turn.advance();
+  }
+}
+
+// Splits a tile of K or V, some groups of eight rows by each warp.
+template <int kBoxes>
+__device__ __forceinline__ void split_tile(PartsBc* tile, float (&units)[kBc / 8], Barrier& full, int warp) {
+  constexpr int kGroups = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = warp * kGroups; i < kBc / 8; i += kSplitters * kGroups) {
+    float found[kGroups];
+    split_rows<kGroups, kBoxes, sizeof(PartsBc) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (lane == 0) units[i + group] = found[group];
+    }
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane < kArrivals) barrier_arrive(&full);
+}
+
+// Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by all warps.
+__device__ __forceinline__ void split_tiles(
+    SharedStorage& smem, const Tile& tile, int warp, Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
+  for (int n = tile.num_key_tiles; n >= 0; --n) {
+    if (n > 0) {
+      const int stage = k_turn.stage;
+      barrier_wait(&smem.k_raw[stage], k_turn.parity);
+      split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage], warp);
+      k_turn.advance();
+    }
+    if (n < tile.num_key_tiles) {
+      const int stage = v_turn.stage;
+      barrier_wait(&smem.v_raw[stage], v_turn.parity);
+      split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage], warp);
+      v_turn.advance();
+    }
+  }
+}
+
+// One warpgroup's 64 rows of a tile.
+__device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem,
+                                       const Tile& tile, int group, Turn<kQStages>& q_turn, Turn<kKStages>& k_turn,
+                                       Turn<kVStages>& v_turn) {
+  const int warp = threadIdx.x % kGroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kGroup == 0;
+  const int first_row = tile.first_row + 64 * group;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The warpgroup's rows see key tiles [0, end_tile), and those before `masked_tile` whole.
+  int end_tile = first_row < args.seqlen_q ? tile.num_key_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row + args.seqlen_k - args.seqlen_q + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_first + 63) + kBc - 1) / kBc);
+  }
+  Rows rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    rows.max[h] = -kInfinity;
+    rows.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  Parts64* q = smem.q[q_turn.stage][group];
+  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
+  float scale[2];
+  // Maxima are taken of raw scores: Q has the scale's sign. Where that is zero, so is Q, and what is left of the scale
+  // is small, since 0 * infinity is not a number.
+  split_q(scale, q, warp, group, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) scale[h] = fmaxf(scale[h] * (fabsf(args.scale) * kLog2e), 1e-37f);
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(PartsBc));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.num_key_tiles; n > end_tile; --n) {
+    // Keys that only other warpgroups see.
+    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    k_turn.advance();
+    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+    named_barrier_sync(kGroupBarrier + group, kGroup);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    v_turn.advance();
+  }
+  int n = end_tile - 1;
+  if (n >= 0) {
+    float s[kBc / 2], rescale[2];
+    float sum[kDv / 2], v_unit;
+    Weights p;
+    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    leave_units(s, smem.k_units[k_turn.stage]);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
+    k_turn.advance();
+    if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, rows, rescale, scale);
+    weigh(s, rows, scale);
+    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+    v_unit = split_weights(s, p, smem.v_units[v_turn.stage]);
+#pragma unroll 1
+    for (--n; n >= 0; --n) {
+      // The next scores follow these outputs through the tensor cores without a gap.
+      start_pv(sum, p, v_desc + v_turn.stage * kNextV);
+      barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+      wgmma_wait<1>();
+      hold(sum);
+      add_output(o, sum, v_unit);
+      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
+      v_turn.advance();
+      wgmma_wait<0>();
+      hold(s);
+      leave_units(s, smem.k_units[k_turn.stage]);
+      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
+      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
+      k_turn.advance();
+      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      raise_maximum(s, rows, rescale, scale);
+      rescale_output(o, rescale);
+      weigh(s, rows, scale);
+      barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
+      v_unit = split_weights(s, p, smem.v_units[v_turn.stage]);
+    }
+    start_pv(sum, p, v_desc + v_turn.stage * kNextV);
+    wgmma_wait<0>();
+    hold(sum);
+    add_output(o, sum, v_unit);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
+    v_turn.advance();
+  }
+
+  float inverse[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = rows.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+    const bool seen = rows.max[h] != -kInfinity;
+    inverse[h] = seen ? 1.0f / row_sum : 0.0f;
+    if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
+      const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
+      args.lse[at] = seen ? (rows.max[h] + log2f(row_sum) - kWeightExponent) * kLn2 : -kInfinity;
+    }
+  }
+  float* o_rows = args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
+  write_output(o_rows, args.o_stride_row, o, inverse, row, args.seqlen_q);
+  if (leader && end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
+  q_turn.advance();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_d64_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], kArrivals * kSplitters);
+      barrier_init(&smem.k_raw[i], 1);
+      barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], kArrivals * kSplitters);
+      barrier_init(&smem.v_raw[i], 1);
+      barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  Turn<kQStages> q_turn;
+  Turn<kKStages> k_turn;
+  Turn<kVStages> v_turn;
+  if (warp < 4) {
+    give_registers<72>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
+    }
+    if (warp > 0) {
+      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, warp - 1, k_turn, v_turn); });
+    }
+  } else {
+    take_registers<144>();
+    const int group = warp / 4 - 1;
+    for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
+  const long long blocks = tiles * args->num_q_heads * args->batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 32, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 32, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 32, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  return cudaLaunchKernel(attention_f32_d64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif
