@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from .abi import args_bytes
+from .arguments import args_bytes
 from .kernel import Kernel
 from .limits import DeviceLimits
 from .problem import ITEM_BYTES, Problem

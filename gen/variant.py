@@ -10,12 +10,14 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from .limits import PORTABLE_CLUSTER, DeviceLimits
 from .problem import Problem
-from .wgmma_work import GroupWork
 from .work import Work
+
+if TYPE_CHECKING:
+    from .families.wgmma.work import GroupWork
 
 Value = int | str | bool
 T = TypeVar("T")

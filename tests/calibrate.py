@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 from flashgen.gen.families import FAMILIES
+from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Illegal, Variant
-from flashgen.gen.wgmma_work import GroupWork
 from flashgen.gen.work import Work
-from flashgen.tuner.costmodel import TENSOR_COEFFICIENTS, Coefficients, predict_work
-from flashgen.tuner.groupmodel import GROUP_COEFFICIENTS, GroupCoefficients
+from flashgen.tuner.predict.cost_model import TENSOR_COEFFICIENTS, Coefficients, predict_work
+from flashgen.tuner.predict.warpgroup_model import GROUP_COEFFICIENTS, GroupCoefficients
 
 DATA = Path(__file__).parent / "data"
 #: A kernel that spills more says little about the others.

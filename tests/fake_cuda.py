@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flashgen.gen.abi import MAP_BYTES, args_bytes, args_formats
+from flashgen.gen.arguments import MAP_BYTES, args_bytes, args_formats
 from flashgen.gen.problem import Problem
-from flashgen.tuner.dtypes import numpy_dtype
+from flashgen.tuner.cards.dtypes import numpy_dtype
 
 MEMORY_FLOATS = 2**22
 BASE_ADDRESS = 0x7F00_0000_0000

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
-from flashgen.tuner.device import Build, CorruptedMemory, FlashgenError, LaunchError, Timing
-from flashgen.tuner.dtypes import require_inputs
+from flashgen.tuner.cards.device import Build, CorruptedMemory, FlashgenError, LaunchError, Timing
+from flashgen.tuner.cards.dtypes import require_inputs
 
 
 class Fault(StrEnum):

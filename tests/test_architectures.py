@@ -6,16 +6,16 @@ from itertools import cycle
 
 import pytest
 from covering import NUMBERS, TURING_NUMBERS, draw, held_by, parts_of, serves
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.simt import Simt
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
-from flashgen.tuner.compile import CompilePool, cuda_toolchain
-from flashgen.tuner.device import BuildError, FlashgenError
+from flashgen.tuner.build.compile import CompilePool, cuda_toolchain
+from flashgen.tuner.cards.device import BuildError, FlashgenError
 
 pytestmark = pytest.mark.nvcc
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 from flashgen.gen.limits import PRESETS
-from flashgen.tuner import library
-from flashgen.tuner.batch import tune_each
-from flashgen.tuner.console import RunView, show_batch
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.options import NotServed, Shapes, UsageError
-from flashgen.tuner.prove import read_each
-from flashgen.tuner.tune import NoneLegal, TuneOptions, tune
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.prove.emitted_files import read_each
+from flashgen.tuner.request import NotServed, Shapes, UsageError
+from flashgen.tuner.shelf import library
+from flashgen.tuner.tune.batch import tune_each
+from flashgen.tuner.tune.coordinator import NoneLegal, TuneOptions, tune
+from flashgen.tuner.view.console import RunView, show_batch
 from rich.console import Console
 from test_listing import flashgen as flashgen
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator

@@ -14,12 +14,14 @@ from types import SimpleNamespace
 import pytest
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
-from flashgen.tuner import bench, benchrun, devices, library, peers
-from flashgen.tuner.bench import BenchOptions, contender_names, make_plan, run_bench
-from flashgen.tuner.benchrun import BEST, OURS, BenchRun, Row
+from flashgen.tuner.bench import figures, peers, run
+from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
+from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
+from flashgen.tuner.bench.run import BenchOptions, contender_names, make_plan, run_bench
+from flashgen.tuner.cards import names
+from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.eventtimer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
+from flashgen.tuner.shelf import library
 from flashgen.tuner.suites import SUITES, Workload
 from test_library import H200, tuned
 from typer.testing import CliRunner
@@ -71,7 +73,7 @@ def fake(monkeypatch, tmp_path):
     def no_nvcc(arch):
         raise FlashgenError("no nvcc here")
 
-    monkeypatch.setattr(bench.ceilings, "build", no_nvcc)
+    monkeypatch.setattr(run.ceilings, "build", no_nvcc)
 
     def behave(**how):
         monkeypatch.setenv("FAKE_TORCH", json.dumps(how))
@@ -187,7 +189,7 @@ def test_too_much_memory_is_not_asked_for(fake):
 
 def test_after_its_minutes_nothing_more_is_begun(fake, monkeypatch):
     keep(fake.out, HALF)
-    monkeypatch.setattr(bench.time, "time", lambda: 0.0)
+    monkeypatch.setattr(run.time, "time", lambda: 0.0)
     with pytest.raises(FlashgenError, match=r"nothing could be timed: the 0\.5 minutes were over"):
         run_bench(options(fake.out, HALF, minutes=0.5))
 
@@ -228,7 +230,7 @@ def test_errors_alone_are_taken_under_both_masks_on_inputs_of_two_kinds(fake):
 
 
 def test_without_pytorch_or_a_card_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "torch_installed", lambda: False)
+    monkeypatch.setattr(run, "torch_installed", lambda: False)
     with pytest.raises(FlashgenError, match="pip install torch"):
         run_bench(options(tmp_path, HALF))
     emulated = replace(options(tmp_path, HALF), device=Card(predicted=True, spec="sim:h200"))  # type: ignore[arg-type]
@@ -295,7 +297,7 @@ def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
         "host": False,
         "ceilings": None,
     }
-    child = bench._Child(request, tmp_path, ())
+    child = run._Child(request, tmp_path, ())
     events = list(child.events(threading.Event()))
     child.close()
     assert child.ended, child.reason
@@ -369,19 +371,19 @@ def test_what_is_written_is_read_back(fake, tmp_path):
     wrong = replace(run.rows[0], cells={**cells, OURS: replace(cells[OURS], error=float("nan"))})
     run = replace(run, rows=(wrong,))
     path = tmp_path / "deep" / "run.json"
-    benchrun.write(path, run)
-    again = benchrun.read(path)
+    figures.write(path, run)
+    again = figures.read(path)
     assert repr(again) == repr(run)
     data = json.loads(path.read_text())
     assert data["rows"][0]["ratios"]["flash"] == 1.0 and data["summary"]["shapes"]["flash"]["workloads"] == 1
     path.write_text(json.dumps({**data, "format": 99}))
     with pytest.raises(FlashgenError, match="its format is 99"):
-        benchrun.read(path)
+        figures.read(path)
     path.write_text("[]")
     with pytest.raises(FlashgenError, match="run it again"):
-        benchrun.read(path)
+        figures.read(path)
     with pytest.raises(FlashgenError, match="cannot be read"):
-        benchrun.read(tmp_path / "none.json")
+        figures.read(tmp_path / "none.json")
 
 
 def test_rows_of_asdict_are_whole() -> None:
@@ -402,7 +404,7 @@ def invoke(*arguments: str, code: int = 0) -> str:
 
 def test_the_command_times_writes_fills_and_draws(fake, tmp_path, monkeypatch):
     keep(fake.out, HALF)
-    monkeypatch.setattr(devices, "resolve", lambda spec: Card())
+    monkeypatch.setattr(names, "resolve", lambda spec: Card())
     monkeypatch.setenv("COLUMNS", "200")
     readme, target = tmp_path / "README.md", tmp_path / "run.json"
     readme.write_text(f"<!-- bench:{HALF.name} -->\n<!-- /bench -->\n")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.tuner import benchrun, ceilings
-from flashgen.tuner.benchplot import panels_of, write_plots
-from flashgen.tuner.benchrun import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row
-from flashgen.tuner.benchview import (
+from flashgen.tuner.bench import ceilings, figures
+from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
+from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.suites import SUITES, Workload, workload_named
+from flashgen.tuner.view.bench import (
     Table,
     errors_table,
     fill,
@@ -24,9 +26,7 @@ from flashgen.tuner.benchview import (
     summary_table,
     tables,
 )
-from flashgen.tuner.ceilings import Ceilings, bound_of, build, rates_of
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.suites import SUITES, Workload, workload_named
+from flashgen.tuner.view.bench_plots import panels_of, write_plots
 from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +104,7 @@ def test_ratios_are_taken_with_the_time_of_the_same_turns() -> None:
 
 def test_a_suite_is_summed_up_by_geometric_mean_and_least() -> None:
     a, b = SUITES["llm"].workloads[:2]
-    found = benchrun.summary([timed(a, 1.0, flash=2.0), timed(b, 1.0, flash=8.0, cudnn=0.5)], CEILINGS)
+    found = figures.summary([timed(a, 1.0, flash=2.0), timed(b, 1.0, flash=8.0, cudnn=0.5)], CEILINGS)
     assert found["flash"] == {"geomean": pytest.approx(4.0), "least": 2.0, "workloads": 2}
     assert found["cudnn"] == {"geomean": 0.5, "least": 0.5, "workloads": 1}
     assert found[BEST]["least"] == 0.5 and found[BEST]["geomean"] == pytest.approx(1.0)
@@ -144,7 +144,7 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     rows = [{"dtype": "bf16", "shape": shape, "causal": 0, "ms": there}]
     path.write_text(json.dumps({"device": "NVIDIA H200", "torch": "2.11", "rows": rows}))
     run = replace(RUN, rows=(timed(workload, 0.5, cudnn=1.0, flash=2.0), RUN.rows[0]))
-    run = benchrun.with_reference(run, path)
+    run = figures.with_reference(run, path)
     # What was timed here is not taken from there.
     assert run.rows[0].scaled == {"fa3": 0.75}
     assert run.rows[0].ratio("fa3") == 1.5 and not run.rows[1].scaled
@@ -155,21 +155,21 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     assert "over fa3 (scaled) 1.500" in table.notes[0]
     path.write_text("{}")
     with pytest.raises(FlashgenError, match="not a table of reference times"):
-        benchrun.with_reference(run, path)
+        figures.with_reference(run, path)
 
 
 def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
     llm, odd = rows_of("llm"), rows_of("odd")
     newer = replace(llm[0], cells={OURS: Cell(ms=7.0)})
     a, b = replace(RUN, rows=(odd[0], llm[0])), replace(RUN, rows=(newer,), host_us={"f16": {OURS: 1.0}})
-    both = benchrun.merged([a, b])
+    both = figures.merged([a, b])
     assert [row.name for row in both.rows] == [llm[0].name, odd[0].name]  # as the suites have them
     assert both.rows[0].ours == 7.0 and set(both.host_us) == {"bf16", "f32", "f16"}
     with pytest.raises(FlashgenError, match="NVIDIA H200 and A100"):
-        benchrun.merged([a, replace(b, device="A100")])
+        figures.merged([a, replace(b, device="A100")])
     path = tmp_path / "run.json"
-    benchrun.write(path, RUN)
-    assert benchrun.read(path) == RUN
+    figures.write(path, RUN)
+    assert figures.read(path) == RUN
 
 
 # -- tables --------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ RUNS = sorted((ROOT / "out").glob("bench_*.json"))
 def test_what_is_committed_is_what_its_run_generates(name: str) -> None:
     """Mended by ``flashgen bench --from out/bench_nvidia_h200.json --readme README.md``."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert fill(text, benchrun.merged([benchrun.read(path) for path in RUNS])) == text
+    assert fill(text, figures.merged([figures.read(path) for path in RUNS])) == text
 
 
 # -- plots ---------------------------------------------------------------------------------------------------

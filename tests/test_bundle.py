@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit import Made, emit_many, emit_module
+from flashgen.gen.emit.module import Made, emit_many, emit_module
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import bundle, library
-from flashgen.tuner.bundle import module_name, pick, widened
-from flashgen.tuner.device import Build, BuildError, FlashgenError, LaunchError
-from flashgen.tuner.options import Shapes
-from flashgen.tuner.prove import prove_each, read_each, read_emitted
+from flashgen.tuner.cards.device import Build, BuildError, FlashgenError, LaunchError
+from flashgen.tuner.prove.emitted_files import prove_each, read_each, read_emitted
+from flashgen.tuner.request import Shapes
+from flashgen.tuner.shelf import bundle, library
+from flashgen.tuner.shelf.bundle import module_name, pick, widened
 from flashgen.tuner.suites import SUITES
 from test_library import H100, H200, LADDER, entry, tuned
 from test_listing import flashgen as flashgen
@@ -125,7 +125,7 @@ def test_emit_of_a_suite(flashgen, tmp_path, monkeypatch):
     problems = list(SUITES["report"].problems.values())
     known = [entry(p, variant=LADDER()) for p in problems]
     known = [replace(e, rendered=render(LADDER(), e.kernel.problem, H200)) for e in known]
-    monkeypatch.setattr("flashgen.tuner.emitting.known_kernels", lambda *_: known)
+    monkeypatch.setattr("flashgen.tuner.shelf.emitting.known_kernels", lambda *_: known)
     flashgen("emit", "report.py", "--suite", "report")
     module = load(tmp_path / "report.py")
     assert [each.problem for each in module.KERNELS] == [p.to_dict() for p in problems]
@@ -222,7 +222,7 @@ def test_each_kernel_of_a_module_is_proved(tmp_path, monkeypatch):
         proved.append((emitted.name, kernel.problem.causal))
         return 1e-7
 
-    monkeypatch.setattr("flashgen.tuner.prove._prove_mask", prove_mask)
+    monkeypatch.setattr("flashgen.tuner.prove.emitted_files._prove_mask", prove_mask)
     proofs = prove_each(path, device="sim:gtx-1080")
     assert next(proofs).kernel == kernels[0].problem.name and len(proved) == 2
     with pytest.raises(FlashgenError, match=r"several\.py, f32_d16_b1_n64, causal mask: wrong"):

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from flashgen.tuner import cache
-from flashgen.tuner.device import BuildError, FlashgenError
+from flashgen.tuner.build import cache
+from flashgen.tuner.cards.device import BuildError, FlashgenError
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal, Launch
-from flashgen.tuner import toolchain
-from flashgen.tuner.compile import (
+from flashgen.tuner.build import toolchain
+from flashgen.tuner.build.compile import (
     CompilePool,
     NvccToolchain,
     NvrtcToolchain,
@@ -29,7 +29,7 @@ from flashgen.tuner.compile import (
     run_compiler,
     shorten,
 )
-from flashgen.tuner.device import BuildError, FlashgenError
+from flashgen.tuner.cards.device import BuildError, FlashgenError
 
 PLAIN = """\
 extern "C" __global__ void attention_f32_d64_kernel(float* x) {

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 from fakes import FakeDevice, Fault, fake_build
-from flashgen.tuner import nvml, serving
-from flashgen.tuner.cardlock import FOLDER, CardLock, GaveUp
-from flashgen.tuner.console import RunView, show_result
-from flashgen.tuner.device import Timing
-from flashgen.tuner.nvml import CardMonitor
-from flashgen.tuner.outcome import Status
-from flashgen.tuner.tune import Notice, TuneOptions, tune
-from flashgen.tuner.worker import Worker
+from flashgen.tuner.cards import nvml
+from flashgen.tuner.cards.device import Timing
+from flashgen.tuner.cards.lock import FOLDER, CardLock, GaveUp
+from flashgen.tuner.cards.nvml import CardMonitor
+from flashgen.tuner.evaluate import worker_process
+from flashgen.tuner.evaluate.outcome import Status
+from flashgen.tuner.evaluate.worker import Worker
+from flashgen.tuner.tune.coordinator import Notice, TuneOptions, tune
+from flashgen.tuner.view.console import RunView, show_result
 from rich.console import Console
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
 
@@ -166,7 +167,7 @@ def test_a_library_that_knows_less_says_less(card, monkeypatch):
 
 
 def test_disturbed_times_are_repeated_and_else_flagged(monkeypatch):
-    monkeypatch.setattr(serving, "REPEAT_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(worker_process, "REPEAT_AFTER_S", (0.0, 0.0))
     for disturbed, expected, calls in ((0, "", 1), (1, "", 2), (2, "", 3), (9, "hot", 3)):
         made: list[Timing] = []
 
@@ -174,13 +175,13 @@ def test_disturbed_times_are_repeated_and_else_flagged(monkeypatch):
             made.append(Timing((1.0,), busy="hot" if len(made) < disturbed else ""))
             return [Timing((1.0,)), made[-1]]
 
-        assert serving._undisturbed(measure)[1].busy == expected
+        assert worker_process._undisturbed(measure)[1].busy == expected
         assert len(made) == calls
 
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
@@ -255,7 +256,7 @@ def test_cards_do_not_wait_for_each_other(folder):
 
 
 def test_who_holds_the_card_is_told_and_the_wait_can_end(folder, monkeypatch):
-    monkeypatch.setattr("flashgen.tuner.cardlock.TELL_SECONDS", 0.1)
+    monkeypatch.setattr("flashgen.tuner.cards.lock.TELL_SECONDS", 0.1)
     told: list[str] = []
     with CardLock("x").held():
         lock = CardLock("x")
@@ -268,7 +269,7 @@ def test_who_holds_the_card_is_told_and_the_wait_can_end(folder, monkeypatch):
 
 
 def test_a_worker_waits_for_its_card(folder, monkeypatch):
-    monkeypatch.setattr("flashgen.tuner.cardlock.TELL_SECONDS", 0.1)
+    monkeypatch.setattr("flashgen.tuner.cards.lock.TELL_SECONDS", 0.1)
     notices: list[str] = []
     # The wait is longer than the deadline, which is for the kernel alone.
     with Worker(FakeDevice(lock_key="x"), deadline_s=5.0, notify=notices.append) as worker:
@@ -292,7 +293,7 @@ def test_a_killed_tuner_keeps_the_card_until_its_kernel_is_off_it(folder):
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from fakes import FakeDevice, Fault, fake_build
-        from flashgen.tuner.worker import Worker
+        from flashgen.tuner.evaluate.worker import Worker
         worker = Worker(FakeDevice(lock_key="x"))
         worker.evaluate(fake_build(), fake_build().kernel.problem)
         print("ready", flush=True)

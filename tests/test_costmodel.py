@@ -16,24 +16,24 @@ import calibrate
 import numpy as np
 import pytest
 from calibrate import correlation
-from flashgen.gen.banks import wavefronts
 from flashgen.gen.families import FAMILIES
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import PRESETS, DeviceLimits, preset
 from flashgen.gen.problem import Problem
+from flashgen.gen.shared_memory.banks import wavefronts
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.work import Counts, Walk, Work, walk_tiles
-from flashgen.tuner.costmodel import (
+from flashgen.tuner.predict.cost_model import (
     COEFFICIENTS,
     TENSOR_COEFFICIENTS,
     dram_bytes,
     predict,
     predict_work,
 )
-from flashgen.tuner.prediction import Prediction
-from flashgen.tuner.prior import cost_model_version
+from flashgen.tuner.predict.prediction import Prediction
+from flashgen.tuner.predict.prior import cost_model_version
 
 H200 = preset("h200")
 LONG = Problem(batch=8, seqlen_q=4096, seqlen_k=4096)

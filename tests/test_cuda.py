@@ -10,16 +10,16 @@ import fake_cuda
 import numpy as np
 import pytest
 from fakes import arithmetic_of, attend, fake_build
-from flashgen.gen.abi import Arguments, MapDescription, describe_maps
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.arguments import Arguments, MapDescription, describe_maps
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch, TensorMap
-from flashgen.tuner import cuda, driver, nvml
-from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
-from flashgen.tuner.driver import DriverError
-from flashgen.tuner.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
-from flashgen.tuner.reference import attention
-from flashgen.tuner.validate import Case, compare, make_inputs, validate
+from flashgen.tuner.cards import cuda, driver, nvml
+from flashgen.tuner.cards.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.cards.driver import DriverError
+from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
+from flashgen.tuner.evaluate.reference import attention
+from flashgen.tuner.evaluate.validate import Case, compare, make_inputs, validate
 
 DTYPES = tuple(NUMPY_DTYPES)
 PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, seqlen_k=60, head_dim=32)

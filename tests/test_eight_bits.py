@@ -13,19 +13,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 from covering import E4M3_HEAD_DIMS, e4m3_settings, each_value
-from flashgen.gen.abi import ARGS_FORMAT, Arguments, args_bytes, args_formats, describe_maps, pack_args
-from flashgen.gen.emit import emit_module
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.arguments import ARGS_FORMAT, Arguments, args_bytes, args_formats, describe_maps, pack_args
+from flashgen.gen.emit.module import emit_module
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal, Variant
-from flashgen.tuner import reference, sim
-from flashgen.tuner.dtypes import numpy_dtype
-from flashgen.tuner.sim import SimDevice
-from flashgen.tuner.validate import validate
+from flashgen.tuner.cards import emulated
+from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.validate import validate
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
@@ -73,7 +74,7 @@ def test_outputs_are_multiplied_by_the_scale_of_values(monkeypatch):
     shape = (1, 2, 33, 64)
     q, k, v = reference.random_inputs("normal", shape, shape, scale=0.1, rng=rng, dtype="e4m3")
     plain, _ = runner.attend(build, q, k, v, scale=0.1)
-    monkeypatch.setattr(sim, "unit_scale", lambda problem: -4.0)
+    monkeypatch.setattr(emulated, "unit_scale", lambda problem: -4.0)
     scaled, _ = runner.attend(build, q, k, v, scale=0.1)
     np.testing.assert_array_equal(scaled.astype(np.float32), -4 * plain.astype(np.float32))
     assert plain.dtype == numpy_dtype("bf16") and np.abs(plain.astype(np.float32)).max() > 0.1

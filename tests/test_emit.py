@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit import emit_cuda, emit_module, source_literal, to_literal
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.simt import Simt
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.emit.module import emit_cuda, emit_module, source_literal, to_literal
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import TOLERANCES, Problem

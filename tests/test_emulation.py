@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Launch
-from flashgen.tuner import reference
-from flashgen.tuner.device import Build, CorruptedMemory, FlashgenError, LaunchError
-from flashgen.tuner.sim import SimDevice, SimRunner
-from flashgen.tuner.validate import validate
+from flashgen.tuner.cards.device import Build, CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.validate import validate
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"

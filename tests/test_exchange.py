@@ -14,17 +14,17 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
-from flashgen.tuner import exchange
-from flashgen.tuner.catalogue import build_catalogue
+from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.exchange import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
-from flashgen.tuner.kept import kernels_in_storage
-from flashgen.tuner.measure import median, spread, tflops
-from flashgen.tuner.options import Shape
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.portable import About, Ended, Trials, fits, put, take
-from flashgen.tuner.study import open_storage
+from flashgen.tuner.evaluate.measure import median, spread, tflops
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.exchange import tuner_files
+from flashgen.tuner.exchange.portable import About, Ended, Trials, fits, put, take
+from flashgen.tuner.exchange.tuner_files import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.request import Shape
+from flashgen.tuner.shelf.winners import kernels_in_storage
+from flashgen.tuner.store.studies import open_storage
 from optuna.study import load_study
 from typer.testing import CliRunner
 
@@ -133,7 +133,7 @@ def test_the_dashboard_finds_figures_by_name(trials, tmp_path):
 
 
 def test_kernel_tuners_own_fields(trials):
-    data = exchange.to_kernel_tuner(trials)
+    data = tuner_files.to_kernel_tuner(trials)
     assert list(data)[-1] == "cache" and data["objective"] == "time"
     assert data["tune_params_keys"] == [p.name for p in SIMT.parameters()] == list(data["tune_params"])
     assert all(isinstance(n, int) for n in data["problem_size"])
@@ -156,7 +156,7 @@ def test_kernel_tuners_own_fields(trials):
 
 
 def test_t4s_own_fields(trials):
-    data = exchange.to_t4(trials)
+    data = tuner_files.to_t4(trials)
     assert (data["schema_version"], data["metadata"]["timeunit"]) == ("1.0.0", "milliseconds")
     found = {str(e.outcome.status): r for e, r in zip(trials.ended, data["results"], strict=True)}
     said = {status: (r["invalidity"], r["correctness"]) for status, r in found.items()}
@@ -175,8 +175,8 @@ def test_t4s_own_fields(trials):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_no_parameter_is_called_like_a_figure(family):
-    figures = {"time", "times", "status", "reason", "busy", "tflops", "timestamp", *exchange.FIGURES}
-    figures |= {name for names in exchange.PHASES.values() for name in names}
+    figures = {"time", "times", "status", "reason", "busy", "tflops", "timestamp", *tuner_files.FIGURES}
+    figures |= {name for names in tuner_files.PHASES.values() for name in names}
     assert not figures & {p.name for p in family.parameters()}
 
 
@@ -259,7 +259,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize(("attack", "words"), ATTACKS.values(), ids=list(ATTACKS))
 def test_what_is_not_as_it_must_be_is_refused(trials, tmp_path, attack, words):
-    data = copy.deepcopy(exchange.to_kernel_tuner(trials))
+    data = copy.deepcopy(tuner_files.to_kernel_tuner(trials))
     attack(data)
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(data))
@@ -288,17 +288,17 @@ def test_what_is_no_export_is_refused(tmp_path, text, words):
 
 
 def test_what_terminals_obey_is_dropped(trials, tmp_path):
-    data = exchange.to_kernel_tuner(trials)
+    data = tuner_files.to_kernel_tuner(trials)
     failed = next(e for e in data["cache"].values() if e["status"] == "wrong")
     failed["reason"] = "\x1b[2Jgone\r\x9b31m"
     path = tmp_path / "trials.json"
     path.write_text(json.dumps(data))
     (outcome,) = [e.outcome for e in read(path).ended if e.outcome.status is Status.WRONG]
-    assert not exchange.CONTROL.search(outcome.reason) and "gone" in outcome.reason
+    assert not tuner_files.CONTROL.search(outcome.reason) and "gone" in outcome.reason
 
 
 def test_derived_figures_are_not_taken_from_the_file(trials, tmp_path):
-    data = exchange.to_kernel_tuner(trials)
+    data = tuner_files.to_kernel_tuner(trials)
     entry(data)["time"], entry(data)["tflops"] = 1e-9, 1e9
     path = tmp_path / "trials.json"
     path.write_text(json.dumps(data))
@@ -306,7 +306,7 @@ def test_derived_figures_are_not_taken_from_the_file(trials, tmp_path):
 
 
 def test_a_refused_file_leaves_the_storage_alone(trials, tmp_path):
-    data = exchange.to_kernel_tuner(trials)
+    data = tuner_files.to_kernel_tuner(trials)
     list(data["cache"].values())[-1]["br"] = "x"
     (tmp_path / "bad.json").write_text(json.dumps(data))
     done = CliRunner().invoke(

@@ -24,14 +24,14 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import study as study_module
-from flashgen.tuner.compile import run_compiler
-from flashgen.tuner.device import Build, FlashgenError
-from flashgen.tuner.outcome import Status
-from flashgen.tuner.sim import SimDevice
-from flashgen.tuner.study import open_storage, open_study, outcomes
-from flashgen.tuner.tune import TuneOptions, tune
-from flashgen.tuner.worker import Worker
+from flashgen.tuner.build.compile import run_compiler
+from flashgen.tuner.cards.device import Build, FlashgenError
+from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.evaluate.outcome import Status
+from flashgen.tuner.evaluate.worker import Worker
+from flashgen.tuner.store import studies as study_module
+from flashgen.tuner.store.studies import open_storage, open_study, outcomes
+from flashgen.tuner.tune.coordinator import TuneOptions, tune
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator, cost
 
 LADDER = FAMILIES["ladder"]
@@ -195,7 +195,7 @@ def test_a_worker_can_be_killed_from_another_thread():
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
@@ -323,8 +323,8 @@ import resource, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from flashgen.gen.families import FAMILIES
-from flashgen.tuner import tune as tuning
-from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.tune import coordinator as tuning
+from flashgen.tuner.cards.device import FlashgenError
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator, cost
 
 tuning.prior_of = lambda problem, limits: cost

@@ -11,7 +11,7 @@ import fragments
 import numpy as np
 import pytest
 import warpgroups
-from flashgen.tuner.device import Build, LaunchError
+from flashgen.tuner.cards.device import Build, LaunchError
 from fragments import HOPPER, INSTRUCTIONS, Instruction
 from warpgroups import GROUP, HEADER, ROWS, STEP, SWIZZLES, Boxes
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.limits import PRESETS
-from flashgen.tuner import heartbeat
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.heartbeat import HEARTBEAT, OWNER, Pulse, Watch, is_dead, owner
-from flashgen.tuner.kept import kernels_in_storage
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.search import Search
-from flashgen.tuner.study import OUTCOME, open_storage, open_study
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.search.ask_tell import Search
+from flashgen.tuner.shelf.winners import kernels_in_storage
+from flashgen.tuner.store import liveness
+from flashgen.tuner.store.liveness import HEARTBEAT, OWNER, Pulse, Watch, is_dead, owner
+from flashgen.tuner.store.studies import OUTCOME, open_storage, open_study
 from optuna.study import get_all_study_names, load_study
 from optuna.trial import TrialState
 from postgres import postgres_server
@@ -38,16 +38,17 @@ import json, os, signal, socket, sys, threading, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from flashgen.gen.families import FAMILIES
-from flashgen.tuner import heartbeat, tune as tuning
-from flashgen.tuner.options import SamplerName
+from flashgen.tuner.store import liveness
+from flashgen.tuner.tune import coordinator as tuning
+from flashgen.tuner.request import SamplerName
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator, cost
 
-heartbeat.BEAT_SECONDS, heartbeat.GRACE_SECONDS = 0.03, 3.0
+liveness.BEAT_SECONDS, liveness.GRACE_SECONDS = 0.03, 3.0
 tuning.prior_of = lambda problem, limits: cost
 folder = Path({folder!r})
 
 def live(name):
-    heartbeat.socket.gethostname = lambda: name
+    liveness.socket.gethostname = lambda: name
     tried = os.open(folder / f"tried-{{name}}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     evaluator = StandInEvaluator()
 
@@ -250,7 +251,7 @@ def test_who_was_given_up_is_told_so(tmp_path, monkeypatch):
     proposal = one.ask()
     assert proposal is not None
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(liveness, "GRACE_SECONDS", 0.0)
     two = join(where)
     two.look_at_others()
     again = two.ask()
@@ -333,7 +334,7 @@ def test_a_pulse_beats_for_what_is_in_flight(tmp_path):
 )
 def test_a_server_that_is_not_there_is_told(where, words, monkeypatch):
     pytest.importorskip("grpc" if where.startswith("grpc") else "psycopg")
-    monkeypatch.setattr("flashgen.tuner.study.PROXY_SECONDS", 0.2)
+    monkeypatch.setattr("flashgen.tuner.store.studies.PROXY_SECONDS", 0.2)
     with pytest.raises(FlashgenError, match=words) as told:
         open_storage(where)
     assert "secret" not in str(told.value) and "--storage" in str(told.value)

@@ -11,9 +11,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from flashgen.tuner import library
-from flashgen.tuner.outcome import TunedKernel
-from flashgen.tuner.study import OUTCOME, open_storage
+from flashgen.tuner.evaluate.outcome import TunedKernel
+from flashgen.tuner.shelf import library
+from flashgen.tuner.store.studies import OUTCOME, open_storage
 from optuna.study import get_all_study_names, load_study
 from test_tune import PROBLEM
 
@@ -27,7 +27,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 import test_tune
 from flashgen.gen.families import FAMILIES
-from flashgen.tuner import tune as tuning
+from flashgen.tuner.tune import coordinator as tuning
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator
 
 plain_cost = test_tune.cost

@@ -8,21 +8,21 @@ import subprocess
 
 import numpy as np
 import pytest
-from flashgen.gen.families.ladder import STEPS, Ladder, step_of, steps
+from flashgen.gen.families.ladder.family import STEPS, Ladder, step_of, steps
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
-from flashgen.tuner.device import Build, Timing
-from flashgen.tuner.ladder import CASES, LadderResult, Row, _Timer, parse_names
-from flashgen.tuner.ladderview import ladder_tables, row_line
-from flashgen.tuner.options import UsageError
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.peers import torch_times
-from flashgen.tuner.reference import attention
-from flashgen.tuner.sim import SimDevice
-from flashgen.tuner.validate import validate
+from flashgen.tuner.bench.ladder import CASES, LadderResult, Row, _Timer, parse_names
+from flashgen.tuner.bench.peers import torch_times
+from flashgen.tuner.cards.device import Build, Timing
+from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.evaluate.reference import attention
+from flashgen.tuner.evaluate.validate import validate
+from flashgen.tuner.request import UsageError
+from flashgen.tuner.view.ladder import ladder_tables, row_line
 from rich.console import Console
 
 GTX_1080 = preset("gtx-1080")

@@ -11,11 +11,11 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import library
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.emitting import card_of_last
-from flashgen.tuner.library import Entry
-from flashgen.tuner.outcome import Measurement, TunedKernel
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.evaluate.outcome import Measurement, TunedKernel
+from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.emitting import card_of_last
+from flashgen.tuner.shelf.library import Entry
 
 LADDER = FAMILIES["ladder"]
 H200 = replace(preset("h200"), name="NVIDIA H200")

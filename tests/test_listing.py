@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.tuner import library
 from flashgen.tuner.cli import app
-from flashgen.tuner.listing import Difference, find, fitting, name_of
-from flashgen.tuner.listview import show_difference, show_kernels
-from flashgen.tuner.options import Shape, Shapes, UsageError, parse_list
+from flashgen.tuner.request import Shape, Shapes, UsageError, parse_list
+from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.listing import Difference, find, fitting, name_of
 from flashgen.tuner.suites import SUITES
+from flashgen.tuner.view.listing import show_difference, show_kernels
 from rich.console import Console
 from test_library import H200, LADDER, entry, tuned
 from typer.testing import CliRunner

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit import Made, emit_many, emit_module
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.emit.module import Made, emit_many, emit_module
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Launch as GridOf
-from flashgen.tuner.dtypes import numpy_dtype
+from flashgen.tuner.cards.dtypes import numpy_dtype
 from test_module import (
     DRIVER_TYPES,
     ROUNDING,

@@ -25,17 +25,17 @@ from covering import (
     serves,
     traits,
 )
-from flashgen.gen.families.mma import Mma
+from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
-from flashgen.tuner import reference
-from flashgen.tuner.costmodel import predict
-from flashgen.tuner.device import CorruptedMemory, FlashgenError, LaunchError
-from flashgen.tuner.sim import SimDevice, SimRunner
-from flashgen.tuner.validate import WrongResult, compare, validate
+from flashgen.tuner.cards.device import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.validate import WrongResult, compare, validate
+from flashgen.tuner.predict.cost_model import predict
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"

@@ -22,17 +22,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flashgen.gen.emit import emit_module
-from flashgen.gen.families.ladder import Ladder, steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.emit.module import emit_module
+from flashgen.gen.families.ladder.family import Ladder, steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Launch as GridOf
-from flashgen.tuner import reference
-from flashgen.tuner.dtypes import numpy_dtype
+from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.evaluate import reference
 
 D = 32
 PRIMARY, OTHER_DEVICE = 0xC001, 0xC011

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit import emit_cuda
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
+from flashgen.gen.emit.module import emit_cuda
+from flashgen.gen.emit.native import library, program
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
-from flashgen.gen.native import library, program
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import reference
+from flashgen.tuner.build.toolchain import find_nvcc
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.cli import app
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.devices import resolve
-from flashgen.tuner.prove import read_emitted
-from flashgen.tuner.toolchain import find_nvcc
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.prove.emitted_files import read_emitted
 from typer.testing import CliRunner
 
 H200 = preset("h200")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.tuner.peers import MARK, PeerTime, serve
+from flashgen.tuner.bench.peers import MARK, PeerTime, serve
 
 PROBLEM = Problem(batch=1, num_q_heads=4, num_kv_heads=4, seqlen_q=8, seqlen_k=8)
 

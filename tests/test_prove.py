@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 from covering import parts_of
-from flashgen.gen.emit import emit_cuda, emit_module
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.emit.module import emit_cuda, emit_module
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import prove as proving
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.prove import Emitted, find_compute_sanitizer, prove, read_emitted
-from flashgen.tuner.validate import validate
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.evaluate.validate import validate
+from flashgen.tuner.prove import emitted_files as proving
+from flashgen.tuner.prove.emitted_files import Emitted, find_compute_sanitizer, prove, read_emitted
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 FIGURES: dict[str, Any] = {"median_us": 10.0, "tflops": 1.0, "error": 3e-7, "predicted": False}
@@ -337,7 +337,7 @@ def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -
 MODULE = """
 import fake_cuda, numpy as np
 from fakes import attend
-from flashgen.tuner.dtypes import bits_dtype, unwritten_bits
+from flashgen.tuner.cards.dtypes import bits_dtype, unwritten_bits
 from pycuda.gpuarray import GPUArray
 
 def view(array):
@@ -361,7 +361,7 @@ def attention(q, k, v, causal=None, scale=None, out=None, stream=None, return_ls
 @pytest.fixture
 def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import fake_cuda
-    from flashgen.tuner import cuda, nvml
+    from flashgen.tuner.cards import cuda, nvml
 
     class GPUArray:
         def __init__(

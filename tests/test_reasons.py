@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flashgen.gen.families import FAMILIES
-from flashgen.tuner.outcome import Outcome, Status
-from flashgen.tuner.reasons import count_reasons
+from flashgen.tuner.evaluate.outcome import Outcome, Status
+from flashgen.tuner.evaluate.reasons import count_reasons
 
 VARIANT = FAMILIES["ladder"]()
 

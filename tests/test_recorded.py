@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashgen.tuner.options import SamplerName
-from flashgen.tuner.record import read
-from flashgen.tuner.replay import GOAL, NO_PRIOR, Replayed, ReplayOptions, replay
-from flashgen.tuner.tune import TuneOptions
+from flashgen.tuner.exchange.recorded_spaces import read
+from flashgen.tuner.exchange.replay import GOAL, NO_PRIOR, Replayed, ReplayOptions, replay
+from flashgen.tuner.request import SamplerName
+from flashgen.tuner.tune.coordinator import TuneOptions
 
 DATA = Path(__file__).parent / "data"
 #: Whatever `flashgen record` has put there.

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from flashgen.tuner import reference
-from flashgen.tuner.dtypes import numpy_dtype
-from flashgen.tuner.reference import (
+from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.reference import (
     DISTRIBUTIONS,
     LARGE_SCORE,
     attention,

@@ -13,13 +13,11 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.tuner.catalogue import build_catalogue
+from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.options import UsageError
-from flashgen.tuner.outcome import Status
-from flashgen.tuner.record import Entry, RecordedSpace, read, write
-from flashgen.tuner.replay import (
+from flashgen.tuner.evaluate.outcome import Status
+from flashgen.tuner.exchange.recorded_spaces import Entry, RecordedSpace, read, write
+from flashgen.tuner.exchange.replay import (
     Curves,
     Replayed,
     ReplayOptions,
@@ -28,7 +26,9 @@ from flashgen.tuner.replay import (
     replay,
     spearman,
 )
-from flashgen.tuner.replayview import notes, plot, show_replays
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.request import UsageError
+from flashgen.tuner.view.replay import notes, plot, show_replays
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -186,7 +186,7 @@ def test_ours_find_the_best_sooner_than_chance(space):
 
 
 def predicted(entry: Entry) -> float:
-    from flashgen.tuner.prior import prior_of
+    from flashgen.tuner.predict.prior import prior_of
 
     return prior_of(PROBLEM, CARD)(entry.variant)
 

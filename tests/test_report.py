@@ -16,18 +16,18 @@ import pytest
 from flashgen.gen.families import family_named
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.tuner import charts, report
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.chosen import choose_group, groups_in
+from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
-from flashgen.tuner.costmodel import predict
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.importance import importance, spearman, worth_of
-from flashgen.tuner.options import Shape
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.report import make_report
-from flashgen.tuner.reportview import render_html
-from flashgen.tuner.study import OUTCOME, distributions, open_storage, open_study, outcome_to_dict
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.predict.cost_model import predict
+from flashgen.tuner.report import charts, content
+from flashgen.tuner.report.chosen import choose_group, groups_in
+from flashgen.tuner.report.content import make_report
+from flashgen.tuner.report.page import render_html
+from flashgen.tuner.request import Shape
+from flashgen.tuner.search.importance import importance, spearman, worth_of
+from flashgen.tuner.store.studies import OUTCOME, distributions, open_storage, open_study, outcome_to_dict
 from optuna.trial import TrialState
 from typer.testing import CliRunner
 
@@ -59,7 +59,7 @@ def catalogue_of(family_name, problem=PROBLEM, limits=LIMITS):
 @pytest.fixture(autouse=True)
 def small_spaces(monkeypatch):
     """Spaces that are enumerated at once."""
-    monkeypatch.setattr(report, "build_catalogue", lambda family, *_: catalogue_of(family.family))
+    monkeypatch.setattr(content, "build_catalogue", lambda family, *_: catalogue_of(family.family))
 
 
 def measured(variant, us):
@@ -130,7 +130,7 @@ def page(tmp_path_factory):
     """The page of a study of two families."""
     storage = optuna.storages.InMemoryStorage()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "build_catalogue", lambda family, *_: catalogue_of(family.family))
+        patch.setattr(content, "build_catalogue", lambda family, *_: catalogue_of(family.family))
         add_study(storage, "ladder", fake_outcomes("ladder", 30))
         add_study(storage, "simt", fake_outcomes("simt", 40, seed=1))
         return render_html(report_on(storage, tmp_path_factory.mktemp("none")))
@@ -340,7 +340,7 @@ def test_command_writes_the_page_beside_the_kernel(flashgen, tmp_path):
 def test_command_errors_name_the_way_out(flashgen, tmp_path):
     assert "flashgen tune --device 0 --d 64" in flashgen(code=1).stderr
     assert not (tmp_path / "out").exists()
-    assert "name the file .html" in flashgen("report.pdf", code=2).stderr
+    assert "name the file .html" in flashgen("content.pdf", code=2).stderr
     assert "leave --device" in flashgen("--study", "x", "--d", "64", code=2).stderr
     open_storage("empty.sqlite3")
     assert "holds no study" in flashgen("--storage", "empty.sqlite3", code=1).stderr
@@ -400,7 +400,7 @@ def browser():
 def test_looks_right(page, browser, tmp_path, width):
     from PIL import Image
 
-    file = tmp_path / "report.html"
+    file = tmp_path / "content.html"
     file.write_text(page, encoding="utf-8")
     context = browser.new_context(viewport={"width": width, "height": 800})
     shown = context.new_page()

@@ -15,13 +15,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from covering import HEAD_DIMS, NUMBERS
-from flashgen.gen.abi import ARGS_FORMAT
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.arguments import ARGS_FORMAT
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
-from flashgen.tuner import reference
-from flashgen.tuner.device import Build
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.evaluate import reference
 
 HERE = Path(__file__).parent
 

@@ -15,15 +15,15 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.heartbeat import OWNER, owner
-from flashgen.tuner.options import SamplerName
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.ranking import predicted_fastest
-from flashgen.tuner.samplers import Origin
-from flashgen.tuner.search import Search
-from flashgen.tuner.study import OUTCOME, open_storage, open_study, outcomes
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.predict.ranking import predicted_fastest
+from flashgen.tuner.request import SamplerName
+from flashgen.tuner.search.ask_tell import Search
+from flashgen.tuner.search.samplers import Origin
+from flashgen.tuner.store.liveness import OWNER, owner
+from flashgen.tuner.store.studies import OUTCOME, open_storage, open_study, outcomes
 from optuna.trial import TrialState
 
 LADDER = FAMILIES["ladder"]
@@ -217,7 +217,7 @@ def test_seeds_come_first():
 
 
 def test_a_large_space_is_ranked_in_part(monkeypatch):
-    monkeypatch.setattr("flashgen.tuner.ranking.RANKED_WHOLE", 1000)
+    monkeypatch.setattr("flashgen.tuner.predict.ranking.RANKED_WHOLE", 1000)
     catalogue = build_catalogue(LADDER, PROBLEM, CARD)
     asked = []
 
@@ -349,7 +349,7 @@ def test_a_storage_that_cannot_be_opened_says_so(tmp_path):
 def test_runs_that_start_at_once_share_a_new_file(tmp_path):
     where = str(tmp_path / "trials.sqlite3")
     program = (
-        "import sys; from flashgen.tuner.study import *; "
+        "import sys; from flashgen.tuner.store.studies import *; "
         "print(open_study(open_storage(sys.argv[1]), sys.argv[1], 'shared', {'seed': 1}).study_name)"
     )
     runs = [

@@ -7,16 +7,16 @@ from functools import cache
 
 import numpy as np
 import pytest
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
-from flashgen.tuner.device import Build, CorruptedMemory, LaunchError
-from flashgen.tuner.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
-from flashgen.tuner.reference import attention
-from flashgen.tuner.sim import SimDevice, SimRunner
-from flashgen.tuner.validate import LAYOUTS, Case, compare, make_inputs, validate
+from flashgen.tuner.cards.device import Build, CorruptedMemory, LaunchError
+from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.evaluate.reference import attention
+from flashgen.tuner.evaluate.validate import LAYOUTS, Case, compare, make_inputs, validate
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"

@@ -8,12 +8,12 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.forest import forest
-from flashgen.tuner.process import MOST_LEARNED, process
-from flashgen.tuner.ranking import Ranking
-from flashgen.tuner.samplers import Origin, SurrogateSampler
-from flashgen.tuner.surrogate import Outlook, Seen, expected_improvement, features, with_predictions
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.predict.ranking import Ranking
+from flashgen.tuner.search.gaussian_process import MOST_LEARNED, process
+from flashgen.tuner.search.random_forest import forest
+from flashgen.tuner.search.samplers import Origin, SurrogateSampler
+from flashgen.tuner.search.surrogate import Outlook, Seen, expected_improvement, features, with_predictions
 from optuna.trial import TrialState
 
 LADDER, WGMMA = FAMILIES["ladder"], FAMILIES["wgmma"]

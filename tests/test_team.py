@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.limits import PRESETS
-from flashgen.tuner import cuda, devices
-from flashgen.tuner.cuda import CudaDevice
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.devices import resolve_all
-from flashgen.tuner.options import UsageError
-from flashgen.tuner.outcome import Outcome
-from flashgen.tuner.team import Team
-from flashgen.tuner.tune import TuneOptions, tune
+from flashgen.tuner.cards import cuda, names
+from flashgen.tuner.cards.cuda import CudaDevice
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.cards.names import resolve_all
+from flashgen.tuner.evaluate.outcome import Outcome
+from flashgen.tuner.evaluate.team import Team
+from flashgen.tuner.request import UsageError
+from flashgen.tuner.tune.coordinator import TuneOptions, tune
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
 
 needs_compiler = pytest.mark.skipif(
@@ -36,8 +36,8 @@ def card(ordinal: int, name: str = "h200") -> CudaDevice:
 def machine(monkeypatch) -> list[CudaDevice]:
     """Two cards of one kind around one of another."""
     cards = [card(0), card(1, "a100"), card(2)]
-    monkeypatch.setattr(devices, "count_devices", lambda: len(cards))
-    monkeypatch.setattr(devices, "find_device", lambda ordinal: cards[ordinal])
+    monkeypatch.setattr(names, "count_devices", lambda: len(cards))
+    monkeypatch.setattr(names, "find_device", lambda ordinal: cards[ordinal])
     return cards
 
 
@@ -56,12 +56,12 @@ def test_wrong_lists_are_told(machine, monkeypatch):
         resolve_all("0,1,0")
     with pytest.raises(UsageError, match="unknown device ''"):
         resolve_all("0,")
-    monkeypatch.setattr(devices, "count_devices", lambda: 0)
+    monkeypatch.setattr(names, "count_devices", lambda: 0)
 
     def none(ordinal: int) -> CudaDevice:
         raise FlashgenError(cuda.NO_GPU.format(why=""))
 
-    monkeypatch.setattr(devices, "find_device", none)
+    monkeypatch.setattr(names, "find_device", none)
     with pytest.raises(FlashgenError, match="no CUDA device was found"):
         resolve_all("all")
 
@@ -86,7 +86,7 @@ class Slow(StandInEvaluator):
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
     Slow.working = Slow.most = 0
     return TuneOptions(
         device=StandInDevice(),

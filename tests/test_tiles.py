@@ -1,8 +1,8 @@
 """Shared-memory tiles: every element has a place of its own, every copy covers its tile once."""
 
 import pytest
-from flashgen.gen.banks import wavefronts
-from flashgen.gen.tiles import (
+from flashgen.gen.shared_memory.banks import wavefronts
+from flashgen.gen.shared_memory.tiles import (
     PADDED,
     ROW,
     SWIZZLED,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit import Made, emit_many, emit_module
+from flashgen.gen.emit.module import Made, emit_many, emit_module
 from flashgen.gen.variant import Launch as GridOf
 from test_module import DRIVER_TYPES, D, Driver, library, make_kernel
 

@@ -10,12 +10,12 @@ from calibrate import correlation, recordings
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
-from flashgen.tuner import tune as tuning
-from flashgen.tuner.catalogue import Catalogue, build_catalogue
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.prior import prior_of
-from flashgen.tuner.study import open_storage
-from flashgen.tuner.transfer import Lesson, informed, neighbours
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.predict.catalogue import Catalogue, build_catalogue
+from flashgen.tuner.predict.prior import prior_of
+from flashgen.tuner.search.transfer import Lesson, informed, neighbours
+from flashgen.tuner.store.studies import open_storage
+from flashgen.tuner.tune import coordinator as tuning
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator
 
 LADDER, WGMMA = FAMILIES["ladder"], FAMILIES["wgmma"]

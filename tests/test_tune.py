@@ -23,15 +23,22 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Variant
-from flashgen.tuner import library
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.console import RunView, show_result
-from flashgen.tuner.device import Build, BuildError, FlashgenError
-from flashgen.tuner.kept import kernels_in_storage
-from flashgen.tuner.options import SamplerName, UsageError
-from flashgen.tuner.outcome import Measurement, Outcome, Status
-from flashgen.tuner.study import open_storage
-from flashgen.tuner.tune import FinalsStarted, SearchGoesOn, SpaceReady, TrialDone, TuneOptions, tune
+from flashgen.tuner.cards.device import Build, BuildError, FlashgenError
+from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.request import SamplerName, UsageError
+from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.winners import kernels_in_storage
+from flashgen.tuner.store.studies import open_storage
+from flashgen.tuner.tune.coordinator import (
+    FinalsStarted,
+    SearchGoesOn,
+    SpaceReady,
+    TrialDone,
+    TuneOptions,
+    tune,
+)
+from flashgen.tuner.view.console import RunView, show_result
 from optuna.study import get_all_study_names, load_study
 from rich.console import Console
 from sqlalchemy.exc import OperationalError
@@ -135,7 +142,7 @@ class StandInEvaluator:
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
@@ -276,7 +283,7 @@ def test_a_disk_that_fills_under_the_trials_loses_no_finished_one(options, monke
     with monkeypatch.context(), pytest.raises(FlashgenError, match=r"database or disk is full.*it resumes"):
         run(options, evaluator)
     monkeypatch.undo()
-    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
     # The last may have been on the card while the one before was told.
     assert run(options).trials_earlier in (7, 8)
 
@@ -332,7 +339,7 @@ def narrow_simt(monkeypatch, *free: str) -> None:
     def narrow(family, problem, limits, held):
         return build_catalogue(family, problem, limits, few if family is SIMT else held)
 
-    monkeypatch.setattr("flashgen.tuner.tune.build_catalogue", narrow)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.build_catalogue", narrow)
 
 
 def slowed(monkeypatch, family: type[Variant], factor: float) -> None:
@@ -362,7 +369,7 @@ def test_several_families_compete(options, monkeypatch):
 def test_the_faster_family_gets_the_rest_of_the_budget(options, monkeypatch, slow):
     slowed(monkeypatch, slow, 2.0)
     narrow_simt(monkeypatch, *FEW)
-    monkeypatch.setattr("flashgen.tuner.tune.STARTUP_TRIALS", 4)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.STARTUP_TRIALS", 4)
     evaluator, events = StandInEvaluator(), []
     both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20)
     result = run(both, evaluator, report=events.append)
@@ -382,7 +389,7 @@ def test_nothing_is_left_to_search_beside_a_fast_family_tried_whole(options, mon
     """Decoding, say: one family has few variants, and another's are many times slower."""
     slowed(monkeypatch, LADDER, 5.0)
     narrow_simt(monkeypatch, "unroll")
-    monkeypatch.setattr("flashgen.tuner.tune.STARTUP_TRIALS", 4)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.STARTUP_TRIALS", 4)
     evaluator, events = StandInEvaluator(), []
     both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20)
     result = run(both, evaluator, report=events.append)
@@ -393,9 +400,9 @@ def test_nothing_is_left_to_search_beside_a_fast_family_tried_whole(options, mon
 
 def test_what_is_told_of_several_families(options, monkeypatch):
     narrow_simt(monkeypatch, *FEW)
-    monkeypatch.setattr("flashgen.tuner.tune.LEADER_SLACK", 2.0)
-    monkeypatch.setattr("flashgen.tuner.tune.FINALIST_SLACK", 3.0)
-    monkeypatch.setattr("flashgen.tuner.tune.NUM_FINALISTS", 60)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.LEADER_SLACK", 2.0)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.FINALIST_SLACK", 3.0)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.NUM_FINALISTS", 60)
     console = Console(record=True, width=160, file=io.StringIO())
     with RunView(console) as view:
         both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=60)
@@ -412,7 +419,7 @@ def test_what_is_told_of_several_families(options, monkeypatch):
 
 def test_families_about_as_fast_share_the_rest(options, monkeypatch):
     narrow_simt(monkeypatch, *FEW)
-    monkeypatch.setattr("flashgen.tuner.tune.LEADER_SLACK", 2.0)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.LEADER_SLACK", 2.0)
     evaluator = StandInEvaluator()
     run(replace(options, problem=Problem(), families=(LADDER, SIMT), trials=60), evaluator)
     families = [type(v) for v in evaluator.evaluated]
@@ -448,7 +455,7 @@ def test_a_family_that_cannot_serve_is_passed_over(options, monkeypatch):
     def narrow(family, problem, limits, held):
         return build_catalogue(family, problem, limits, {"vec": 4} if family is SIMT else held)
 
-    monkeypatch.setattr("flashgen.tuner.tune.build_catalogue", narrow)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.build_catalogue", narrow)
     both = replace(options, problem=Problem(head_dim=7), families=(SIMT, LADDER), trials=6)
     events = []
     result = run(both, report=events.append)

@@ -7,12 +7,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from flashgen.tuner.console import wall_time_words
-from flashgen.tuner.device import Build
-from flashgen.tuner.options import SamplerName
-from flashgen.tuner.outcome import Outcome
-from flashgen.tuner.tune import TuneOptions, tune
-from flashgen.tuner.walltime import WallTime
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.evaluate.outcome import Outcome
+from flashgen.tuner.request import SamplerName
+from flashgen.tuner.tune.coordinator import TuneOptions, tune
+from flashgen.tuner.tune.wall_time import WallTime
+from flashgen.tuner.view.console import wall_time_words
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator, StandInToolchain, cost
 
 
@@ -67,7 +67,7 @@ class SlowToolchain(StandInToolchain):
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
@@ -83,7 +83,7 @@ def options(tmp_path, monkeypatch) -> TuneOptions:
 
 def test_a_card_goes_on_while_the_search_thinks(options, monkeypatch):
     """An `ask` that takes as long as a trial costs the card nothing."""
-    from flashgen.tuner.search import Search
+    from flashgen.tuner.search.ask_tell import Search
 
     ask, asking = Search.ask, threading.Event()
 

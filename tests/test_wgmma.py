@@ -13,18 +13,18 @@ from itertools import combinations
 import numpy as np
 import pytest
 from covering import WGMMA_HEAD_DIMS, WGMMA_LOOSE, WGMMA_NUMBERS, Setting, draw, traits, wgmma_settings
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
-from flashgen.tuner import reference
-from flashgen.tuner.costmodel import predict
-from flashgen.tuner.device import Build, CorruptedMemory, FlashgenError, LaunchError
-from flashgen.tuner.sim import SimDevice, SimRunner
-from flashgen.tuner.validate import WrongResult, validate
+from flashgen.tuner.cards.device import Build, CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.validate import WrongResult, validate
+from flashgen.tuner.predict.cost_model import predict
 from test_mma import assert_tidy
 
 needs_compiler = pytest.mark.skipif(

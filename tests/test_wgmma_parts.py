@@ -9,16 +9,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 from covering import PARTS_HEAD_DIMS, Setting, draw, parts_settings, traits
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal
-from flashgen.tuner import reference
-from flashgen.tuner.costmodel import predict
-from flashgen.tuner.prove import for_sanitizer
-from flashgen.tuner.sim import SimDevice, SimRunner
-from flashgen.tuner.validate import compare
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.validate import compare
+from flashgen.tuner.predict.cost_model import predict
+from flashgen.tuner.prove.emitted_files import for_sanitizer
 from test_mma import COURSES, assert_tidy
 from test_wgmma import check, inputs, is_caught, needs_compiler
 

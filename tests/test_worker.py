@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from fakes import FakeDevice, Fault, fake_build
 from flashgen.gen.problem import Problem
-from flashgen.tuner.device import FlashgenError, LaunchError
-from flashgen.tuner.outcome import Status
-from flashgen.tuner.validate import WrongResult
-from flashgen.tuner.worker import Died, TimedOut, Worker
+from flashgen.tuner.cards.device import FlashgenError, LaunchError
+from flashgen.tuner.evaluate.outcome import Status
+from flashgen.tuner.evaluate.validate import WrongResult
+from flashgen.tuner.evaluate.worker import Died, TimedOut, Worker
 
 PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=2, seqlen_q=100, seqlen_k=100, head_dim=32)
 
@@ -293,7 +293,7 @@ def test_worker_ends_with_its_parent_even_when_killed(tmp_path, fault):
             import sys, threading, time
             sys.path.insert(0, {str(Path(__file__).parent)!r})
             from fakes import FakeDevice, Fault, fake_build
-            from flashgen.tuner.worker import Worker
+            from flashgen.tuner.evaluate.worker import Worker
             worker = Worker(FakeDevice())
             problem = fake_build().kernel.problem
             worker.evaluate(fake_build(), problem)
@@ -323,7 +323,7 @@ def test_worker_starts_from_a_script_on_standard_input():
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from fakes import FakeDevice, fake_build\n"
-        "from flashgen.tuner.worker import Worker\n"
+        "from flashgen.tuner.evaluate.worker import Worker\n"
         "build = fake_build()\n"
         "with Worker(FakeDevice()) as w: print(w.evaluate(build, build.kernel.problem).status)\n"
     )
@@ -332,7 +332,7 @@ def test_worker_starts_from_a_script_on_standard_input():
 
 
 def test_errors_survive_the_pipe_by_type():
-    from flashgen.tuner.serving import _portable
+    from flashgen.tuner.evaluate.worker_process import _portable
 
     assert isinstance(_portable(TimedOut("late")), TimedOut)
     assert str(_portable(ValueError("odd"))) == "ValueError: odd"

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
-from flashgen.tuner.device import Build
-from flashgen.tuner.sim import SimDevice, SimRunner
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 
 #: With one core: tests are small, and run side by side.
 CARD = preset("h200")

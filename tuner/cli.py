@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from .cache import DISK_ERRORS
+from .build.cache import DISK_ERRORS
+from .cards.device import FlashgenError
 from .commands.bench import bench_command
 from .commands.emit import emit_command
 from .commands.flags import ManyCommand
@@ -24,8 +25,7 @@ from .commands.kernels import devices_command, diff_command, list_command, valid
 from .commands.studies import export_command, import_command, record_command, replay_command, report_command
 from .commands.terminal import print_json
 from .commands.tuning import ladder_command, space_command, tune_command
-from .device import FlashgenError
-from .options import UsageError
+from .request import UsageError
 from .version import flashgen_version
 
 P = ParamSpec("P")

@@ -1,17 +1,16 @@
-"""The kernel families: every module beside this one that defines a `Variant` subclass."""
+"""The kernel families, by name."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-import pkgutil
 
 from ..variant import Variant
+from .ladder.family import Ladder
+from .mma.family import Mma
+from .simt.family import Simt
+from .wgmma.family import Wgmma
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f".{_module.name}", __name__)
-
-FAMILIES: dict[str, type[Variant]] = {c.family: c for c in Variant.__subclasses__()}
+FAMILIES: dict[str, type[Variant]] = {family.family: family for family in (Ladder, Mma, Simt, Wgmma)}
 
 
 def family_named(name: str) -> type[Variant]:

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from flashgen.tuner.cuda import CudaDevice, find_device
-from flashgen.tuner.device import FlashgenError
+from flashgen.tuner.cards.cuda import CudaDevice, find_device
+from flashgen.tuner.cards.device import FlashgenError
 
 HERE = Path(__file__).parent
 

@@ -3,8 +3,8 @@
 Draws variants of the simt, mma and wgmma families that between them take every value of every parameter
 where they can, of the latter two in every number format, adds the steps of the ladder, builds them, and
 launches each over small ragged problems under memcheck, racecheck, initcheck and synccheck, a process per
-tool: for racecheck as `flashgen.tuner.prove.for_sanitizer` has them. Prints a table; exits with 1 when a tool
-reports anything or a result is wrong, with 77 where compute-sanitizer cannot run.
+tool: for racecheck as `flashgen.tuner.prove.emitted_files.for_sanitizer` has them. Prints a table; exits
+with 1 when a tool reports anything or a result is wrong, with 77 where compute-sanitizer cannot run.
 
 The launching process needs numpy, for bfloat16 ml_dtypes, and the CUDA driver; no PyCUDA. Every tensor is an
 allocation of its own, just as large as it must be, and outputs are left as they came: memcheck and initcheck
@@ -147,10 +147,10 @@ def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: floa
 
 def entry_maps(entry: dict[str, Any], pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
     """The tensor maps of a launch, as the kernel takes them."""
-    from flashgen.gen.abi import Arguments, describe_maps
+    from flashgen.gen.arguments import Arguments, describe_maps
     from flashgen.gen.problem import Problem
     from flashgen.gen.variant import Launch, TensorMap
-    from flashgen.tuner.driver import encode_maps
+    from flashgen.tuner.cards.driver import encode_maps
 
     maps = tuple(TensorMap(**each) for each in entry["tensor_maps"])
     problem = Problem(dtype=entry["dtype"], head_dim=entry["head_dim"], head_dim_v=entry["head_dim_v"])
@@ -219,11 +219,11 @@ def choose_simt(count: int, seed: int, limits: Any) -> list[Any]:
     The variants take every value of every parameter that is legal in one of the problems, those too that are
     legal but never searched.
     """
-    from flashgen.gen.families.simt import Simt
+    from flashgen.gen.families.simt.family import Simt
     from flashgen.gen.problem import Problem
     from flashgen.gen.render import render
     from flashgen.gen.variant import Illegal
-    from flashgen.tuner.catalogue import build_catalogue
+    from flashgen.tuner.predict.catalogue import build_catalogue
 
     rng = random.Random(seed)
     problems = [
@@ -295,7 +295,7 @@ def choose_covering(cover: str, count: int, seed: int, limits: Any) -> list[Any]
 
 def choose_ladder(limits: Any) -> list[Any]:
     """Kernels of the ladder's steps, where they run."""
-    from flashgen.gen.families.ladder import steps
+    from flashgen.gen.families.ladder.family import steps
     from flashgen.gen.problem import Problem
     from flashgen.gen.render import render
     from flashgen.gen.variant import Illegal
@@ -314,9 +314,9 @@ def choose_ladder(limits: Any) -> list[Any]:
 
 def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
     """Builds all and writes what `launch_all` needs."""
-    from flashgen.gen.abi import ARGS_FORMAT
-    from flashgen.tuner.compile import CompilePool
-    from flashgen.tuner.device import BuildError
+    from flashgen.gen.arguments import ARGS_FORMAT
+    from flashgen.tuner.build.compile import CompilePool
+    from flashgen.tuner.cards.device import BuildError
 
     with CompilePool(toolchain) as pool:
         built = [future.result() for future in [pool.submit(kernel) for kernel in kernels]]
@@ -416,9 +416,9 @@ def parse(tool: str, output: str, code: int, seconds: float) -> Report:
 
 
 def main() -> int:
-    from flashgen.tuner.cuda import find_device
-    from flashgen.tuner.device import FlashgenError
-    from flashgen.tuner.prove import find_compute_sanitizer, for_sanitizer
+    from flashgen.tuner.cards.cuda import find_device
+    from flashgen.tuner.cards.device import FlashgenError
+    from flashgen.tuner.prove.emitted_files import find_compute_sanitizer, for_sanitizer
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(

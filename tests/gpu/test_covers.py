@@ -17,10 +17,10 @@ from covering import (
 )
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner.compile import CompilePool
-from flashgen.tuner.cuda import CudaDevice, CudaRunner
-from flashgen.tuner.device import BuildError, FlashgenError
-from flashgen.tuner.validate import Depth, validate
+from flashgen.tuner.build.compile import CompilePool
+from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
+from flashgen.tuner.cards.device import BuildError, FlashgenError
+from flashgen.tuner.evaluate.validate import Depth, validate
 
 #: Variants in full depth, and lengths of the real problem they are then tried on.
 FULL_DEPTH, LENGTH = 40, 1000

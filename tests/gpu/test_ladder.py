@@ -1,11 +1,11 @@
 """The ladder on a real card."""
 
 import pytest
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.devices import resolve
-from flashgen.tuner.ladder import FUSED, TUNED, UNFUSED, run_ladder
-from flashgen.tuner.outcome import Status
-from flashgen.tuner.peers import torch_installed
+from flashgen.tuner.bench.ladder import FUSED, TUNED, UNFUSED, run_ladder
+from flashgen.tuner.bench.peers import torch_installed
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.cards.names import resolve
+from flashgen.tuner.evaluate.outcome import Status
 
 pytestmark = pytest.mark.gpu
 

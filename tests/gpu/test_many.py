@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit import Made, emit_many
+from flashgen.gen.emit.module import Made, emit_many
 from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import reference
-from flashgen.tuner.bundle import build_cubins
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.cuda import CudaDevice
-from flashgen.tuner.prove import prove_each
+from flashgen.tuner.cards.cuda import CudaDevice
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.prove.emitted_files import prove_each
+from flashgen.tuner.shelf.bundle import build_cubins
 
 SHORT: dict[str, Any] = {"batch": 8, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 128, "seqlen_k": 128}
 LONG: dict[str, Any] = {"batch": 1, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 1024, "seqlen_k": 1024}

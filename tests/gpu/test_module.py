@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit import emit_cuda, emit_module
+from flashgen.gen.emit.module import emit_cuda, emit_module
 from flashgen.gen.families import family_named
-from flashgen.gen.families.ladder import steps
-from flashgen.gen.families.mma import Mma
-from flashgen.gen.families.simt import Simt
-from flashgen.gen.families.wgmma import Wgmma
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal
-from flashgen.tuner import reference
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.cuda import CudaDevice
-from flashgen.tuner.device import FlashgenError
-from flashgen.tuner.dtypes import numpy_dtype
-from flashgen.tuner.prove import find_compute_sanitizer, prove
+from flashgen.tuner.cards.cuda import CudaDevice
+from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.prove.emitted_files import find_compute_sanitizer, prove
 
 D = 64
 BOUND = 2e-6
@@ -728,8 +728,8 @@ def test_the_c_launcher(device: CudaDevice, tmp_path: Path, torch: Any, family: 
     """best.cu as a shared library of its own, built as its header says, called as a C program would."""
     import ctypes
 
-    from flashgen.gen.abi import pack_args
-    from flashgen.tuner.toolchain import find_nvcc
+    from flashgen.gen.arguments import pack_args
+    from flashgen.tuner.build.toolchain import find_nvcc
 
     mapped = family == "wgmma"
     kernel = tensor_core_kernel(device, family=family, dtype="bf16") if mapped else simt_kernel(device)

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit import emit_cuda
+from flashgen.gen.emit.module import emit_cuda
+from flashgen.gen.emit.native import library, program
 from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel
-from flashgen.gen.native import library, program
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import reference
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.cuda import CudaDevice
-from flashgen.tuner.dtypes import numpy_dtype
-from flashgen.tuner.toolchain import find_nvcc
+from flashgen.tuner.build.toolchain import find_nvcc
+from flashgen.tuner.cards.cuda import CudaDevice
+from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.predict.catalogue import build_catalogue
 
 KINDS: list[dict[str, Any]] = [
     {"family": "simt", "head_dim": 64},

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flashgen.gen.abi import Arguments
+from flashgen.gen.arguments import Arguments
 from flashgen.gen.families import family_named
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal, Variant
-from flashgen.tuner.compile import CompilePool
-from flashgen.tuner.cuda import CudaDevice, CudaRunner
-from flashgen.tuner.device import Build, BuildError, CorruptedMemory, LaunchError
-from flashgen.tuner.dtypes import bits_dtype, numpy_dtype
-from flashgen.tuner.measure import median, spread
-from flashgen.tuner.validate import WrongResult, validate
+from flashgen.tuner.build.compile import CompilePool
+from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
+from flashgen.tuner.cards.device import Build, BuildError, CorruptedMemory, LaunchError
+from flashgen.tuner.cards.dtypes import bits_dtype, numpy_dtype
+from flashgen.tuner.evaluate.measure import median, spread
+from flashgen.tuner.evaluate.validate import WrongResult, validate
 
 PROBLEMS = [
     Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, head_dim=d, causal=causal)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import fragments
 import numpy as np
 import pytest
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import environment
 from flashgen.gen.variant import Launch
-from flashgen.tuner.cuda import CudaDevice, CudaRunner
+from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Cores, Instruction
 
 PRODUCTS = 512
@@ -20,7 +20,7 @@ TURING, AMPERE_ARCH, HOPPER_ARCH = 75, 80, 90
 
 #: The functions that a card of that compute capability can compile.
 FUNCTIONS = """
-{% import "_ptx.cu.jinja" as ptx %}
+{% import "common/ptx.cu.jinja" as ptx %}
 {% for count in (1, 2, 4) %}
 {{ ptx.ldmatrix(count) }}
 {{ ptx.ldmatrix(count, transposed=true) }}

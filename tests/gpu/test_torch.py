@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit import emit_module
+from flashgen.gen.emit.module import emit_module
 from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner import library
-from flashgen.tuner.catalogue import build_catalogue
-from flashgen.tuner.cuda import CudaDevice
-from flashgen.tuner.emitting import best_guess
-from flashgen.tuner.options import serving_families
-from flashgen.tuner.prove import read_emitted
+from flashgen.tuner.cards.cuda import CudaDevice
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.prove.emitted_files import read_emitted
+from flashgen.tuner.request import serving_families
+from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.emitting import best_guess
 
 D = 64
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 from flashgen.gen.families import family_named
-from flashgen.gen.families.simt import Simt
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal
-from flashgen.tuner.cuda import CudaDevice
-from flashgen.tuner.device import Build
-from flashgen.tuner.outcome import Status
-from flashgen.tuner.worker import Worker
+from flashgen.tuner.cards.cuda import CudaDevice
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.evaluate.outcome import Status
+from flashgen.tuner.evaluate.worker import Worker
 
 PROBLEM = Problem(batch=2, num_q_heads=4, num_kv_heads=4, seqlen_q=512, seqlen_k=512, head_dim=64)
 VIEW = "  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);\n"

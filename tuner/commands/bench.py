@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..compile import usable_cores
-from ..options import Shape, UsageError, checked, suggestion
+from ..build.compile import usable_cores
+from ..request import Shape, UsageError, checked, suggestion
 from .flags import DEFAULT_OUT, NO_SHAPE, DeviceOption, Jobs, Json, Out, takes_shape
 from .terminal import console_for, ends_softly, print_json
 
 if TYPE_CHECKING:
-    from ..benchrun import BenchRun
+    from ..bench.figures import BenchRun
 
 
 @takes_shape
@@ -80,12 +80,12 @@ def bench_command(
     Medians of CUDA events in turns, the L2 flushed before each call. Each workload is served by the kernel
     tuned for just it, else by the nearest. What fails leaves an empty cell, and its reason in the JSON.
     """
-    from .. import benchrun
-    from ..bench import BenchOptions, contender_names, run_bench
-    from ..benchview import row_line, show
-    from ..devices import resolve
-    from ..ladder import parse_names
+    from ..bench import figures
+    from ..bench.ladder import parse_names
+    from ..bench.run import BenchOptions, contender_names, run_bench
+    from ..cards.names import resolve
     from ..suites import SUITES, Workload, workload_named, workloads
+    from ..view.bench import row_line, show
 
     console = console_for(json_)
 
@@ -95,7 +95,7 @@ def bench_command(
     if from_:
         if suites or shapes or shape.is_given or errors:
             raise UsageError("--from shows a run as it is; leave suites, shapes and --errors out")
-        run = benchrun.merged([benchrun.read(path) for path in from_])
+        run = figures.merged([figures.read(path) for path in from_])
     else:
         for name in suites or []:
             if name not in SUITES:
@@ -121,17 +121,17 @@ def bench_command(
                 ),
                 note=say,
                 on_row=lambda row: say(row_line(row)),
-                save=lambda run: benchrun.write(target, run),
+                save=lambda run: figures.write(target, run),
                 stop=stop,
             )
         to = target
     if reference is not None:
-        run = benchrun.with_reference(run, reference)
+        run = figures.with_reference(run, reference)
     if to is not None:
-        benchrun.write(to, run)
+        figures.write(to, run)
     _show_bench(run, say, to, readme or [], plots)
     if json_:
-        print_json(json.loads(benchrun.as_json(run)))
+        print_json(json.loads(figures.as_json(run)))
         return
     show(console, run)
 
@@ -140,7 +140,7 @@ def _show_bench(
     run: BenchRun, say: Callable[[str], None], written: Path | None, readme: list[Path], plots: Path | None
 ) -> None:
     """Fills Markdown files and draws plots of a run."""
-    from ..benchview import fill_file
+    from ..view.bench import fill_file
 
     if written is not None:
         say(f"wrote {written}")
@@ -148,7 +148,7 @@ def _show_bench(
         fill_file(path, run)
         say(f"filled {path}")
     if plots is not None:
-        from ..benchplot import write_plots
+        from ..view.bench_plots import write_plots
 
         for path in write_plots(plots, run):
             say(f"wrote {path}")

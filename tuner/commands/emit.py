@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...gen.families import family_named
-from ..compile import usable_cores
-from ..options import Shapes, UsageError, checked, one_family, parse_settings, serving_families
+from ..build.compile import usable_cores
+from ..request import Shapes, UsageError, checked, one_family, parse_settings, serving_families
 from .flags import DEFAULT_OUT, NO_SHAPES, Jobs, Json, Out, Settings, Storage, takes_shapes
 from .terminal import console_for, print_json
 
 if TYPE_CHECKING:
-    from ..bundle import Pick
+    from ..shelf.bundle import Pick
 
 
 @takes_shapes
@@ -66,8 +66,8 @@ def emit_command(
     holds the best for each and calls the one that was tuned for the nearest shape. Lists without lengths,
     batch and heads, as in [bold]--d 64,128[/bold], mean all that were tuned.
     """
-    from ..devices import limits_named, preset_named
-    from ..emitting import (
+    from ..cards.names import limits_named, preset_named
+    from ..shelf.emitting import (
         card_of_last,
         check_target,
         choose,
@@ -79,7 +79,7 @@ def emit_command(
         with_program,
         write_target,
     )
-    from ..study import default_storage
+    from ..store.studies import default_storage
 
     check_target(target, native=main or cmake)
     if device is not None and preset is not None:
@@ -96,7 +96,7 @@ def emit_command(
     known = known_kernels(out, storage or default_storage(out), storage is not None)
     at_once = (jobs or usable_cores()) if embed else 0
     if kernels or len(problems) > 1:
-        from ..bundle import kernels_of, named, pick, widened
+        from ..shelf.bundle import kernels_of, named, pick, widened
 
         if settings:
             raise UsageError("--set renders one variant, untuned; leave it out, or ask for one problem")
@@ -134,16 +134,16 @@ def emit_command(
         files = {"target": str(target), **({"beside": [str(path) for path in beside]} if cmake else {})}
         print_json({**files, **emitted.to_dict()})
     else:
-        from ..console import show_emitted
+        from ..view.console import show_emitted
 
         show_emitted(console_for(False), target, emitted, list(beside))
 
 
 def _emit_bundle(target: Path, picks: list[Pick], command: list[str], embed: int, as_json: bool) -> None:
     """Writes a module of several kernels. ``embed`` is as in `bundle`."""
-    from ..bundle import bundle, kernels_of
-    from ..console import show_bundle
-    from ..emitting import write_target
+    from ..shelf.bundle import bundle, kernels_of
+    from ..shelf.emitting import write_target
+    from ..view.console import show_bundle
 
     entries = kernels_of(picks)
     if target.suffix != ".py":

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ..options import Shape, Shapes, parse_list
+from ..request import Shape, Shapes, parse_list
 
 DEFAULT_OUT = Path("out")
 NO_SHAPE, NO_SHAPES = Shape(), Shapes()

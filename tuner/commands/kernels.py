@@ -9,7 +9,7 @@ import typer
 
 from ...gen.families import family_named
 from ...gen.limits import PRESETS
-from ..options import Shapes, checked
+from ..request import Shapes, checked
 from .flags import DEFAULT_OUT, NO_SHAPES, Json, OfDevice, OfFamily, Out, Seed, Storage, takes_shapes
 from .terminal import console_for, print_json
 
@@ -27,11 +27,11 @@ def list_command(
 
     Example: [bold]flashgen list --dtype bf16 --d 64,128 --causal[/bold]
     """
-    from ..devices import limits_named
-    from ..emitting import known_kernels
-    from ..listing import fitting, to_dict
-    from ..listview import show_kernels
-    from ..study import default_storage
+    from ..cards.names import limits_named
+    from ..shelf.emitting import known_kernels
+    from ..shelf.listing import fitting, to_dict
+    from ..store.studies import default_storage
+    from ..view.listing import show_kernels
 
     limits = None if device is None else limits_named(device)
     kind = None if family is None else checked(lambda: family_named(family))
@@ -59,10 +59,10 @@ def diff_command(
 
     Example: [bold]flashgen diff nvidia_h200/f32_d64 nvidia_h200/f32_d128 --no-source[/bold]
     """
-    from ..emitting import known_kernels
-    from ..listing import compare
-    from ..listview import show_difference
-    from ..study import default_storage
+    from ..shelf.emitting import known_kernels
+    from ..shelf.listing import compare
+    from ..store.studies import default_storage
+    from ..view.listing import show_difference
 
     known = known_kernels(out, storage or default_storage(out), storage is not None)
     difference = compare(known, a, b)
@@ -77,8 +77,8 @@ def devices_command(json_: Json = False) -> None:
 
     Example: [bold]flashgen devices --json[/bold]
     """
-    from ..console import show_devices
-    from ..devices import cards, survey
+    from ..cards.names import cards, survey
+    from ..view.console import show_devices
 
     found, trouble = cards()
     tools = survey()
@@ -120,7 +120,7 @@ def validate_command(
 
     Of a module that holds several, each.
     """
-    from ..prove import prove_each
+    from ..prove.emitted_files import prove_each
 
     proofs = []
     for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed):

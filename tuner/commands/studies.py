@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...gen.families import family_named
-from ..compile import usable_cores
-from ..options import Shape, UsageError, checked, suggestion
+from ..build.compile import usable_cores
+from ..request import Shape, UsageError, checked, suggestion
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPE,
@@ -26,7 +26,7 @@ from .flags import (
 from .terminal import console_for, print_json
 
 if TYPE_CHECKING:
-    from ..portable import Trials
+    from ..exchange.portable import Trials
 
 
 @takes_shape
@@ -50,7 +50,7 @@ def export_command(
 
     Example: [bold]flashgen export trials.json --device sim:gtx-1080 --d 64[/bold]
     """
-    from ..exchange import FORMATS, export
+    from ..exchange.tuner_files import FORMATS, export
 
     if style not in FORMATS:
         raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
@@ -79,9 +79,9 @@ def import_command(
     The file is data: parameters are checked against the family, figures against their ranges, and kernels are
     rendered anew.
     """
-    from ..exchange import read
-    from ..portable import put
-    from ..study import default_storage
+    from ..exchange.portable import put
+    from ..exchange.tuner_files import read
+    from ..store.studies import default_storage
 
     done = put(storage or default_storage(out), read(file))
     if json_:
@@ -115,12 +115,12 @@ def report_command(
     Tells of the problem tuned last, or of the last one that fits the options, with all families that
     competed. The file needs no network.
     """
-    from ..chosen import check_target, open_chosen
-    from ..devices import limits_named
-    from ..emitting import write_target
-    from ..report import make_report
-    from ..reportview import render_html
-    from ..study import default_storage
+    from ..cards.names import limits_named
+    from ..report.chosen import check_target, open_chosen
+    from ..report.content import make_report
+    from ..report.page import render_html
+    from ..shelf.emitting import write_target
+    from ..store.studies import default_storage
 
     where = storage or default_storage(out)
     check_target(target)
@@ -158,7 +158,7 @@ def record_command(
 
     Example: [bold]flashgen record space.jsonl.xz --family simt --d 64[/bold]
     """
-    from ..record import check_target, recorded, write
+    from ..exchange.recorded_spaces import check_target, recorded, write
 
     check_target(target)
     trials, others = _take(shape, device, family, storage, out, study)
@@ -178,9 +178,9 @@ def _take(
     shape: Shape, device: str | None, family: str | None, storage: str | None, out: Path, study: str | None
 ) -> tuple[Trials, list[str]]:
     """The trials of the study that the options choose, and the names of others that fit them."""
-    from ..devices import limits_named
-    from ..portable import fits, take
-    from ..study import default_storage
+    from ..cards.names import limits_named
+    from ..exchange.portable import fits, take
+    from ..store.studies import default_storage
 
     kind = None if family is None else checked(lambda: family_named(family))
     wanted = fits(shape, None if device is None else limits_named(device), kind)
@@ -218,10 +218,10 @@ def replay_command(
 
     Example: [bold]flashgen replay space.jsonl.xz --sampler gp --sampler tpe --plot curves.png[/bold]
     """
-    from ..record import read
-    from ..replay import ReplayOptions, default_methods, parse_methods, replay
-    from ..replayview import check_plot, replay_progress, show_replays
-    from ..replayview import plot as draw
+    from ..exchange.recorded_spaces import read
+    from ..exchange.replay import ReplayOptions, default_methods, parse_methods, replay
+    from ..view.replay import check_plot, replay_progress, show_replays
+    from ..view.replay import plot as draw
 
     if plot is not None:
         check_plot(plot)

@@ -10,8 +10,8 @@ import typer
 from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
-from ..compile import usable_cores
-from ..options import (
+from ..build.compile import usable_cores
+from ..request import (
     SamplerName,
     Shape,
     Shapes,
@@ -93,12 +93,12 @@ def tune_command(
     With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
     turn, each from what the ones before taught, and one module is written that holds all their kernels.
     """
-    from ..batch import BatchResult, Competing, tune_each, write_module
-    from ..bundle import module_name
-    from ..console import RunView, show_batch, show_result
-    from ..devices import resolve_all
-    from ..study import default_storage
-    from ..tune import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions
+    from ..cards.names import resolve_all
+    from ..shelf.bundle import module_name
+    from ..store.studies import default_storage
+    from ..tune.batch import BatchResult, Competing, tune_each, write_module
+    from ..tune.coordinator import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions
+    from ..view.console import RunView, show_batch, show_result
 
     problems = shapes.problems()
     how = parse_sampler(sampler)
@@ -176,10 +176,10 @@ def space_command(
 
     With --set, also says whether that variant is legal, and which number stands against which limit.
     """
-    from ..console import show_space
-    from ..devices import limits_named
-    from ..prior import prior_of
-    from ..spaceview import view_space
+    from ..cards.names import limits_named
+    from ..predict.prior import prior_of
+    from ..view.console import show_space
+    from ..view.space import view_space
 
     problem = shape.problem()
     kind = None if family is None else checked(lambda: family_named(family))
@@ -219,10 +219,10 @@ def ladder_command(
 
     Example: [bold]flashgen ladder --device 0 --cases t10,t22[/bold]
     """
-    from ...gen.families.ladder import STEPS
-    from ..devices import resolve
-    from ..ladder import CASES, LIMIT_S, parse_names, run_ladder
-    from ..ladderview import ladder_tables, row_line
+    from ...gen.families.ladder.family import STEPS
+    from ..bench.ladder import CASES, LIMIT_S, parse_names, run_ladder
+    from ..cards.names import resolve
+    from ..view.ladder import ladder_tables, row_line
 
     case_names = parse_names(cases, list(CASES), "case")
     step_names = parse_names(steps, list(STEPS), "step")

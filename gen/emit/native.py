@@ -1,0 +1,79 @@
+"""A kernel's .cu in C and C++: as a program of its own, and as a library that CMake builds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..problem import ITEM_BYTES, Problem
+from ..render import ELEMENTS, environment
+from ..variant import Variant
+from .module import class_words, dtype_name
+
+#: How an element is made of a float and read as one, on the host.
+_CONVERSIONS = {
+    "f32": ("", ""),
+    "f16": ("__float2half_rn", "__half2float"),
+    "bf16": ("__float2bfloat16_rn", "__bfloat162float"),
+}
+
+
+def program(problem: Problem, sm: str) -> str:
+    """What makes a kernel's .cu a program when it is put behind it: it reads batches of Q, K and V from one
+    file and writes O to another, both in float32 whatever the kernel's type, and prints what took how long.
+
+    ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``.
+    """
+    return _render(
+        "native/program.cu.jinja",
+        problem,
+        apart=problem.head_dim_v != problem.head_dim,
+        half=problem.dtype != "f32",
+        symbol=f"{_entry(problem)}_kernel",
+        architecture=architecture_option(sm),
+        dtype_option="" if problem.dtype == "f32" else f"--dtype {problem.dtype} ",
+    )
+
+
+def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str, str]:
+    """What makes ``stem``.cu a library, as files to put beside it, by name: a C header, ``CMakeLists.txt``
+    and an example that calls the kernel and checks it. ``stem`` is the library's name."""
+    header = f"{stem}.h"
+    access_bytes = variant.access_width(problem) * ITEM_BYTES[problem.dtype]
+    shared: dict[str, Any] = {"stem": stem, "sm": sm, "words": class_words(problem)}
+    guard = f"FLASHGEN_{re.sub(r'[^A-Za-z0-9]', '_', stem).upper()}_H"
+    return {
+        header: _render("native/library.h.jinja", problem, guard=guard, access_bytes=access_bytes, **shared),
+        "CMakeLists.txt": _render("native/library.cmake.jinja", problem, **shared),
+        "example.cpp": _render("native/library_example.cpp.jinja", problem, **shared),
+    }
+
+
+def architecture_option(sm: str) -> str:
+    """nvcc's option for one architecture."""
+    if sm.endswith("a"):
+        return f"-gencode arch={sm.replace('sm', 'compute')},code={sm}"
+    return f"-arch={sm}"
+
+
+def _entry(problem: Problem) -> str:
+    return f"attention_{problem.stem}"
+
+
+def _render(template: str, problem: Problem, **values: Any) -> str:
+    number, element_header = ELEMENTS[problem.dtype]
+    from_float, to_float = _CONVERSIONS[problem.dtype]
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            problem=problem,
+            entry=_entry(problem),
+            number=number,
+            element_name=dtype_name(problem),
+            element_header=element_header,
+            from_float=from_float,
+            to_float=to_float,
+            **values,
+        )
+    )

@@ -1,0 +1,179 @@
+"""What a `Wgmma` kernel makes a card do, counted along ``templates/wgmma.cu.jinja``.
+
+Counted by warpgroups: they take turns at the tensor cores of their SM, and each waits for its own products
+alone. ``tuner/groupmodel.py`` turns the counts into a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...limits import DeviceLimits
+from ...problem import ITEM_BYTES, Problem
+
+if TYPE_CHECKING:
+    from .family import Wgmma
+
+#: Threads of a warpgroup, and rows of its products.
+GROUP, GROUP_ROWS = 128, 64
+#: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
+WGMMA_FLOPS_PER_CLOCK = 4096
+#: Products of float32 in two parts each, but for that of the small ones.
+PARTS_PRODUCTS = 3
+#: Rows of float32 that share a unit, as many as are swizzled alike, and warps that split them: of those that
+#: copy, all but one.
+UNIT_ROWS, SPLITTERS = 8, 3
+#: Columns that come together, and how many such boxes of rows that share a unit a warp holds at a time.
+BOX_COLUMNS, HELD_BOXES = 32, 4
+#: Issue slots beside what 16 bits take: per score to leave its key's unit and be split, per eight keys for
+#: their units; of the warps that split, per four elements of a lane.
+SPLIT_SCORE_SLOTS, UNIT_SLOTS, SPLITTING_SLOTS = 5, 3, 27
+#: How much longer splitting by whole tiles takes where there are two stages, than by rows.
+SPLIT_LATE = 1.3
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """One warpgroup's work on one tile of keys, and how many there are of both."""
+
+    groups: int
+    """Warpgroups of a block that compute."""
+    score_cycles: float
+    """Of the SM's tensor cores, for a warpgroup's scores of a tile, and"""
+    output_cycles: float
+    """for its outputs."""
+    scores: float
+    """Per thread and tile,"""
+    polynomials: float
+    """those whose exponential is a polynomial, and"""
+    masked: float
+    """those that a mask is laid over, on average."""
+    wavefronts: float
+    """Passes of 128 bytes through shared memory that a warpgroup's products take for a tile."""
+    stages: int
+    """Tiles of K and of V that there is room for, the lesser of both."""
+    chained: bool
+    """Whether a tile's outputs come before the next one's scores."""
+    exponentials_in_turns: bool
+    stays: bool
+    """Whether blocks take several query tiles, and"""
+    early_q: bool
+    """whether the next one's Q comes beside this one's work."""
+    tiles: float
+    """Tiles of keys that a warpgroup computes for its rows of a query tile, on average."""
+    walks: tuple[int, ...]
+    """Tiles of keys that each query tile of a head needs, in the order in which they start."""
+    heads: int
+    """Of all batches together, those that fill up clusters included, and"""
+    heads_together: int
+    """those whose query tiles start together by length, 1 if heads come one after the other."""
+    tile_bytes: float
+    """What a block asks of L2 for a tile of keys and one of values."""
+    cluster: int = 1
+    """Blocks that start together, near each other."""
+    split_rounds: float = 0.0
+    """Where float32 is split: rounds of eight reads by a lane of the busiest warp that splits, for a tile of
+    keys and one of values,"""
+    split_waits: float = 0.0
+    """and how often it waits for such two. Issue slots that splitting takes"""
+    split_slots: float = 0.0
+    """of a computing warp for a tile, and"""
+    splitter_slots: float = 0.0
+    """of a scheduler for the warps that split, by computing warp."""
+    registers: int | None = None
+    """Per thread, that the compiler takes: those of the variant."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all query tiles need as many tiles of keys."""
+        return self.walks[0] == self.walks[-1]
+
+
+def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupWork:
+    """The counts of ``variant`` on ``problem``. The warpgroup that copies counts for nothing: it waits."""
+    bc, groups = variant.bc, variant.consumers
+    d, dv = -(-problem.head_dim // 16) * 16, problem.head_dim_v
+    flops = 2 * GROUP_ROWS * bc
+    scores = GROUP_ROWS * bc / GROUP
+    key_tiles = -(-problem.seqlen_k // bc)
+    walks, computed = _walks(variant, problem)
+    tiles = computed / (groups * len(walks))
+    if variant.tail and not problem.causal and 0 < problem.seqlen_k % bc <= variant.tail:
+        tiles *= 1 - (1 - variant.tail / bc) / key_tiles
+    masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
+    heads_per_cluster = variant.heads_per_cluster()
+    clusters = problem.batch * problem.num_kv_heads * -(-problem.group // heads_per_cluster)
+    heads = clusters * heads_per_cluster
+    item = ITEM_BYTES[problem.dtype]
+    # Of 16 bits; scores of eight bits are half the work and half the bytes.
+    score_size = item / 2
+    factor_bytes = 2 * bc * dv + score_size * 2 * d * (bc + (0 if variant.q_in_registers else GROUP_ROWS))
+    weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
+    if problem.has_scales:
+        weight_bytes = 3 * bc * dv / groups  # of values, read as they came and written as f16
+    products, split = 1, {}
+    if problem.dtype == "f32":
+        products, score_size = PARTS_PRODUCTS, 1.0
+        boxes = [-(-columns // BOX_COLUMNS) for columns in (problem.head_dim, dv)]
+        fours = bc / UNIT_ROWS * 2 * sum(boxes)  # of a warp's lanes
+        # They arrive, are read and written; the widest rows are read twice.
+        passes = 4 if max(boxes) > HELD_BOXES else 3
+        factor_bytes = PARTS_PRODUCTS * 2 * (bc * dv + d * (bc + GROUP_ROWS))
+        weight_bytes = passes * fours * 512 / groups
+        split = {
+            "split_rounds": sum(_split_rounds(variant, each) for each in boxes),
+            "split_waits": 1 / SPLITTERS if variant.split_by == "tiles" else 1.0,
+            "split_slots": scores * SPLIT_SCORE_SLOTS + bc / UNIT_ROWS * UNIT_SLOTS + dv / 2,
+            "splitter_slots": fours * SPLITTING_SLOTS / (4 * groups),
+        }
+    return GroupWork(
+        groups=groups,
+        score_cycles=products * flops * d * score_size / WGMMA_FLOPS_PER_CLOCK,
+        output_cycles=products * flops * dv / WGMMA_FLOPS_PER_CLOCK,
+        scores=scores,
+        polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
+        masked=scores * min(1.0, masked_tiles / max(1.0, tiles)),
+        wavefronts=(factor_bytes + weight_bytes) / 128,
+        stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
+        chained=variant.schedule == "chained",
+        exponentials_in_turns=variant.order_of_groups == "exponentials",
+        stays=variant.persistent,
+        early_q=variant.q_stages > 1 or variant.o_apart,
+        tiles=tiles,
+        walks=walks,
+        heads=heads,
+        heads_together=min(heads, variant.section) if variant.section else heads,
+        tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
+        cluster=variant.cluster,
+        **split,
+    )
+
+
+def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
+    """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all."""
+    rows = variant.br * variant.tiles_per_cluster()
+    query_tiles = -(-problem.seqlen_q // rows) * variant.tiles_per_cluster()
+
+    def seen(last_row: int) -> int:
+        keys = problem.seqlen_k
+        if problem.causal:
+            keys = max(0, min(keys, last_row + 1 + keys - problem.seqlen_q))
+        return -(-keys // variant.bc)
+
+    walks = [seen((tile * variant.br // rows + 1) * rows - 1) for tile in range(query_tiles)]
+    starts = range(0, problem.seqlen_q, GROUP_ROWS)
+    return tuple(reversed(walks)), sum(seen(start + GROUP_ROWS - 1) for start in starts)
+
+
+def _split_rounds(variant: Wgmma, boxes: int) -> float:
+    """`GroupWork.split_rounds` of a tile: of narrow rows those of two units are read together. Of whole tiles
+    each warp has a third, but with two stages the next is waited for."""
+    together = 2 if 2 * boxes <= HELD_BOXES else 1
+    reads, units = together * boxes / HELD_BOXES, variant.bc // UNIT_ROWS
+    by_rows = -(-units // (SPLITTERS * together)) * reads
+    if variant.split_by == "rows":
+        return by_rows
+    if min(variant.k_stages, variant.v_stages) <= 2:
+        return SPLIT_LATE * by_rows
+    return -(-units // together) * reads / SPLITTERS

@@ -1,0 +1,358 @@
+"""A benchmark run's figures: what its JSON holds, and the ratios, means and bounds that follow from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import exp, isfinite, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ...gen.problem import Problem
+from ..build.cache import write_atomically
+from ..cards.device import FlashgenError
+from ..suites import SUITES, Workload
+from .ceilings import Bound, Ceilings, bound_of
+
+OURS, FLASH, CUDNN = "flashgen", "flash", "cudnn"
+#: What `Row.ratio` takes beside the names of contenders.
+BEST = "best"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One contender on one workload. ``ms`` is None where it was not timed, and ``reason`` says why."""
+
+    ms: float | None = None
+    """The median."""
+    spread: float | None = None
+    """Interquartile range over the median."""
+    repeats: int = 0
+    ours_ms: float | None = None
+    """flashgen's median in the same turns: what ratios are taken with."""
+    error: float | None = None
+    """Largest per-head ‖o - ref‖ / ‖ref‖ against float64, of the heads sampled."""
+    scaled_from: int | None = None
+    """The length that was timed instead; the time is scaled by the square."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A workload, the kernel that served it and all contenders' figures, flashgen's under `OURS`."""
+
+    name: str
+    problem: Problem
+    kernel: str = ""
+    family: str = ""
+    exact: bool = False
+    """Whether the kernel was tuned for just this problem; ``how`` says what it was tuned for."""
+    how: str = ""
+    cells: dict[str, Cell] = field(default_factory=dict)
+    scaled: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of contenders that another run timed, times this run's cuDNN over that run's."""
+    disturbances: tuple[str, ...] = ()
+    """What makes the figures doubtful: throttling, other processes."""
+
+    def ms(self, name: str) -> float | None:
+        cell = self.cells.get(name)
+        return None if cell is None else cell.ms
+
+    @property
+    def ours(self) -> float | None:
+        return self.ms(OURS)
+
+    @property
+    def tflops(self) -> float | None:
+        return None if self.ours is None else self.problem.flops / self.ours * 1e-9
+
+    @property
+    def best(self) -> str | None:
+        """The fastest contender of this run beside flashgen."""
+        timed = {name: c.ms for name, c in self.cells.items() if name != OURS and c.ms is not None}
+        return min(timed, key=timed.__getitem__, default=None)
+
+    def ratio(self, name: str) -> float | None:
+        """How many times faster flashgen is than a contender, or than the `BEST` of them."""
+        if name == BEST:
+            ratios = [self.ratio(each) for each in self.cells if each != OURS]
+            return min((ratio for ratio in ratios if ratio is not None), default=None)
+        cell = self.cells.get(name)
+        if cell is None:
+            scaled = self.scaled.get(name)
+            return None if scaled is None or self.ours is None else scaled / self.ours
+        ours = self.ours if cell.ours_ms is None else cell.ours_ms
+        return None if cell.ms is None or ours is None else cell.ms / ours
+
+    @property
+    def error_ratio(self) -> float | None:
+        """flashgen's error over the least of PyTorch's on the same inputs."""
+        ours = self.cells.get(OURS, Cell()).error
+        theirs = [c.error for name, c in self.cells.items() if name != OURS and c.error]
+        return None if ours is None or not theirs else ours / min(theirs)
+
+    def bound(self, ceilings: Ceilings) -> Bound | None:
+        return bound_of(self.problem, ceilings)
+
+    def of_roofline(self, ceilings: Ceilings) -> float | None:
+        """The least time over flashgen's: 1 is as fast as the card allows."""
+        bound = self.bound(ceilings)
+        return None if bound is None or self.ours is None else bound.ms / self.ours
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(Cell())
+        cells = {
+            name: {key: value for key, value in cell.items() if value != plain[key]}
+            for name, cell in asdict(self)["cells"].items()
+        }
+        return {
+            **asdict(self),
+            "cells": cells,
+            "disturbances": list(self.disturbances),
+            "ratios": self._ratios(),
+        }
+
+    def _ratios(self) -> dict[str, float | None]:
+        names = [name for name in (*self.cells, *self.scaled, BEST) if name != OURS]
+        return {name: self.ratio(name) for name in names}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Row:
+        given = {**data}
+        given.pop("ratios", None)
+        return cls(
+            **given
+            | {
+                "problem": Problem.from_dict(data["problem"]),
+                "cells": {name: Cell(**cell) for name, cell in data["cells"].items()},
+                "disturbances": tuple(data["disturbances"]),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelErrors:
+    """A kernel's errors beside PyTorch's on the same inputs of one kind."""
+
+    kernel: str
+    problem: Problem
+    inputs: str
+    errors: dict[str, float]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> KernelErrors:
+        return cls(**{**data, "problem": Problem.from_dict(data["problem"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRun:
+    """One run on one card. Host times are the caller's microseconds per call on a tiny problem, by dtype."""
+
+    device: str
+    arch: int
+    driver: str
+    toolkit: str
+    flashgen: str
+    began: str
+    seconds: float = 0.0
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Versions: torch, cuda, cudnn, and whatever else was timed."""
+    clocks: dict[str, str] = field(default_factory=dict)
+    """The card's condition ``before`` and ``after``: temperature, clock, power."""
+    ceilings: Ceilings = field(default_factory=lambda: Ceilings({}, {}))
+    host_us: dict[str, dict[str, float]] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    errors: tuple[KernelErrors, ...] = ()
+    reference: str = ""
+    """The file, card and library versions that `Row.scaled` was scaled from."""
+    notes: tuple[str, ...] = ()
+
+    def row(self, name: str) -> Row | None:
+        return next((row for row in self.rows if row.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            **asdict(self),
+            "ceilings": self.ceilings.to_dict(),
+            "summary": {name: summary(rows, self.ceilings) for name, rows in by_suite(self.rows).items()},
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BenchRun:
+        """The run that `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        given = {**data}
+        if given.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is {data.get('format')!r}, not {FORMAT}")
+        given.pop("summary")
+        return cls(
+            **given
+            | {
+                "ceilings": Ceilings.from_dict(data["ceilings"]),
+                "rows": tuple(map(Row.from_dict, data["rows"])),
+                "errors": tuple(map(KernelErrors.from_dict, data["errors"])),
+                "notes": tuple(data["notes"]),
+            }
+        )
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """None without any."""
+    known = list(values)
+    return exp(fmean(map(log, known))) if known else None
+
+
+def by_suite(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows by the suite that has their workload; those of none under ``shapes``."""
+    of = {workload.name: suite.name for suite in SUITES.values() for workload in suite.workloads}
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(of.get(row.name, "shapes"), []).append(row)
+    return found
+
+
+def contenders_of(rows: Iterable[Row]) -> list[str]:
+    """Names of all that were timed on one of the rows at least, flashgen first."""
+    timed = dict.fromkeys(name for row in rows for name, cell in row.cells.items() if cell.ms is not None)
+    return [OURS, *(name for name in timed if name != OURS)]
+
+
+def scaled_of(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.scaled))
+
+
+def summary(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, dict[str, float | int | None]]:
+    """Of each ratio, and of the share of the roofline: geometric mean, least, and over how many workloads."""
+    names = [*contenders_of(rows)[1:], *scaled_of(rows), BEST]
+    ratios = {name: [row.ratio(name) for row in rows] for name in names}
+    ratios["roofline"] = [row.of_roofline(ceilings) for row in rows]
+    found: dict[str, dict[str, float | int | None]] = {}
+    for name, values in ratios.items():
+        known = [value for value in values if value is not None]
+        if known:
+            found[name] = {"geomean": geomean(known), "least": min(known), "workloads": len(known)}
+    return found
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, run: BenchRun) -> None:
+    """Writes the run's JSON, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_json(run))
+
+
+def as_json(run: BenchRun) -> str:
+    return json.dumps(_plain(run.to_dict()), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: an error that is one becomes the word."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _restored(value: Any) -> Any:
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, dict):
+        return {key: _restored(each) for key, each in value.items()}
+    return [_restored(each) for each in value] if isinstance(value, list) else value
+
+
+def read(path: Path) -> BenchRun:
+    """The run of a JSON file.
+
+    Raises:
+        FlashgenError: it cannot be read, or is none.
+    """
+    try:
+        return BenchRun.from_dict(_restored(json.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FlashgenError(f"{path} is not what `flashgen bench` wrote ({error}); run it again") from error
+
+
+def merged(runs: Sequence[BenchRun]) -> BenchRun:
+    """Rows of several runs on one card, each workload's from the last run that has it, and else what the last
+    run says.
+
+    Raises:
+        FlashgenError: the runs are of different cards.
+    """
+    cards = list(dict.fromkeys(run.device for run in runs))
+    if len(cards) > 1:
+        raise FlashgenError(f"the runs are of different cards, {' and '.join(cards)}; name those of one")
+    rows = {row.name: row for run in runs for row in run.rows}
+    errors = {(e.kernel, e.inputs, e.problem): e for run in runs for e in run.errors}
+    order = {name: i for i, name in enumerate(w.name for s in SUITES.values() for w in s.workloads)}
+    return replace(
+        runs[-1],
+        rows=tuple(sorted(rows.values(), key=lambda row: order.get(row.name, len(order)))),
+        errors=tuple(errors.values()),
+        host_us={dtype: times for run in runs for dtype, times in run.host_us.items()},
+    )
+
+
+# -- another run's figures -----------------------------------------------------------------------------------
+
+
+def with_reference(run: BenchRun, path: Path) -> BenchRun:
+    """The run with what another timed and this one did not, such as FlashAttention-3, scaled by cuDNN: a
+    workload's milliseconds there, times cuDNN's here over cuDNN's there.
+
+    ``path``: JSON with ``rows`` of ``dtype``, ``shape`` (batch, query heads, key heads, query length, key
+    length, head dim), ``causal`` and ``ms`` by contender.
+
+    Raises:
+        FlashgenError: it cannot be read, or is none.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        there = {_key_of(row): {_name_of(n): ms for n, ms in row["ms"].items()} for row in data["rows"]}
+        versions = ", ".join(str(data[key]) for key in ("device", "torch", "fa3", "date") if key in data)
+    except OSError as error:
+        raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FlashgenError(f"{path} is not a table of reference times ({error!r})") from error
+    timed = set(contenders_of(run.rows))
+
+    def scaled(row: Row) -> dict[str, float]:
+        theirs = there.get(_key(row.problem), {})
+        here = row.ms(CUDNN)
+        if here is None or not theirs.get(CUDNN):
+            return {}
+        return {name: ms * here / theirs[CUDNN] for name, ms in theirs.items() if name not in timed and ms}
+
+    rows = tuple(replace(row, scaled=scaled(row)) for row in run.rows)
+    return replace(run, rows=rows, reference=f"{path.name} ({versions})")
+
+
+def _key(problem: Problem) -> tuple[Any, ...]:
+    p = problem
+    shape = (p.batch, p.num_q_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim)
+    return (p.dtype, shape, p.causal) if p.precision == "auto" and p.head_dim_v == p.head_dim else ()
+
+
+def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (row["dtype"], tuple(row["shape"]), bool(row["causal"]))
+
+
+def _name_of(name: str) -> str:
+    """Such files say sdpa-memeff for what is mem-eff here."""
+    plain = name.removeprefix("sdpa-")
+    return {"memeff": "mem-eff", "fa2": FLASH}.get(plain, plain)
+
+
+def row_of(workload: Workload) -> Row:
+    """A row without figures."""
+    return Row(name=workload.name, problem=workload.problem)

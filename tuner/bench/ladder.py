@@ -1,0 +1,370 @@
+"""What each step of the ladder brings: all steps, the tuned kernel and PyTorch, on the report's cases.
+
+Every kernel is checked against float64 before it is timed. The first steps would take minutes on the longest
+cases: there a kernel is first timed at a fraction of the length, and where one launch at full length would
+exceed ``limit_s``, its time is scaled from that and marked so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...gen.families.ladder.family import STEPS, steps
+from ...gen.families.simt.family import Simt
+from ...gen.kernel import Kernel
+from ...gen.problem import Problem
+from ...gen.render import render
+from ...gen.variant import Illegal, Variant
+from ..build.compile import CompilePool
+from ..cards.device import Build, BuildError, Device, FlashgenError
+from ..evaluate.measure import median, tflops
+from ..evaluate.outcome import Measurement, Outcome, Status
+from ..evaluate.worker import Worker
+from ..request import UsageError, suggestion
+from ..shelf import library
+from ..shelf.emitting import complete
+from ..suites import SUITES
+from .peers import PeerTime, torch_installed, torch_times
+
+#: The report's cases, by its numbers.
+CASES: dict[str, Problem] = SUITES["report"].problems
+
+TUNED, FUSED, UNFUSED = "simt", "fused", "unfused"
+#: A launch expected to take longer is not made.
+LIMIT_S = 4.0
+#: Lengths up to here are timed at once, longer ones approached by this factor.
+SAFE_LENGTH, LENGTH_FACTOR = 512, 4
+#: Launches of one kernel in one request: a check at full length, warming up and the repeats.
+LAUNCHES_PER_REQUEST = 6
+#: A step is shown whatever the compiler made of it.
+ANY_SPILL = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One contender on one case. ``median_us`` is None where it did not run, and ``reason`` says why."""
+
+    case: str
+    name: str
+    """A step, or ``simt``, ``fused``, ``unfused``."""
+    title: str
+    status: Status
+    reason: str = ""
+    variant: Variant | None = None
+    median_us: float | None = None
+    measurement: Measurement | None = None
+    """Of our kernels; at ``scaled_from`` instead of the case's length where that is set."""
+    scaled_from: int | None = None
+    """The length that was timed instead of the case's; the time is scaled by the square."""
+
+    @property
+    def is_step(self) -> bool:
+        return self.name in STEPS
+
+    @property
+    def tflops(self) -> float | None:
+        return None if self.median_us is None else tflops(CASES[self.case], self.median_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderResult:
+    """All rows, by case and in the order of the steps."""
+
+    device: str
+    driver: str
+    toolkit: str
+    predicted: bool
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.case for row in self.rows))
+
+    def rows_of(self, case: str) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.case == case)
+
+    def speedups(self, row: Row) -> tuple[float | None, float | None]:
+        """Over the first step that was timed on the case and, for a step, over the one timed before it."""
+        timed = [r for r in self.rows_of(row.case) if r.is_step and r.median_us is not None]
+        if row.median_us is None or not timed:
+            return None, None
+        over_first = timed[0].median_us / row.median_us  # type: ignore[operator]
+        place = next((i for i, r in enumerate(timed) if r.name == row.name), 0)
+        over_previous = timed[place - 1].median_us / row.median_us if place else None  # type: ignore[operator]
+        return over_first, over_previous
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; times in milliseconds."""
+        return {
+            "device": self.device,
+            "driver": self.driver,
+            "toolkit": self.toolkit,
+            "predicted": self.predicted,
+            "interrupted": self.interrupted,
+            "notes": list(self.notes),
+            "cases": {
+                case: {
+                    "problem": CASES[case].to_dict(),
+                    "rows": [self._row_dict(row) for row in self.rows_of(case)],
+                }
+                for case in self.cases
+            },
+        }
+
+    def _row_dict(self, row: Row) -> dict[str, Any]:
+        over_first, over_previous = self.speedups(row)
+        return {
+            "name": row.name,
+            "title": row.title,
+            "status": row.status,
+            "reason": row.reason,
+            "ms": None if row.median_us is None else row.median_us / 1000,
+            "tflops": row.tflops,
+            "speedup_over_first": over_first,
+            "speedup_over_previous": over_previous,
+            "scaled_from_seqlen": row.scaled_from,
+            "variant": None if row.variant is None else row.variant.to_dict(),
+            "measurement": None if row.measurement is None else row.measurement.to_dict(),
+        }
+
+
+def parse_names(text: str | None, known: Sequence[str], what: str) -> list[str]:
+    """The comma-separated names in ``text`` in the order of ``known``; all of them for None.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    if text is None:
+        return list(known)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown {what} {name!r}; {suggestion(name, known)}")
+    if not names:
+        raise UsageError(f"no {what} was named; choose from {', '.join(known)}")
+    return [name for name in known if name in names]
+
+
+def run_ladder(
+    device: Device,
+    cases: Sequence[str] = tuple(CASES),
+    step_names: Sequence[str] = tuple(STEPS),
+    *,
+    out: Path = Path("out"),
+    with_torch: bool = True,
+    limit_s: float = LIMIT_S,
+    seed: int = 0,
+    jobs: int | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    stop: threading.Event | None = None,
+) -> LadderResult:
+    """Builds, checks and times every step and the tuned kernel on every case, then PyTorch's attention.
+
+    ``out``: where tuned kernels are looked for. Setting ``stop`` ends the run with the rows so far.
+
+    Raises:
+        FlashgenError: the device, its compiler or its memory is not there.
+    """
+    toolchain = device.toolchain()
+    rows: list[Row] = []
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        if on_row is not None:
+            on_row(row)
+
+    def stopped() -> bool:
+        return stop is not None and stop.is_set()
+
+    with CompilePool(toolchain, jobs) as pool:
+        contenders = [c for case in cases for c in _contenders(device, case, step_names, out)]
+        builds = _submit(pool, contenders)
+        with Worker(device, seed=seed, deadline_s=60 + LAUNCHES_PER_REQUEST * limit_s) as worker:
+            timer = _Timer(worker, device.predicted, limit_s)
+            for contender in contenders:
+                if stopped():
+                    break
+                try:
+                    add(_row(contender, builds, timer))
+                except FlashgenError as error:
+                    # Without a device nothing can follow; without memory for one case the others can.
+                    if not any(row.median_us for row in rows):
+                        raise
+                    add(_bare_row(contender, Status.LAUNCH_FAILED, str(error)))
+    notes: tuple[str, ...] = ()
+    if with_torch and not stopped():
+        if device.predicted:
+            notes = ("PyTorch runs on a real card only",)
+        elif not torch_installed():
+            notes = ("PyTorch is not installed: `pip install torch` to compare with it",)
+        else:
+            for row in _torch_rows(cases, int(device.spec), stopped):
+                add(row)
+    order = {case: i for i, case in enumerate(cases)}
+    return LadderResult(
+        device=device.limits.name,
+        driver=device.driver,
+        toolkit=toolchain.version,
+        predicted=device.predicted,
+        rows=tuple(sorted(rows, key=lambda row: order[row.case])),
+        notes=notes,
+        interrupted=stopped(),
+    )
+
+
+# -- our kernels ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """A kernel to time on a case, or why there is none."""
+
+    case: str
+    name: str
+    title: str
+    variant: Variant
+    kernel: Kernel | None
+    reason: str = ""
+
+
+def _contenders(device: Device, case: str, step_names: Sequence[str], out: Path) -> Iterator[_Contender]:
+    problem = CASES[case]
+    variants: dict[str, tuple[str, Variant]] = {
+        name: (STEPS[name].title, variant)
+        for name, variant in steps(problem.head_dim).items()
+        if name in step_names
+    }
+    variants[TUNED] = _tuned(device, problem, out)
+    for name, (title, variant) in variants.items():
+        try:
+            yield _Contender(case, name, title, variant, render(variant, problem, device.limits))
+        except Illegal as error:
+            yield _Contender(case, name, title, variant, None, str(error))
+
+
+def _tuned(device: Device, problem: Problem, out: Path) -> tuple[str, Variant]:
+    """The best known simt variant for the problem and where it comes from; the default one where none is."""
+    known = library.entries(library.folders(out))
+    match = library.find(known, problem, device.limits, family=Simt)
+    if match is not None:
+        return f"tuned simt: {match.how}", match.entry.kernel.variant
+    variant = complete(Simt, problem, device.limits, {}, Simt())
+    return "simt, untuned: `flashgen tune` finds a faster one", variant
+
+
+def _submit(pool: CompilePool, contenders: Sequence[_Contender]) -> dict[str, Future[Build | BuildError]]:
+    """The builds under way by kernel digest: cases of one head dim share the steps' kernels."""
+    kernels = {c.kernel.digest: c.kernel for c in contenders if c.kernel is not None}
+    return {digest: pool.submit(kernel) for digest, kernel in kernels.items()}
+
+
+def _bare_row(contender: _Contender, status: Status, reason: str) -> Row:
+    return Row(
+        case=contender.case,
+        name=contender.name,
+        title=contender.title,
+        status=status,
+        reason=reason,
+        variant=contender.variant,
+    )
+
+
+def _row(contender: _Contender, builds: Mapping[str, Future[Build | BuildError]], timer: _Timer) -> Row:
+    """The contender checked and timed; what is wrong with its kernel is a row too."""
+    if contender.kernel is None:
+        return _bare_row(contender, Status.ILLEGAL, contender.reason)
+    build = builds[contender.kernel.digest].result()
+    if isinstance(build, BuildError):
+        return _bare_row(contender, Status.COMPILE_FAILED, str(build))
+    problem = CASES[contender.case]
+    outcome, length = timer.time(build, problem)
+    row = _bare_row(contender, outcome.status, outcome.reason)
+    if outcome.measurement is None:
+        return row
+    scaled = length != problem.seqlen_q
+    return replace(
+        row,
+        measurement=outcome.measurement,
+        median_us=outcome.measurement.median_us * (problem.seqlen_q / length) ** 2,
+        scaled_from=length if scaled else None,
+    )
+
+
+class _Timer:
+    """Checks and times builds, none for longer than a launch may take."""
+
+    def __init__(self, worker: Worker, predicted: bool, limit_s: float) -> None:
+        self._worker = worker
+        self._predicted = predicted
+        self._limit_us = 1e6 * limit_s
+        self._checked: dict[str, Outcome] = {}
+
+    def time(self, build: Build, problem: Problem) -> tuple[Outcome, int]:
+        """The outcome and the length it is for: the problem's own, or the longest that stays in the limit."""
+        lengths = [problem.seqlen_q]
+        while not self._predicted and lengths[0] > SAFE_LENGTH:
+            lengths.insert(0, max(SAFE_LENGTH, lengths[0] // LENGTH_FACTOR))
+        for length, following in zip(lengths, [*lengths[1:], None], strict=True):
+            outcome = self._evaluate(build, replace(problem, seqlen_q=length, seqlen_k=length))
+            if outcome.measurement is None or following is None:
+                return outcome, length
+            if outcome.measurement.median_us * (following / length) ** 2 > self._limit_us:
+                return outcome, length
+        raise AssertionError("no length")
+
+    def _evaluate(self, build: Build, problem: Problem) -> Outcome:
+        """On a card every shape is checked; emulated, where checking is slow, a kernel is checked once."""
+        known = self._checked.get(build.kernel.digest)
+        if not self._predicted or known is None or known.measurement is None:
+            outcome = self._worker.evaluate(build, problem, max_spill_bytes=ANY_SPILL)
+            self._checked[build.kernel.digest] = outcome
+            return outcome
+        timing = self._worker.measure_interleaved([build], problem, rounds=1)[0]
+        median_us = median(timing.times_us)
+        measurement = replace(
+            known.measurement,
+            times_us=timing.times_us,
+            median_us=median_us,
+            tflops=tflops(problem, median_us),
+        )
+        return replace(known, measurement=measurement)
+
+
+# -- PyTorch -------------------------------------------------------------------------------------------------
+
+
+def _torch_rows(cases: Sequence[str], ordinal: int, stopped: Callable[[], bool]) -> Iterator[Row]:
+    """PyTorch's fastest fused backend and its unfused attention on each case."""
+    times: dict[str, list[PeerTime]] = {case: [] for case in cases}
+    for entry in torch_times([CASES[case] for case in cases], ordinal):
+        times[cases[entry.problem]].append(entry)
+        if stopped():
+            break
+    for case in cases:
+        for name, fused in ((FUSED, True), (UNFUSED, False)):
+            found = [entry for entry in times[case] if entry.fused is fused]
+            ran = [entry for entry in found if entry.median_us is not None]
+            if ran:
+                best = min(ran, key=lambda entry: entry.median_us or 0.0)
+                yield Row(
+                    case=case,
+                    name=name,
+                    title=f"PyTorch {name} ({best.backend})",
+                    status=Status.OK,
+                    median_us=best.median_us,
+                )
+            elif found:
+                yield Row(
+                    case=case,
+                    name=name,
+                    title=f"PyTorch {name}",
+                    status=Status.LAUNCH_FAILED,
+                    reason="; ".join(f"{entry.backend}: {entry.reason}" for entry in found),
+                )

@@ -1,0 +1,165 @@
+"""The content-addressed cache of built kernels: an artifact per key, complete or absent.
+
+An entry is the artifact and a JSON record beside it, which holds the artifact's SHA-256 and is written last.
+What a crash, a full disk or a bit flip left incomplete does not match and is built again. Several processes
+may share the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from ..cards.device import FlashgenError
+
+#: Scratch folders older than this belong to a process that was killed.
+STALE_SCRATCH_SECONDS = 3600
+SCRATCH_PREFIX = ".scratch-"
+#: What only a disk raises, and what a folder that is not ours raises too.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+FOLDER_ERRORS = DISK_ERRORS | {errno.EACCES, errno.EPERM, errno.ENOTDIR}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cached artifact, what its builder recorded, and whether it was there already."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    hit: bool
+
+
+def cache_folder() -> Path:
+    """``$FLASHGEN_CACHE``, else the user's cache folder."""
+    chosen = os.environ.get("FLASHGEN_CACHE")
+    # Absolute: artifacts are opened later, and by other processes.
+    return Path(chosen or platformdirs.user_cache_dir("flashgen")).expanduser().absolute()
+
+
+def cache_key(parts: Sequence[str]) -> str:
+    """SHA-256 over the parts; how the text is split into parts counts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode()
+        digest.update(f"{len(encoded)}:".encode())
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[str, Any]]) -> Entry:
+    """The artifact for ``parts`` (all that determines it: source, flags, compiler, target), built on a miss.
+
+    ``produce`` writes the artifact to the path it is given, in a scratch folder of its own that it may use
+    freely, and returns what to record: JSON values only. Its exceptions pass through; nothing is left then.
+
+    Raises:
+        FlashgenError: the folder cannot be written or its disk is full.
+    """
+    key = cache_key(parts)
+    folder = cache_folder() / key[:2]
+    artifact = folder / f"{key}{suffix}"
+    record = folder / f"{key}.json"
+    metadata = _load(artifact, record)
+    if metadata is not None:
+        return Entry(artifact, metadata, hit=True)
+    with disk_errors(cache_folder()):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _scratch() as scratch:
+        built = scratch / f"kernel{suffix}"
+        with disk_errors(cache_folder(), DISK_ERRORS):
+            metadata = dict(produce(built))
+        with disk_errors(cache_folder()):
+            text = json.dumps({"sha256": _sha256(built), "metadata": metadata}, indent=1)
+            # One rename each, the record last: a reader sees the old entry, none, or the whole new one.
+            _sync(built)
+            built.replace(artifact)
+            write_atomically(record, text)
+    return Entry(artifact, metadata, hit=False)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that is whole or not there, whatever happens meanwhile. Raises OSError."""
+    # Not by mkstemp, whose files nobody else may read.
+    scratch = path.with_name(f"{SCRATCH_PREFIX}{uuid.uuid4().hex}")
+    try:
+        with scratch.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, blamed: frozenset[int] = FOLDER_ERRORS) -> Iterator[None]:
+    """Turns an OSError that the disk or its permissions caused into a FlashgenError with the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in blamed:
+            raise
+        raise cache_unwritable(folder, error.strerror or str(error)) from error
+
+
+def cache_unwritable(folder: Path, why: str) -> FlashgenError:
+    """The one message for a cache that cannot be written; names the folder, what is free and the way out."""
+    free = ""
+    with contextlib.suppress(OSError):
+        exists = next(p for p in (folder, *folder.parents) if p.exists())
+        free = f" ({shutil.disk_usage(exists).free / 2**20:.0f} MiB free)"
+    return FlashgenError(
+        f"the kernel cache {folder} cannot be written: {why}{free}; "
+        "free some space or set FLASHGEN_CACHE to another folder"
+    )
+
+
+def _load(artifact: Path, record: Path) -> dict[str, Any] | None:
+    """The entry's metadata, or None when it is absent, incomplete or damaged."""
+    try:
+        data = json.loads(record.read_text(encoding="utf-8"))
+        if data["sha256"] == _sha256(artifact):
+            return dict(data["metadata"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder on the cache's own file system, gone afterwards; clears those that killed processes left."""
+    root = cache_folder()
+    with disk_errors(root):
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for left in root.glob(f"{SCRATCH_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > STALE_SCRATCH_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,467 @@
+"""A CUDA card behind the `Device` protocol, by PyCUDA and, for kernels themselves, by the driver.
+
+`CudaDevice` only describes a card. `CudaRunner` holds a context on it and lives in a worker process: after an
+illegal address or a trap the context, and with it the process, is of no further use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...gen.arguments import Arguments, describe_maps
+from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
+from ...gen.problem import MAX_GRID, Problem
+from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
+from . import nvml
+from .device import Build, FlashgenError, LaunchError, Timing
+from .driver import DriverError, Function, Parameters, encode_maps
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
+from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides
+
+MIN_FLUSH_BYTES = 32 * 2**20
+#: Device time spent warming up: clocks rise within it.
+WARM_UP_MS = 10.0
+MIN_REPEATS, MAX_REPEATS = 3, 200
+#: A candidate slower than the best by this factor is stopped after the fewest launches.
+BEATEN_FACTOR = 2.0
+#: A candidate this far behind the best needs no finer figure than a few more launches give.
+BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
+#: Distinct random values in the tensors that are timed, repeated to their size.
+POOL_ITEMS = 2**24 + 37
+GET_PYCUDA = (
+    "PyCUDA is not installed: `pip install flashgen[cuda]` (it builds against a CUDA toolkit), "
+    "or tune for an emulated card with `--device sim:<preset>`"
+)
+NO_GPU = (
+    "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card "
+    "with `--device sim:<preset>`"
+)
+
+
+@cache
+def _driver() -> Any:
+    """PyCUDA's driver module, initialised. Raises FlashgenError when it or the driver is absent."""
+    try:
+        import pycuda.driver as cuda  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] == "pycuda":
+            raise FlashgenError(GET_PYCUDA) from None
+        raise FlashgenError(f"PyCUDA cannot be imported: {error}; install what it needs") from error
+    except ImportError as error:
+        if "libcuda" in str(error):
+            raise FlashgenError(NO_GPU.format(why=f" ({error})")) from error
+        raise FlashgenError(
+            f"PyCUDA cannot be imported: {error}; reinstall it against this machine's CUDA toolkit "
+            "(`pip install --no-cache-dir --force-reinstall --no-binary pycuda pycuda`)"
+        ) from error
+    try:
+        cuda.init()
+    except cuda.Error as error:
+        raise FlashgenError(NO_GPU.format(why=f" ({error})")) from error
+    return cuda
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """One card of this machine, by its CUDA ordinal."""
+
+    ordinal: int
+    limits: DeviceLimits
+    driver: str
+    pci_bus_id: str
+    memory_bytes: int
+
+    @property
+    def spec(self) -> str:
+        return str(self.ordinal)
+
+    @property
+    def predicted(self) -> bool:
+        return False
+
+    @property
+    def lock_key(self) -> str:
+        return self.pci_bus_id
+
+    def toolchain(self) -> NvccToolchain | NvrtcToolchain:
+        return cuda_toolchain(self.limits.arch)
+
+    def open(self) -> CudaRunner:
+        return CudaRunner(self)
+
+
+def count_devices() -> int:
+    """CUDA devices of this machine. Raises FlashgenError when PyCUDA or the driver is absent."""
+    return _driver().Device.count()
+
+
+def find_device(ordinal: int) -> CudaDevice:
+    """The card with that ordinal, its limits read from the driver.
+
+    Raises:
+        FlashgenError: PyCUDA, the driver or that card is absent.
+    """
+    cuda = _driver()
+    count = cuda.Device.count()
+    if count == 0:
+        raise FlashgenError(NO_GPU.format(why=""))
+    if not 0 <= ordinal < count:
+        devices = "device 0" if count == 1 else f"devices 0 to {count - 1}"
+        raise FlashgenError(f"there is no CUDA device {ordinal}; this machine has {devices}")
+    card = cuda.Device(ordinal)
+    major, minor = card.compute_capability()
+    attributes = cuda.device_attribute
+
+    def read(name: str, default: int = 0) -> int:
+        """An attribute by name; the default where PyCUDA or the driver does not know it."""
+        attribute = getattr(attributes, name, None)
+        if attribute is None:
+            return default
+        try:
+            return int(card.get_attribute(attribute)) or default
+        except cuda.Error:
+            return default
+
+    arch = 10 * major + minor
+    alike = next((p for p in PRESETS.values() if p.arch == arch), None)
+    # Clocks in kHz, bus width in bits; memory moves data on both edges.
+    bandwidth_gbps = 2 * read("MEMORY_CLOCK_RATE") * read("GLOBAL_MEMORY_BUS_WIDTH") / 8 / 1e6
+    limits = DeviceLimits(
+        name=card.name(),
+        arch=arch,
+        num_sms=read("MULTIPROCESSOR_COUNT"),
+        smem_per_block=read(
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", read("MAX_SHARED_MEMORY_PER_BLOCK", 48 * KIB)
+        ),
+        smem_per_sm=read("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR", 48 * KIB),
+        max_threads_per_sm=read("MAX_THREADS_PER_MULTIPROCESSOR", 1024),
+        max_blocks_per_sm=read("MAX_BLOCKS_PER_MULTIPROCESSOR", alike.max_blocks_per_sm if alike else 16),
+        l2_bytes=read("L2_CACHE_SIZE"),
+        clock_mhz=read("CLOCK_RATE") // 1000,
+        dram_gbps=round(bandwidth_gbps),
+        registers_per_sm=read("MAX_REGISTERS_PER_MULTIPROCESSOR", 65536),
+        max_threads_per_block=read("MAX_THREADS_PER_BLOCK", 1024),
+    )
+    return CudaDevice(ordinal, limits, _driver_version(cuda), card.pci_bus_id(), card.total_memory())
+
+
+def _driver_version(cuda: Any) -> str:
+    """The driver's own version and the CUDA it serves: "580.95.05 (CUDA 13.0)"."""
+    number = cuda.get_driver_version()
+    served = f"CUDA {number // 1000}.{number % 1000 // 10}"
+    version = nvml.driver_version()
+    return f"{version} ({served})" if version else served
+
+
+# -- the runner -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """q, k, v and o of one problem on the card, contiguous, and the arguments that name them."""
+
+    problem: Problem
+    memory: Any
+    arguments: Arguments
+
+
+class CudaRunner:
+    """Runs cubins in the device's primary context, from the thread that created it."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._cuda = _driver()
+        self._device = device
+        try:
+            card = self._cuda.Device(device.ordinal)
+            if card.pci_bus_id() != device.pci_bus_id:
+                raise FlashgenError(
+                    f"CUDA device {device.ordinal} was {device.limits.name} at {device.pci_bus_id} and is "
+                    f"now {card.name()} at {card.pci_bus_id()}; set CUDA_VISIBLE_DEVICES before CUDA is used"
+                )
+            self._context = card.retain_primary_context()
+            self._context.push()
+        except self._cuda.Error as error:
+            raise FlashgenError(
+                f"CUDA device {device.ordinal} ({device.limits.name}) cannot be used: {error}"
+            ) from error
+        self._stream: Any = self._cuda.Stream()
+        self._monitor = nvml.CardMonitor(device.pci_bus_id)
+        self._loaded: dict[str, Function] = {}
+        self._tensors: _Tensors | None = None
+        self._flush: Any = None
+        self._arena: Any = None
+        self._arena_floats = 0
+        self._broken = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the context still works; after a sticky error it does not."""
+        return not self._broken
+
+    def close(self) -> None:
+        """Frees everything. After a sticky error nothing can be freed: end the process."""
+        if self._broken:
+            return
+        self._loaded.clear()
+        self._tensors = self._flush = self._arena = self._stream = None
+        self._context.pop()
+        self._context.detach()
+        self._broken = True
+
+    # -- validation --------------------------------------------------------------------------------------
+
+    def attend(
+        self,
+        build: Build,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float,
+        want_lse: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Runner.attend`. Every tensor stands alone between poisoned guards, so that a stray read that
+        matters yields NaN and a stray write is seen."""
+        require_inputs(build.kernel.problem, q, k, v)
+        image = GuardedImage(q.dtype)
+        (q_at, q_strides), (k_at, k_strides), (v_at, v_strides) = (image.add_input(x) for x in (q, k, v))
+        o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
+        output = numpy_dtype(build.kernel.problem.output_dtype)
+        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]), output)
+        lse_at = None
+        if want_lse:
+            strides = contiguous_strides(lse_shape)
+            lse_at, _ = image.add_output("the log-sum-exp", lse_shape, strides, FLOAT32)
+        before = image.before()
+        after = np.empty_like(before)
+        batch, num_q_heads, seqlen_q, _ = q.shape
+        num_kv_heads, seqlen_k = k.shape[1:3]
+        problem = replace(
+            build.kernel.problem,
+            batch=batch,
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+        )
+        with self._launch_errors(build):
+            base = self._arena_of(image.floats)
+            pointers = [base + q.itemsize * at for at in (q_at, k_at, v_at, o_at)]
+            pointers.append(0 if lse_at is None else base + q.itemsize * lse_at)
+            strides = tuple(s for each in (q_strides, k_strides, v_strides, o_strides) for s in each[:3])
+            sizes = (batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k)
+            arguments = Arguments(tuple(pointers), strides, sizes, scale, unit_scale(problem))
+            launch = self._launcher(build, problem, arguments)
+            self._cuda.memcpy_htod(base, before)
+            launch()
+            self._stream.synchronize()
+            self._cuda.memcpy_dtoh(after, base)
+        outputs = image.outputs(before, after)
+        return outputs[0], outputs[1] if want_lse else None
+
+    def _arena_of(self, floats: int) -> int:
+        """The address of device memory for at least so many floats, kept between calls."""
+        if self._arena is None or self._arena_floats < floats:
+            self._arena = None
+            size = max(floats, 2**20)
+            self._arena = self._allocate(4 * size, "the tensors of a validation")
+            self._arena_floats = size
+        return int(self._arena)
+
+    # -- timing ------------------------------------------------------------------------------------------
+
+    def measure(
+        self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
+    ) -> Timing:
+        """See `Runner.measure`. L2 is flushed before each launch; a pair of CUDA events times it."""
+        interval = self._monitor.begin()
+        with self._launch_errors(build):
+            launch = self._launcher(build, problem, self._tensors_of(problem).arguments)
+            estimate_ms = self._warm_up(launch)
+            if best_us is not None and 1000 * estimate_ms > 2 * BEATEN_FACTOR * best_us:
+                return Timing((1000 * estimate_ms,), True, interval.disturbance())
+            times_us = self._time([launch] * MIN_REPEATS)
+            typical_us = float(np.median(times_us))
+            if best_us is not None and typical_us > BEATEN_FACTOR * best_us:
+                return Timing(tuple(times_us), True, interval.disturbance())
+            affordable = int(budget_ms / max(estimate_ms + self._flush_ms(), 1e-3))
+            repeats = min(MAX_REPEATS, max(MIN_REPEATS, affordable))
+            if best_us is not None and typical_us > BEHIND_FACTOR * best_us:
+                repeats = min(repeats, BEHIND_REPEATS)
+            times_us += self._time([launch] * (repeats - MIN_REPEATS))
+        return Timing(tuple(times_us), False, interval.disturbance())
+
+    def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
+        """See `Runner.measure_interleaved`. Every other round goes backwards, so that no kernel always
+        follows the same one."""
+        interval = self._monitor.begin()
+        times: list[list[float]] = [[] for _ in builds]
+        launches: list[Callable[[], None]] = []
+        for build in builds:
+            with self._launch_errors(build):
+                launches.append(self._launcher(build, problem, self._tensors_of(problem).arguments))
+                self._warm_up(launches[-1])
+        order = list(range(len(builds)))
+        for _ in range(rounds):
+            with self._launch_errors(builds[0]):
+                for index, time_us in zip(order, self._time([launches[i] for i in order]), strict=True):
+                    times[index].append(time_us)
+            order.reverse()
+        busy = interval.disturbance()
+        return [Timing(tuple(each), False, busy) for each in times]
+
+    def _warm_up(self, launch: Callable[[], None]) -> float:
+        """Launches until the clocks have risen; milliseconds of the last launch."""
+        spent_ms = 0.0
+        while True:
+            last_ms = self._time([launch])[0] / 1000
+            # The first launch loads the kernel: only a slow one may serve as the estimate.
+            if last_ms >= WARM_UP_MS or spent_ms >= WARM_UP_MS:
+                return last_ms
+            spent_ms += last_ms + self._flush_ms()
+
+    def _time(self, launches: list[Callable[[], None]]) -> list[float]:
+        """Microseconds of each launch with a cold L2. All are enqueued at once: while the card flushes, the
+        host gets ahead, and no launch latency enters the times."""
+        cuda = self._cuda
+        flush = self._flush_buffer()
+        events = []
+        for launch in launches:
+            start, end = cuda.Event(), cuda.Event()
+            cuda.memset_d8_async(flush, 0, self._flush_bytes(), self._stream)
+            start.record(self._stream)
+            launch()
+            end.record(self._stream)
+            events.append((start, end))
+        self._stream.synchronize()
+        return [1000.0 * end.time_since(start) for start, end in events]
+
+    def _flush_bytes(self) -> int:
+        return max(2 * self._device.limits.l2_bytes, MIN_FLUSH_BYTES)
+
+    def _flush_buffer(self) -> int:
+        if self._flush is None:
+            self._flush = self._allocate(self._flush_bytes(), "the buffer that flushes L2")
+        return int(self._flush)
+
+    def _flush_ms(self) -> float:
+        """About what one flush takes."""
+        return self._flush_bytes() / max(self._device.limits.dram_gbps, 100) / 1e6
+
+    def _tensors_of(self, problem: Problem) -> _Tensors:
+        """Random normal q, k, v and a poisoned o, drawn once and kept until another problem is measured."""
+        if self._tensors is not None and self._tensors.problem == problem:
+            return self._tensors
+        self._tensors = None
+        dtype, output = numpy_dtype(problem.dtype), numpy_dtype(problem.output_dtype)
+        q_heads, kv_heads = problem.num_q_heads, problem.num_kv_heads
+        shapes = (
+            (problem.batch, q_heads, problem.seqlen_q, problem.head_dim),
+            (problem.batch, kv_heads, problem.seqlen_k, problem.head_dim),
+            (problem.batch, kv_heads, problem.seqlen_k, problem.head_dim_v),
+            (problem.batch, q_heads, problem.seqlen_q, problem.head_dim_v),
+        )
+        starts, total = [], 0
+        for shape, each in zip(shapes, (dtype, dtype, dtype, output), strict=True):
+            starts.append(total)
+            total += -(-each.itemsize * math.prod(shape) // ALIGN_BYTES) * ALIGN_BYTES
+        memory = self._allocate(total, f"q, k, v and o of {problem.name}")
+        inputs_bytes, output_bytes = starts[-1], total - starts[-1]
+        self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
+        poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
+        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), output_bytes // 4)
+        pointers = (*(int(memory) + start for start in starts), 0)
+        strides = tuple(stride for shape in shapes for stride in contiguous_strides(shape)[:3])
+        sizes = (problem.batch, q_heads, kv_heads, problem.seqlen_q, problem.seqlen_k)
+        arguments = Arguments(pointers, strides, sizes, problem.head_dim**-0.5, unit_scale(problem))
+        self._tensors = _Tensors(problem, memory, arguments)
+        return self._tensors
+
+    def _fill_randomly(self, address: int, items: int, dtype: np.dtype) -> None:
+        """Standard normal values: a pool drawn once, then copies of what is there already."""
+        drawn = np.random.default_rng(0).standard_normal(min(items, POOL_ITEMS), dtype=np.float32)
+        pool = drawn.astype(dtype)
+        # As bits: the driver's interface knows no bfloat16.
+        self._cuda.memcpy_htod(address, pool.view(bits_dtype(dtype)))
+        done = len(pool)
+        while done < items:
+            # PyCUDA before 2022 takes the length as 32 bits.
+            part = min(done, items - done, 2**28)
+            self._cuda.memcpy_dtod(address + dtype.itemsize * done, address, dtype.itemsize * part)
+            done += part
+        self._cuda.Context.synchronize()
+
+    # -- kernels -----------------------------------------------------------------------------------------
+
+    def occupancy(self, build: Build) -> float:
+        """See `Runner.occupancy`: from the registers the driver reports."""
+        with self._launch_errors(build):
+            registers = self._load(build).registers
+            launch, limits = build.kernel.launch, self._device.limits
+            blocks = limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes)
+        warps = -(-launch.threads // WARP)
+        return blocks * warps * WARP / limits.max_threads_per_sm
+
+    def _launcher(self, build: Build, problem: Problem, arguments: Arguments) -> Callable[[], None]:
+        """What launches the kernel once, asynchronously, on the runner's stream."""
+        kernel = build.kernel
+        grid = kernel.launch.grid(problem)
+        if grid > MAX_GRID:
+            raise LaunchError(f"{problem.name} needs {grid} blocks, CUDA allows {MAX_GRID}")
+        function = self._load(build)
+        parameters = [arguments.pack()]
+        if kernel.launch.tensor_maps:
+            parameters.append(encode_maps(describe_maps(kernel.launch, kernel.problem, arguments)))
+        packed = Parameters(parameters)
+        threads, smem_bytes, stream = kernel.launch.threads, kernel.launch.smem_bytes, self._stream
+
+        def launch() -> None:
+            function.launch(grid, threads, packed, smem_bytes, stream.handle)
+
+        return launch
+
+    def _load(self, build: Build) -> Function:
+        key = str(build.artifact)
+        if key not in self._loaded:
+            # Dozens of finalists at most are in use at once; a run has thousands of candidates.
+            while len(self._loaded) >= 32:
+                del self._loaded[next(iter(self._loaded))]
+            function = Function(build.artifact.read_bytes(), build.kernel.symbol)
+            function.allow_smem(build.kernel.launch.smem_bytes)
+            if build.kernel.launch.exceeds_portable_cluster:
+                function.allow_large_clusters()
+            self._loaded[key] = function
+        return self._loaded[key]
+
+    def _allocate(self, num_bytes: int, what: str) -> Any:
+        """Device memory; raises FlashgenError naming what it was for and both numbers."""
+        free, total = self._cuda.mem_get_info()
+        try:
+            return self._cuda.mem_alloc(num_bytes)
+        except self._cuda.MemoryError:
+            raise FlashgenError(
+                f"{what} take {num_bytes / 2**30:.2f} GiB, device {self._device.ordinal} has "
+                f"{free / 2**30:.2f} GiB free of {total / 2**30:.2f}; choose a smaller batch or shorter "
+                "sequences, or free the device's memory"
+            ) from None
+
+    @contextlib.contextmanager
+    def _launch_errors(self, build: Build) -> Iterator[None]:
+        """Turns CUDA's errors into `LaunchError`, and finds out whether the context survived them."""
+        if self._broken:
+            raise LaunchError("the device's context was lost to an earlier error")
+        try:
+            yield
+        except (self._cuda.Error, DriverError) as error:
+            try:
+                self._cuda.Context.synchronize()
+            except self._cuda.Error:
+                self._broken = True
+            raise LaunchError(f"{build.kernel.symbol}: {error}") from error

@@ -1,0 +1,150 @@
+"""The one protocol behind which a CUDA card and an emulated card stand.
+
+A `Device` is described anywhere (the coordinator never touches the GPU); its `Toolchain` builds kernels in
+a pool of processes; its `Runner` lives in a worker process that may die.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ...gen.kernel import Kernel
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+
+
+class FlashgenError(Exception):
+    """Something the user can mend: one message, the way out in it; the command exits 1."""
+
+
+class BuildError(FlashgenError):
+    """The compiler refused, crashed or ran out of time, or built something else than was written; the message
+    is its own output."""
+
+
+class LaunchError(FlashgenError):
+    """The kernel could not be launched, or faulted. The runner that raised it must not be used again."""
+
+
+class CorruptedMemory(FlashgenError):
+    """The kernel wrote outside its outputs, or left part of them unwritten."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A compiled kernel. ``artifact`` is a cubin or, emulated, a shared library."""
+
+    kernel: Kernel
+    artifact: Path
+    registers: int
+    spill_bytes: int
+    seconds: float
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of repeated launches, in microseconds; ``stopped_early``: clearly beaten, few repeats."""
+
+    times_us: tuple[float, ...]
+    stopped_early: bool = False
+    busy: str = ""
+    """Why the figures are doubtful (another process on the GPU, throttling); empty when they are not."""
+
+
+class Toolchain(Protocol):
+    """Builds kernels. Picklable: it is sent to the processes of the compile pool."""
+
+    def build(self, kernel: Kernel) -> Build:
+        """The compiled kernel, from the cache where it is there. Raises `BuildError`."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Compiler and version, part of the cache key and of every record."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs built kernels, in the process that created it."""
+
+    def attend(
+        self,
+        build: Build,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float,
+        want_lse: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """o (and the float32 log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any strides
+        with a contiguous last dimension; the kernel's own mask applies. All are of the problem's type (see
+        `dtypes`); o has v's columns and q's layout. Outputs are poisoned with NaN before and guarded around.
+        Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays of another type or width."""
+        ...
+
+    def measure(
+        self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
+    ) -> Timing:
+        """Times of launches on random inputs of the problem's shape, within about ``budget_ms`` of device
+        time; stops early once past twice ``best_us``. Raises `LaunchError`."""
+        ...
+
+    def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
+        """The finalists' times, taken in turns so that drift of the clocks meets all alike."""
+        ...
+
+    def occupancy(self, build: Build) -> float:
+        """Resident warps over the most the card allows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """A card, live or emulated. Cheap to create and picklable."""
+
+    @property
+    def spec(self) -> str:
+        """What the user typed after ``--device``: ``0`` or ``sim:gtx-1080``."""
+        ...
+
+    @property
+    def limits(self) -> DeviceLimits: ...
+
+    @property
+    def predicted(self) -> bool:
+        """Whether its times are a cost model's."""
+        ...
+
+    @property
+    def driver(self) -> str: ...
+
+    @property
+    def lock_key(self) -> str:
+        """Names what only one process of this host may time on at once; empty where that does not matter."""
+        ...
+
+    def toolchain(self) -> Toolchain: ...
+
+    def open(self) -> Runner:
+        """Called in the worker process."""
+        ...
+
+
+__all__ = [
+    "Build",
+    "BuildError",
+    "CorruptedMemory",
+    "Device",
+    "FlashgenError",
+    "LaunchError",
+    "Runner",
+    "Timing",
+    "Toolchain",
+]

@@ -1,0 +1,55 @@
+"""The problems' element types in numpy, which has no bfloat16 of its own, and bits of unwritten memory."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from ...gen.problem import Problem
+
+NUMPY_DTYPES: dict[str, np.dtype] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+#: What marks memory that nobody wrote: a signalling NaN of the type, which no arithmetic yields. That of f32
+#: is another one than what the emulation fills shared memory with (``kUninitialized``), which a kernel may
+#: copy. e4m3 has one NaN of each sign, and is never written.
+_UNWRITTEN = {"f32": 0x7FA5A5A5, "f16": 0x7DA5, "bf16": 0x7FA5, "e4m3": 0x7F}
+_UNWRITTEN_BITS = {dtype: _UNWRITTEN[name] for name, dtype in NUMPY_DTYPES.items()}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The numpy type of a problem's ``dtype``."""
+    return NUMPY_DTYPES[name]
+
+
+def unwritten_bits(dtype: np.dtype) -> int:
+    """The bits of an element that nobody wrote. Raises ValueError for a type that no problem has."""
+    try:
+        return _UNWRITTEN_BITS[dtype]
+    except KeyError:
+        raise ValueError(f"arrays of {', '.join(NUMPY_DTYPES)} are needed, not of {dtype}") from None
+
+
+def bits_dtype(dtype: np.dtype) -> np.dtype:
+    """The unsigned integers as wide as an element."""
+    return np.dtype(f"u{dtype.itemsize}")
+
+
+def unit_scale(problem: Problem) -> float | None:
+    """The values' scale of inputs that are taken as they are; None where a kernel knows of none."""
+    return 1.0 if problem.has_scales else None
+
+
+def require_inputs(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    """Raises ValueError unless q, k, v have the type and the columns of the problem a kernel was made for."""
+    wanted = numpy_dtype(problem.dtype)
+    columns = {"q": problem.head_dim, "k": problem.head_dim, "v": problem.head_dim_v}
+    for (name, width), array in zip(columns.items(), (q, k, v), strict=True):
+        if array.dtype != wanted or array.shape[-1] != width:
+            raise ValueError(
+                f"{name} is {array.dtype} with {array.shape[-1]} columns, "
+                f"the kernel takes {wanted} with {width}; render it for that problem"
+            )

@@ -1,0 +1,449 @@
+"""A card one does not have: kernels compiled for the host by an emulation of CUDA, times from a cost model.
+
+``sim:gtx-1080`` compiles the generated source itself, unchanged, with g++ and the headers in ``emulation/``,
+runs it for real on small problems, and predicts how long it would take on the card. Times are predictions,
+always.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...gen.arguments import args_bytes, pack_args
+from ...gen.kernel import Kernel
+from ...gen.limits import WARP, DeviceLimits
+from ...gen.problem import Problem
+from ..build.cache import cached
+from ..build.compile import run_compiler, usable_cores
+from ..build.toolchain import HostCompiler, find_host_compiler
+from ..predict import cost_model
+from .device import Build, CorruptedMemory, LaunchError, Timing
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
+
+PREFIX = "sim:"
+EMULATION = Path(__file__).resolve().parents[1] / "emulation"
+#: Bytes watched on either side of each array; CUDA aligns allocations to 256 bytes.
+GUARD_BYTES = 4096
+ALIGNMENT = 256
+#: A kernel of a small problem that runs longer than this under the sanitizer hangs.
+SANITIZE_TIMEOUT_S = 300.0
+#: The sanitizer's runner exits with these: the launch was refused or failed; the sanitizer found something.
+LAUNCH_FAILED_EXIT, SANITIZER_EXIT = 3, 99
+#: Under which compilers, and so the sanitizer, know the kernel's source.
+SOURCE_NAME = "kernel.cu"
+
+COMPILE_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    # Only what the source writes as fmaf is fused, so that results do not depend on the host.
+    "-ffp-contract=off",
+    # nvcc does not exploit aliasing either: kernels view floats as vectors.
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    # Fibers switch by longjmp to another stack, which fortified libraries take for a mistake.
+    "-U_FORTIFY_SOURCE",
+    "-w",  # the kernel is nvcc's to warn about
+    "-Wno-psabi",  # notes that only matter between compilers
+)
+FAST_FLAGS = ("-O2",)
+SANITIZE_FLAGS = (
+    "-O1",
+    "-g1",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,alignment",
+    "-fno-sanitize-recover=alignment",
+)
+
+
+class _Config(ctypes.Structure):
+    """``emulation::Config``."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("shared_bytes_per_block", ctypes.c_int64),
+        ("threads_per_block", ctypes.c_int32),
+        ("host_threads", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class SimDevice:
+    """An emulated card. ``sanitize`` runs kernels under AddressSanitizer, some ten times slower."""
+
+    name: str
+    limits: DeviceLimits
+    sanitize: bool = False
+
+    @property
+    def spec(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def predicted(self) -> bool:
+        return True
+
+    @property
+    def driver(self) -> str:
+        return "emulated"
+
+    @property
+    def lock_key(self) -> str:
+        return ""
+
+    def toolchain(self) -> SimToolchain:
+        """Raises FlashgenError when there is no C++ compiler."""
+        return SimToolchain(self.limits, find_host_compiler(), self.sanitize)
+
+    def open(self) -> SimRunner:
+        return SimRunner(self.limits, sanitize=self.sanitize)
+
+
+@dataclass(frozen=True)
+class SimToolchain:
+    """g++ or clang++ with the emulation headers. Artifacts are shared libraries, or programs to sanitize."""
+
+    limits: DeviceLimits
+    compiler: HostCompiler
+    sanitize: bool = False
+
+    @property
+    def version(self) -> str:
+        return f"{self.compiler.version}, emulating {self.limits.name}"
+
+    def build(self, kernel: Kernel) -> Build:
+        """The kernel for the host, from the cache where it is there. Raises `BuildError`."""
+        started = time.monotonic()
+        suffix, extra = ".so", ["-shared"]
+        if self.sanitize:
+            suffix, extra = (
+                ".run",
+                [
+                    f"-DEMULATION_ENTRY={kernel.entry}",
+                    f"-DEMULATION_ARGS_BYTES={args_bytes(kernel.problem)}",
+                ],
+            )
+        runtime = self._runtime()
+
+        def produce(artifact: Path) -> Mapping[str, Any]:
+            source = artifact.with_name(SOURCE_NAME)
+            source.write_text(kernel.source, encoding="utf-8")
+            command = [*self._command(), *extra, "-x", "c++", str(source)]
+            command += [str(EMULATION / "runner.cpp")] if self.sanitize else []
+            command += ["-x", "none", str(runtime), "-o", str(artifact)]
+            run_compiler(command, artifact.parent, makes=artifact)
+            artifact.chmod(0o755)
+            return {}
+
+        entry = cached([kernel.source, *self._how(), *extra], suffix, produce)
+        return Build(
+            kernel,
+            entry.path,
+            registers=kernel.variant.registers(kernel.problem, self.limits),
+            spill_bytes=0,
+            seconds=time.monotonic() - started,
+            cached=entry.hit,
+        )
+
+    def _runtime(self) -> Path:
+        """What all kernels share, compiled once."""
+
+        def produce(artifact: Path) -> Mapping[str, Any]:
+            command = [*self._command(), "-c", str(EMULATION / "runtime.cpp"), "-o", str(artifact)]
+            run_compiler(command, artifact.parent, makes=artifact)
+            return {}
+
+        return cached(["runtime", *self._how()], ".o", produce).path
+
+    def _flags(self) -> tuple[str, ...]:
+        return (*COMPILE_FLAGS, *(SANITIZE_FLAGS if self.sanitize else FAST_FLAGS), *_machine_flags())
+
+    def _command(self) -> list[str]:
+        header = str(EMULATION / "cuda_emulation.h")
+        flags = (*self._flags(), "-DFLASHGEN_LIBRARY")  # of a program, only the kernel
+        return [str(self.compiler.path), *flags, f"-I{EMULATION}", "-include", header]
+
+    def _how(self) -> tuple[str, ...]:
+        """All that determines an artifact beside the kernel's source."""
+        return (self.compiler.version, *self._flags(), _emulation_source())
+
+
+@cache
+def _emulation_source() -> str:
+    return "\0".join(path.name + path.read_text() for path in sorted(EMULATION.glob("*.[hc]*")))
+
+
+@cache
+def _machine_flags() -> tuple[str, ...]:
+    """FMA where the host has it (aarch64 always does): fmaf is then an instruction instead of a call. AVX2
+    makes products of warpgroups twice as fast."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        features = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    return tuple(
+        f"-m{name}"
+        for name in ("fma", "avx2")
+        if re.search(rf"^flags\s*:.*\b{name}\b", features, re.MULTILINE)
+    )
+
+
+class SimRunner:
+    """Runs kernels on the host and predicts their times. ``seed`` draws the order in which threads run."""
+
+    def __init__(self, limits: DeviceLimits, *, sanitize: bool = False, seed: int = 0) -> None:
+        self.limits = limits
+        self.sanitize = sanitize
+        self.seed = seed
+
+    def attend(
+        self,
+        build: Build,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float,
+        want_lse: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Runner.attend`. Sanitizing, a `LaunchError` also tells of accesses out of bounds or of what
+        nobody wrote, with the line of the kernel's source."""
+        require_inputs(build.kernel.problem, q, k, v)
+        batch, num_q_heads, seqlen_q, _ = q.shape
+        # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
+        output = numpy_dtype(build.kernel.problem.output_dtype)
+        o = np.empty_like(q, output, shape=(*q.shape[:3], v.shape[3]))
+        lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
+        arrays = {"q": _Array.like(q), "k": _Array.like(k), "v": _Array.like(v)}
+        arrays["o"] = _Array.like(o, copy=False)
+        if lse is not None:
+            arrays["lse"] = _Array.like(lse, copy=False)
+        strides = [stride // x.itemsize for x in (q, k, v, o) for stride in x.strides[:3]]
+        sizes = [batch, num_q_heads, k.shape[1], seqlen_q, k.shape[2]]
+        launch = self._launch_sanitized if self.sanitize else self._launch
+        launch(build, arrays, strides, sizes, scale)
+        for name, array in arrays.items():
+            array.check(name, build.kernel)
+        for name in ("o", "lse"):
+            if name in arrays:
+                arrays[name].check_written(name, build.kernel)
+        o[...] = arrays["o"].view
+        if lse is not None:
+            lse[...] = arrays["lse"].view
+        return o, lse
+
+    def _config(self) -> _Config:
+        return _Config(
+            self.seed, self.limits.smem_per_block, self.limits.max_threads_per_block, usable_cores()
+        )
+
+    def _launch(
+        self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
+    ) -> None:
+        pointers = [arrays[name].view.ctypes.data if name in arrays else 0 for name in ARRAY_NAMES]
+        library = _load(build.artifact)
+        library.emulation_configure(ctypes.byref(self._config()))
+        status = library[build.kernel.entry](
+            pack_args(pointers, strides, sizes, scale, unit_scale(build.kernel.problem)), None
+        )
+        if status:
+            raise _launch_error(build.kernel, status, library.emulation_message().decode())
+
+    def _launch_sanitized(
+        self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
+    ) -> None:
+        values = unit_scale(build.kernel.problem)
+        args = pack_args([0] * len(ARRAY_NAMES), strides, sizes, scale, values)
+        with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+            request, reply = Path(folder) / "request", Path(folder) / "reply"
+            with request.open("wb") as file:
+                file.write(bytes(self._config()) + args)
+                for name in ARRAY_NAMES:
+                    file.write(arrays[name].serialized() if name in arrays else ABSENT)
+            done = _run_sanitized([str(build.artifact), str(request), str(reply)])
+            if done.returncode == LAUNCH_FAILED_EXIT:
+                status, message = done.stdout.split(maxsplit=1)
+                raise _launch_error(build.kernel, int(status), message.strip())
+            if done.returncode:
+                raise LaunchError(_explain_report(build.kernel, done))
+            words = np.fromfile(reply, np.uint32)
+        first = 0
+        for name in ("o", "lse"):
+            if name in arrays:
+                first = arrays[name].receive(words, first)
+
+    def measure(
+        self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
+    ) -> Timing:
+        """What the cost model predicts: one time, always the same."""
+        prediction = cost_model.predict(build.kernel.variant, problem, self.limits)
+        return Timing((prediction.median_us,))
+
+    def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
+        return [self.measure(build, problem) for build in builds]
+
+    def occupancy(self, build: Build) -> float:
+        launch = build.kernel.launch
+        blocks = self.limits.blocks_per_sm(launch.threads, build.registers, launch.smem_bytes)
+        return blocks * -(-launch.threads // WARP) * WARP / self.limits.max_threads_per_sm
+
+    def close(self) -> None:
+        pass
+
+
+#: In the order of ``AttentionArgs``.
+ARRAY_NAMES = ("q", "k", "v", "o", "lse")
+#: An array that is not there, as `_Array.serialized` would write it.
+ABSENT = bytes(8 * 10)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A copy of an array with its strides: unwritten memory between its rows, and guards around it."""
+
+    memory: np.ndarray
+    """All of it as the bits of elements: guard, extent, guard."""
+    extent: slice
+    view: np.ndarray
+    """The array itself, in the extent."""
+    pristine: np.ndarray = field(repr=False)
+    """The memory before the launch."""
+    is_output: bool = False
+
+    @classmethod
+    def like(cls, array: np.ndarray, *, copy: bool = True) -> _Array:
+        unwritten, size = unwritten_bits(array.dtype), array.itemsize
+        if array.strides[-1] != size and array.shape[-1] != 1:
+            raise ValueError(f"rows of contiguous {array.dtype} are needed, not by {array.strides} bytes")
+        spans = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]
+        below, above = -sum(min(s, 0) for s in spans), sum(max(s, 0) for s in spans)
+        items, guard, slack = (below + above) // size + 1, GUARD_BYTES // size, ALIGNMENT // size
+        memory = np.full(guard + slack + items + guard, unwritten, bits_dtype(array.dtype))
+        first = guard + -(memory.ctypes.data // size + guard) % slack
+        view = np.ndarray(
+            array.shape, array.dtype, memory.data, offset=size * first + below, strides=array.strides
+        )
+        if copy:
+            view[...] = array
+        return cls(memory, slice(first, first + items), view, memory.copy(), is_output=not copy)
+
+    def check(self, name: str, kernel: Kernel) -> None:
+        """Raises CorruptedMemory when the guards, or an input, are not as they were."""
+        for place, part in (
+            ("before", slice(0, self.extent.start)),
+            ("in" if not self.is_output else "", self.extent),
+            ("past", slice(self.extent.stop, None)),
+        ):
+            if not place:
+                continue
+            changed = np.flatnonzero(self.memory[part] != self.pristine[part])
+            if changed.size:
+                size = self.view.itemsize
+                raise CorruptedMemory(
+                    f"{kernel.symbol} overwrote {size * changed.size} bytes {place} {name}, "
+                    f"the first of them byte {size * int(changed[0])} there"
+                )
+
+    def check_written(self, name: str, kernel: Kernel) -> None:
+        """Raises CorruptedMemory when elements still hold what they were poisoned with."""
+        bits = self.view.view(self.memory.dtype)
+        unwritten = np.argwhere(bits == unwritten_bits(self.view.dtype))
+        if len(unwritten):
+            raise CorruptedMemory(
+                f"{kernel.symbol} left {len(unwritten)} of {self.view.size} elements of {name} unwritten, "
+                f"the first at {tuple(int(i) for i in unwritten[0])}"
+            )
+
+    def serialized(self) -> bytes:
+        """For ``runner.cpp``, in 32-bit words: count, offset of the first element, shape, strides, data."""
+        words = self.memory[self._whole_words()].view(np.uint32)
+        offset_bytes = self.view.ctypes.data - words.ctypes.data
+        missing = 4 - self.view.ndim
+        *rows, columns = (1,) * missing + self.view.shape
+        *strides, _ = (0,) * missing + self.view.strides
+        # An axis of length 1 is not walked.
+        strides = [0 if length == 1 else stride for length, stride in zip(rows, strides, strict=True)]
+        row_words = -(-columns * self.view.itemsize // 4)
+        if any(x % 4 for x in (offset_bytes, *strides)):
+            # Rows that begin in the middle of a word: the gaps between them go unwatched.
+            offset_bytes, rows, strides, row_words = 0, [1, 1, 1], [0, 0, 0], len(words)
+        header = [len(words), offset_bytes // 4, *rows, row_words, *(stride // 4 for stride in strides), 1]
+        return np.array(header, np.int64).tobytes() + words.tobytes()
+
+    def receive(self, words: np.ndarray, first: int) -> int:
+        """Takes this array's extent out of the runner's reply; returns where the next one starts."""
+        target = self.memory[self._whole_words()].view(np.uint32)
+        target[...] = words[first : first + len(target)]
+        return first + len(target)
+
+    def _whole_words(self) -> slice:
+        """The extent, to the end of its last 32-bit word."""
+        per_word = 4 // self.view.itemsize
+        items = self.extent.stop - self.extent.start
+        return slice(self.extent.start, self.extent.start + -(-items // per_word) * per_word)
+
+
+@cache
+def _load(artifact: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(artifact))
+    library.emulation_message.restype = ctypes.c_char_p
+    return library
+
+
+def _launch_error(kernel: Kernel, status: int, message: str) -> LaunchError:
+    return LaunchError(f"{kernel.symbol}: {message or f'its launcher returned CUDA error {status}'}")
+
+
+# -- the sanitizer --------------------------------------------------------------------------------------
+
+
+def _run_sanitized(command: list[str]) -> subprocess.CompletedProcess[str]:
+    options = f"exitcode={SANITIZER_EXIT}:detect_leaks=0:abort_on_error=0:detect_stack_use_after_return=0"
+    environment = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1"}
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SANITIZE_TIMEOUT_S,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"the kernel did not finish within {SANITIZE_TIMEOUT_S:.0f} s under the sanitizer"
+        ) from None
+
+
+def _explain_report(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> str:
+    """What AddressSanitizer found, in one or two lines: what, where in memory, which thread, which line."""
+    report = done.stderr
+    where = re.search(rf"{re.escape(SOURCE_NAME)}:(\d+)", report)
+    line = ""
+    if where:
+        number = int(where[1])
+        lines = kernel.source.splitlines()
+        text = lines[number - 1].strip() if number <= len(lines) else ""
+        line = f"\n  line {number}: {text}"
+    found = re.search(r"^flashgen: (.*)$", report, re.MULTILINE)
+    misaligned = re.search(r"runtime error: (.*)$", report, re.MULTILINE)
+    if found or misaligned:
+        return f"{kernel.symbol}: {(found or misaligned)[1]}{line}"  # type: ignore[index]
+    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    return f"{kernel.symbol}: the sanitized kernel ended by {ending}{line}\n{report[-2000:]}"

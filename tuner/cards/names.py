@@ -1,0 +1,141 @@
+"""Devices by name, and a survey of what this machine has and lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...gen.limits import PRESETS, DeviceLimits
+from ..build.toolchain import GET_OLD_NVRTC, find_host_compiler, find_nvcc, find_nvrtc
+from ..request import UsageError, suggestion
+from .cuda import CudaDevice, count_devices, find_device
+from .device import Device, FlashgenError
+from .emulated import PREFIX, SimDevice
+
+GET_PYCUDA = "pip install 'flashgen[cuda]' (builds against an installed CUDA toolkit)"
+#: Stands for all CUDA cards of this machine.
+ALL = "all"
+GET_TORCH = "pip install torch (only to compare with PyTorch)"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program or library flashgen uses: its version where it is found, else how to get it."""
+
+    name: str
+    found: str
+    missing: str
+    needed_for: str
+
+
+def resolve(spec: str) -> Device:
+    """The device ``spec`` names: ``0`` or ``cuda:0``, a CUDA card; ``sim:gtx-1080``, an emulated one.
+
+    Raises:
+        UsageError: nothing is called so.
+        FlashgenError: there is no such card here, or PyCUDA or a driver is missing.
+    """
+    if spec.startswith(PREFIX):
+        return SimDevice(spec.removeprefix(PREFIX), limits_named(spec.removeprefix(PREFIX)))
+    number = spec.removeprefix("cuda:")
+    if not number.isdigit():
+        if spec in PRESETS:
+            raise UsageError(f"{spec!r} is a preset; write --device sim:{spec} for that card emulated")
+        known = ["0", *(PREFIX + name for name in PRESETS)]
+        raise UsageError(
+            f"unknown device {spec!r}; {suggestion(spec, known)} (a number is a CUDA card, "
+            "`flashgen devices` lists all)"
+        )
+    return find_device(int(number))
+
+
+def resolve_all(specs: str) -> list[tuple[Device, ...]]:
+    """The devices of a list like ``0,1,2`` or of ``all`` CUDA cards here, those of one kind together.
+
+    An emulated card may be named several times: as many workers emulate it. Raises as `resolve` does.
+    """
+    if specs == ALL:
+        found = [find_device(ordinal) for ordinal in range(count_devices())]
+        if not found:
+            resolve("0")  # which says why there is none
+        devices: list[Device] = [*found]
+    else:
+        devices = [resolve(spec.strip()) for spec in specs.split(",")]
+        twice = [
+            d.spec for i, d in enumerate(devices) if d.lock_key and d.spec in [e.spec for e in devices[:i]]
+        ]
+        if twice:
+            raise UsageError(f"device {twice[0]} is named twice in {specs!r}; name each card once")
+    kinds: dict[tuple[bool, DeviceLimits], list[Device]] = {}
+    for device in devices:
+        kinds.setdefault((device.predicted, device.limits), []).append(device)
+    return [tuple(kind) for kind in kinds.values()]
+
+
+def limits_named(spec: str) -> DeviceLimits:
+    """The limits of a card of this machine, a ``sim:`` device or a preset. Raises as `resolve` does."""
+    if spec.removeprefix("cuda:").isdigit():
+        return resolve(spec).limits
+    return preset_named(spec.removeprefix(PREFIX))
+
+
+def preset_named(name: str) -> DeviceLimits:
+    """A preset; by ``sm_86`` the first one of that compute capability. Raises UsageError."""
+    alike = (card for card in PRESETS.values() if card.sm == name)
+    card = PRESETS.get(name) or next(alike, None)
+    if card is None:
+        raise UsageError(f"unknown preset {name!r}; {suggestion(name, list(PRESETS))}")
+    return card
+
+
+def cards() -> tuple[list[CudaDevice], str]:
+    """The CUDA cards of this machine; where there is none, why and what to do."""
+    try:
+        return [find_device(ordinal) for ordinal in range(count_devices())], ""
+    except FlashgenError as error:
+        return [], str(error)
+
+
+def survey() -> list[Tool]:
+    """What tuning, emulating and comparing need, found or missing."""
+    return [
+        _probe(
+            "nvcc", "building kernels for a card", lambda: _versioned(find_nvcc().version, find_nvcc().path)
+        ),
+        _probe(
+            "g++",
+            "emulated cards, and nvcc itself",
+            lambda: _versioned(find_host_compiler().version, find_host_compiler().path),
+        ),
+        _probe(
+            "NVRTC",
+            f"cards that nvcc no longer compiles for: {GET_OLD_NVRTC}",
+            lambda: _versioned(find_nvrtc().version, find_nvrtc().path),
+        ),
+        _module("PyCUDA", "pycuda", "running kernels on a card, and the emitted modules", GET_PYCUDA),
+        _module("PyTorch", "torch", "comparing with it in `flashgen bench` and `ladder`", GET_TORCH),
+    ]
+
+
+def _versioned(version: str, path: object) -> str:
+    return f"{version} ({path})"
+
+
+def _probe(name: str, needed_for: str, find: Callable[[], str]) -> Tool:
+    try:
+        return Tool(name, find(), "", needed_for)
+    except FlashgenError as error:
+        return Tool(name, "", str(error), needed_for)
+
+
+def _module(name: str, module: str, needed_for: str, get: str) -> Tool:
+    """Found by its metadata alone: importing PyCUDA or torch takes long and may touch the card."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    if importlib.util.find_spec(module) is None:
+        return Tool(name, "", get, needed_for)
+    try:
+        return Tool(name, version(module), "", needed_for)
+    except PackageNotFoundError:
+        return Tool(name, "of unknown version", "", needed_for)

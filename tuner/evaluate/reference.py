@@ -1,0 +1,155 @@
+"""Attention in float64 by numpy: what every kernel is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..cards.dtypes import numpy_dtype
+
+#: Bytes of scores held at a time.
+MAX_SCORE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Reference:
+    """``o`` (batch, num_q_heads, rows, head_dim_v) and ``lse`` (batch, num_q_heads, rows) in float64.
+
+    A row that sees no key has o = 0 and lse = -inf. ``max_score`` is the largest |scale · q·k| met in a key
+    that a row sees: float32 rounds a score of that size by up to 2⁻²⁴ of it, and exp turns the absolute error
+    of a score into a relative error of its weight.
+    """
+
+    o: np.ndarray
+    lse: np.ndarray
+    max_score: float
+
+
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float,
+    causal: bool = False,
+    rows: np.ndarray | None = None,
+) -> Reference:
+    """softmax(scale · q kᵀ) v of arrays shaped (batch, heads, seqlen, head_dim), heads of k and v grouped.
+
+    Any type of number serves; v may have more or fewer columns than q and k. A causal mask is aligned
+    bottom-right: row i sees keys 0 .. i + seqlen_k - seqlen_q. Only ``rows`` are computed, an array of query
+    rows in rising order; None: all.
+    """
+    batch, num_q_heads, seqlen_q, head_dim = q.shape
+    num_kv_heads, seqlen_k = k.shape[1:3]
+    group = num_q_heads // num_kv_heads
+    rows = np.arange(seqlen_q) if rows is None else np.asarray(rows)
+    o = np.zeros((batch, num_kv_heads, group, len(rows), v.shape[-1]))
+    lse = np.full((batch, num_kv_heads, group, len(rows)), -np.inf)
+    step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
+    max_score = 0.0
+    for b in range(batch):
+        keys = np.asarray(k[b], np.float64)[:, None]
+        values = np.asarray(v[b], np.float64)[:, None]
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            queries = np.asarray(q[b][:, rows[part]], np.float64) * scale
+            queries = queries.reshape(num_kv_heads, group, -1, head_dim)
+            # Keys beyond the last row's diagonal are masked for all rows of the part.
+            seen = seqlen_k
+            if causal:
+                seen = max(0, min(seqlen_k, int(rows[part][-1]) + 1 + seqlen_k - seqlen_q))
+            if seen == 0:
+                continue
+            scores = queries @ keys[:, :, :seen].swapaxes(-1, -2)
+            if causal:
+                hidden = np.arange(seen) > rows[part][:, None] + seqlen_k - seqlen_q
+                scores[..., hidden] = 0.0
+                max_score = max(max_score, float(scores.max()), -float(scores.min()))
+                scores[..., hidden] = -np.inf
+            else:
+                max_score = max(max_score, float(scores.max()), -float(scores.min()))
+            top = scores.max(axis=-1, keepdims=True)
+            top[np.isneginf(top)] = 0.0
+            scores -= top
+            weights = np.exp(scores, out=scores)
+            total = weights.sum(axis=-1)
+            visible = total > 0.0
+            o[b, :, :, part] = (weights @ values[:, :, :seen]) / np.where(visible, total, 1.0)[..., None]
+            with np.errstate(divide="ignore"):
+                lse[b, :, :, part] = np.log(total) + top[..., 0]
+    shape = (batch, num_q_heads, len(rows))
+    return Reference(o.reshape(*shape, v.shape[-1]), lse.reshape(shape), max_score)
+
+
+#: What inputs a kernel is tried on, by name.
+LARGE_DISTRIBUTIONS = ("rising", "falling", "negative", "spiked")
+DISTRIBUTIONS = ("uniform", "normal", *LARGE_DISTRIBUTIONS)
+#: Fewer elements of a head's o than this are few.
+FEW_AVERAGES = 256
+#: exp of ±this overflows or underflows float32, so that only a running maximum gets it right.
+LARGE_SCORE = 150.0
+
+
+def random_inputs(
+    distribution: str,
+    q_shape: tuple[int, int, int, int],
+    kv_shape: tuple[int, int, int, int],
+    *,
+    scale: float,
+    rng: np.random.Generator,
+    dtype: str = "f32",
+    head_dim_v: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is given.
+
+    They are drawn in float32 and rounded to ``dtype``.
+
+    ``uniform`` in ±3 and standard ``normal`` are plain. The others add to every score a term of up to
+    `LARGE_SCORE`: ``rising`` and ``falling`` along the keys (each tile moves the running maximum, or none
+    but the first does), ``negative`` for all keys alike (a maximum that starts at 0 gets it wrong),
+    ``spiked`` for a few keys only.
+    """
+    head_dim_v = q_shape[-1] if head_dim_v is None else head_dim_v
+    shapes = (q_shape, kv_shape, (*kv_shape[:3], head_dim_v))
+    if distribution == "uniform":
+        q, k, v = (rng.random(s, dtype=np.float32) * np.float32(6) - np.float32(3) for s in shapes)
+    else:
+        q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in shapes)
+    if distribution in LARGE_DISTRIBUTIONS or q_shape[2] * head_dim_v < FEW_AVERAGES:
+        # Few values are averaged, or few averages taken. Were both signs among them they could cancel, and
+        # the relative error of what is left would say nothing about the kernel.
+        v = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)
+    if distribution in LARGE_DISTRIBUTIONS:
+        _enlarge_scores(distribution, q, k, scale, rng)
+    target = numpy_dtype(dtype)
+    return q.astype(target, copy=False), k.astype(target, copy=False), v.astype(target, copy=False)
+
+
+def _enlarge_scores(
+    distribution: str, q: np.ndarray, k: np.ndarray, scale: float, rng: np.random.Generator
+) -> None:
+    """Adds to q and k, in place, what makes the distribution's term of every score."""
+    head_dim, seqlen_k = q.shape[-1], k.shape[2]
+    if distribution == "negative":
+        term = np.full(seqlen_k, -LARGE_SCORE)
+    elif distribution == "spiked":
+        term = np.where(rng.random(seqlen_k) < 4.0 / seqlen_k, LARGE_SCORE / 2, 0.0)
+        term[rng.integers(seqlen_k)] = LARGE_SCORE / 2
+    else:
+        term = np.linspace(-LARGE_SCORE, LARGE_SCORE, seqlen_k)
+        term = term if distribution == "rising" else term[::-1]
+    # q's share along one direction is the same for all rows, k's varies: their product is the term.
+    direction = rng.standard_normal(head_dim)
+    direction /= np.linalg.norm(direction)
+    share = np.sqrt(LARGE_SCORE / max(abs(scale), 1e-3))
+    if head_dim == 1:
+        # No room beside the direction: noise in q would scale the whole term.
+        q *= 0.01
+    else:
+        for x in (q, k):
+            x -= ((x @ direction)[..., None] * direction).astype(np.float32)
+    q += (share * direction).astype(np.float32)
+    along = np.sign(scale) * term / LARGE_SCORE * share
+    k += (along[:, None] * direction).astype(np.float32)

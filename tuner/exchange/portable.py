@@ -1,0 +1,222 @@
+"""A study's trials apart from its storage: taken out for export, and put back by an import.
+
+What is put back is data that was checked: variants of a family's own choices, legal on their card, and
+figures. Kernels are rendered anew from them whenever one is needed.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.study import Study, get_all_study_names, load_study
+from optuna.trial import TrialState, create_trial
+
+from ...gen.families import family_named
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+from ...gen.variant import Variant
+from ..cards.device import FlashgenError
+from ..evaluate.outcome import Outcome, Status
+from ..request import Shape
+from ..shelf import library
+from ..store.studies import (
+    OUTCOME,
+    distributions,
+    open_storage,
+    open_study,
+    outcome_to_dict,
+    outcomes,
+    plain_figures,
+    storage_errors,
+    study_name,
+    without_password,
+)
+
+#: What a trial's ``origin`` says when an import put it there.
+IMPORTED = "imported"
+
+
+@dataclass(frozen=True)
+class About:
+    """What all trials of one study share. ``mark`` tells apart versions of what made the kernels."""
+
+    problem: Problem
+    limits: DeviceLimits
+    family: type[Variant]
+    predicted: bool
+    driver: str
+    toolkit: str
+    flashgen: str
+    seed: int
+    mark: str
+
+    @property
+    def slug(self) -> str:
+        return (library.SIM_PREFIX if self.predicted else "") + self.limits.slug
+
+    @property
+    def study(self) -> str:
+        """The study's name; never taken from a file."""
+        return study_name(self.slug, self.problem, self.family, self.mark)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An outcome and when it was."""
+
+    outcome: Outcome
+    at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A study's finished trials, oldest first."""
+
+    about: About
+    ended: tuple[Ended, ...]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did: trials added, and those whose variant the study had tried itself."""
+
+    study: str
+    storage: str
+    added: int
+    known: int
+
+
+def take(where: str, wanted: Callable[[About], bool], name: str | None = None) -> tuple[Trials, list[str]]:
+    """The trials of the study ``name``, or of the last used of the ``wanted``, and the names of the others.
+
+    Raises:
+        FlashgenError: there is no such storage or study, or it has no finished trial.
+    """
+    require_existing(where)
+    storage = open_storage(where)
+    with storage_errors(where):
+        names = get_all_study_names(storage)
+        if name is not None and name not in names:
+            raise FlashgenError(f"{without_password(where)} has no study {name!r}; it has {_listed(names)}")
+        found: list[tuple[datetime.datetime, str, Trials]] = []
+        for each in names if name is None else [name]:
+            trials = _trials(load_study(study_name=each, storage=storage))
+            if trials is not None and trials.ended and (name is not None or wanted(trials.about)):
+                found.append((max(e.at for e in trials.ended), each, trials))
+    if not found:
+        which = f"study {name!r}" if name is not None else "no study that was asked for"
+        raise FlashgenError(
+            f"{which} in {without_password(where)} has a finished trial of this version's families; it has "
+            f"{_listed(names)}"
+        )
+    _, chosen, trials = max(found, key=lambda each: each[:2])
+    return trials, [each for _, each, _ in found if each != chosen]
+
+
+def fits(shape: Shape, limits: DeviceLimits | None, family: type[Variant] | None) -> Callable[[About], bool]:
+    """Which studies the options mean: all of the problem that is given of a problem must agree."""
+    problem = shape.problem()
+
+    def wanted(about: About) -> bool:
+        if limits is not None and not library.same_card(about.slug, limits.slug):
+            return False
+        if family is not None and about.family is not family:
+            return False
+        if not shape.is_given:
+            return True
+        if shape.has_sizes:
+            return about.problem == problem
+        return (about.problem.stem, about.problem.causal) == (problem.stem, problem.causal)
+
+    return wanted
+
+
+def put(where: str, trials: Trials) -> Imported:
+    """Adds the trials to the study they belong to. Raises FlashgenError as a storage does."""
+    about = trials.about
+    storage = open_storage(where)
+    with storage_errors(where):
+        new = about.study not in get_all_study_names(storage)
+    study = open_study(storage, where, about.study, _attributes(about) if new else {})
+    known = added = 0
+    with storage_errors(where):
+        have = {outcome.variant for _, outcome in outcomes(study, about.family)}
+        for each in trials.ended:
+            if each.outcome.variant in have:
+                known += 1
+                continue
+            have.add(each.outcome.variant)
+            _add(study, about.family, each)
+            added += 1
+    return Imported(about.study, without_password(where), added, known)
+
+
+def require_existing(where: str) -> None:
+    """Raises FlashgenError for a file that is not there: opening it would make an empty one."""
+    if "://" not in where and not Path(where).exists():
+        raise FlashgenError(f"the storage {where} does not exist; name one that `flashgen tune` wrote")
+
+
+def _trials(study: Study) -> Trials | None:
+    """None for a study of a family or of parameters that this version does not know."""
+    attributes = study.user_attrs
+    try:
+        family = family_named(attributes["family"])
+        about = About(
+            problem=Problem.from_dict(attributes["problem"]),
+            limits=DeviceLimits(**attributes["limits"]),
+            family=family,
+            predicted=attributes["predicted"],
+            driver=attributes["driver"],
+            toolkit=attributes["toolkit"],
+            flashgen=attributes["flashgen"],
+            seed=attributes["seed"],
+            mark=study.study_name.rpartition("/")[2],
+        )
+        ended = [
+            Ended(outcome, (trial.datetime_complete or datetime.datetime.now()).astimezone(datetime.UTC))
+            for trial, outcome in outcomes(study, family)
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Trials(about, tuple(ended))
+
+
+def _attributes(about: About) -> dict[str, object]:
+    """What `flashgen tune` would say of the study."""
+    return {
+        "slug": about.slug,
+        "device": about.limits.name,
+        "driver": about.driver,
+        "limits": about.limits.to_dict(),
+        "predicted": about.predicted,
+        "toolkit": about.toolkit,
+        "problem": about.problem.to_dict(),
+        "family": about.family.family,
+        "flashgen": about.flashgen,
+        "seed": about.seed,
+    }
+
+
+def _add(study: Study, family: type[Variant], ended: Ended) -> None:
+    outcome = ended.outcome
+    measured = outcome.measurement
+    fine = measured is not None and outcome.status in (Status.OK, Status.SLOW)
+    trial = create_trial(
+        state=TrialState.COMPLETE if fine else TrialState.PRUNED,
+        value=measured.median_us if measured is not None and fine else None,
+        params=dict(outcome.variant.to_dict()),
+        distributions=dict[str, optuna.distributions.BaseDistribution](distributions(family)),
+        user_attrs={"origin": IMPORTED, **plain_figures(outcome), OUTCOME: outcome_to_dict(outcome)},
+    )
+    # Studies keep local time without saying so.
+    trial.datetime_start = trial.datetime_complete = ended.at.astimezone().replace(tzinfo=None)
+    study.add_trial(trial)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"

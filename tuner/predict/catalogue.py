@@ -1,0 +1,165 @@
+"""The legal variants of one family as a matrix of choice indices.
+
+A space has 10^4 to 10^6 members, far too many to hold as objects or to loop over for each proposal: here a
+variant is a column of small integers, and every question about all of them is one pass of numpy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+from ...gen.space import Space, enumerate_space
+from ...gen.variant import Value, Variant
+
+
+@dataclass
+class Catalogue:
+    """``codes[p, i]`` is the index of variant i's value among parameter p's choices; columns are sorted by
+    ``keys``, the codes read as one mixed-radix number. ``unseen`` marks what no trial has taken yet.
+    ``waived`` is as in `Space`."""
+
+    family: type[Variant]
+    problem: Problem
+    limits: DeviceLimits
+    total: int
+    removed: Mapping[str, int]
+    codes: np.ndarray
+    waived: tuple[str, ...] = ()
+    keys: np.ndarray = field(init=False)
+    unseen: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._radices = _radices(self.family)
+        keys = self._radices @ self.codes.astype(np.int64)
+        order = np.argsort(keys)
+        self.codes = np.ascontiguousarray(self.codes[:, order])
+        self.keys = keys[order]
+        self.unseen = np.ones(len(keys), dtype=bool)
+        self.num_unseen = len(keys)
+        self._steps = [_distances(p.choices) for p in self.family.parameters()]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def variant(self, row: int) -> Variant:
+        parameters = self.family.parameters()
+        return self.family(
+            **{p.name: p.choices[c] for p, c in zip(parameters, self.codes[:, row], strict=True)}
+        )
+
+    def row(self, variant: Variant) -> int | None:
+        """Where ``variant`` stands, None when it is not legal here or of another family."""
+        if type(variant) is not self.family:
+            return None
+        key = int(self._radices @ np.array(self.encode(variant), dtype=np.int64))
+        at = int(np.searchsorted(self.keys, key))
+        return at if at < len(self.keys) and self.keys[at] == key else None
+
+    def row_of(self, parameters: Mapping[str, Value]) -> int | None:
+        """The row that a trial's parameters name, None while they are incomplete, and outside."""
+        if parameters.keys() != {p.name for p in self.family.parameters()}:
+            return None
+        return self.row(self.family(**parameters))
+
+    def take(self, row: int) -> None:
+        """Marks a variant as tried."""
+        if self.unseen[row]:
+            self.unseen[row] = False
+            self.num_unseen -= 1
+
+    def release(self, row: int) -> None:
+        """Makes a variant that was taken one to try again."""
+        if not self.unseen[row]:
+            self.unseen[row] = True
+            self.num_unseen += 1
+
+    def nearest(self, variant: Variant, *, among_unseen: bool = True) -> int | None:
+        """The row closest to ``variant``, legal or not; None when there is none left.
+
+        Numbers are as far apart as their ranks among the choices, other values 1 or 0.
+        """
+        if (self.num_unseen if among_unseen else len(self)) == 0:
+            return None
+        distance = np.zeros(len(self), dtype=np.float32)
+        for codes, table, code in zip(self.codes, self._steps, self.encode(variant), strict=True):
+            distance += table[code][codes]
+        if among_unseen:
+            distance[~self.unseen] = np.inf
+        return int(distance.argmin())
+
+    def neighbours(self, row: int) -> np.ndarray:
+        """Unseen rows that differ from ``row`` in one parameter."""
+        differing = (self.codes != self.codes[:, row : row + 1]).sum(axis=0, dtype=np.uint8)
+        return np.flatnonzero((differing == 1) & self.unseen)
+
+    def sample(self, count: int, rng: random.Random) -> list[int]:
+        """Up to ``count`` different unseen rows."""
+        if self.num_unseen <= 4 * count:
+            rows = np.flatnonzero(self.unseen).tolist()
+            return rng.sample(rows, min(count, len(rows)))
+        found: dict[int, None] = {}
+        while len(found) < count:
+            # Redrawing is cheap until nearly all is seen; then a list of the rest is.
+            row = rng.randrange(len(self))
+            if self.unseen[row]:
+                found[row] = None
+            elif self.num_unseen < len(self) // 8:
+                return rng.sample(np.flatnonzero(self.unseen).tolist(), count)
+        return list(found)
+
+    def encode(self, variant: Variant) -> list[int]:
+        """Of each parameter, the index of the variant's value among the choices."""
+        return [p.choices.index(getattr(variant, p.name)) for p in self.family.parameters()]
+
+
+def build_catalogue(
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    fixed: Mapping[str, Value] | None = None,
+) -> Catalogue:
+    """Enumerates the legal variants with ``fixed`` parameters held."""
+    space = enumerate_space(family, problem, limits, fixed)
+    return Catalogue(family, problem, limits, space.total, space.removed, encode(space), space.waived)
+
+
+def encode(space: Space) -> np.ndarray:
+    """Choice indices of a space's legal variants, shape (parameters, variants)."""
+    parameters = space.family.parameters()
+    num_suffixes = prod(map(len, space.free))
+    codes = np.empty((len(parameters), len(space)), dtype=np.uint8)
+    num_ruled = len(parameters) - len(space.free)
+    for depth, (row, parameter) in enumerate(zip(codes, parameters, strict=True)):
+        index = {choice: i for i, choice in enumerate(parameter.choices)}
+        if depth < num_ruled:
+            values = np.fromiter((index[p[depth]] for p in space.prefixes), np.uint8, len(space.prefixes))
+            row[:] = np.repeat(values, num_suffixes)
+        else:
+            free = np.array([index[c] for c in space.free[depth - num_ruled]], dtype=np.uint8)
+            below = prod(map(len, space.free[depth - num_ruled + 1 :]))
+            row[:] = np.resize(np.repeat(free, below), len(space))
+    return codes
+
+
+def _radices(family: type[Variant]) -> np.ndarray:
+    """Weight of each parameter's code in the key; the first parameter weighs most."""
+    sizes = [len(p.choices) for p in family.parameters()]
+    if prod(sizes) >= 2**63:
+        raise ValueError(f"family {family.family!r} has more combinations than a 64-bit key can number")
+    return np.array([prod(sizes[i + 1 :]) for i in range(len(sizes))], dtype=np.int64)
+
+
+def _distances(choices: Iterable[Value]) -> np.ndarray:
+    """Distance between any two choices of one parameter, at most 1; shape (choices, choices)."""
+    values = list(choices)
+    if len(values) > 1 and all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+        rank = np.argsort(np.argsort(np.array(values, dtype=np.int64)))
+        return (np.abs(rank[:, None] - rank[None, :]) / (len(values) - 1)).astype(np.float32)
+    return (1 - np.eye(len(values))).astype(np.float32)

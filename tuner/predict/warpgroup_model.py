@@ -1,0 +1,174 @@
+"""How long kernels of warpgroups should take: the part of the cost model for family `wgmma`.
+
+The warpgroups that compute on an SM each work on a tile of keys at a time. Together they are bound by what
+they share: the tensor cores, the special-function units, the schedulers' issue slots, shared memory. Each
+alone is bound by its chain: its scores, then their maxima, exponentials and weights, and in the chained
+schedule part of the outputs before; of float32, also by the few warps that split its keys and values. A block
+starts, walks its tiles, and ends or goes on to the next query tile; device memory bounds the whole.
+
+The coefficients marked "fitted" minimize the error on some 5800 kernels timed on an H200: tests/calibrate.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ...gen.families.wgmma.work import GROUP, GroupWork
+from ...gen.limits import DeviceLimits
+from ...gen.problem import ITEM_BYTES, Problem
+from .prediction import Prediction, join, stretch
+
+#: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
+EXP_LANES = 16
+#: A block's start and end take about as long as so many tiles.
+ENDS = 2
+
+
+@dataclass(frozen=True)
+class GroupCoefficients:
+    """What the model assumes beyond the card's limits. Cycles are of the SM's clock."""
+
+    #: How much of the others shows beside the fullest of what warpgroups share: the exponent of the norm that
+    #: joins them. Fitted.
+    overlap: float = 2.4
+    #: The same for what they share against the chain of one. Fitted.
+    hiding: float = 1.25
+    #: The same for SMs against device memory.
+    memory_hiding: float = 3.0
+    #: Issue slots of a warp per score and thread: a multiply-add, an addition, an exponential, and half a
+    #: maximum and half a conversion of two slots each.
+    score_slots: float = 5.0
+    #: Those around a tile: barriers, descriptors, the loop. Fitted.
+    tile_slots: float = 94.0
+    #: Those of a polynomial, and of a score's mask. Fitted.
+    polynomial_slots: float = 17.0
+    mask_slots: float = 14.0
+    #: Passes of 128 bytes through shared memory per cycle. Fitted.
+    wavefronts_per_cycle: float = 1.35
+    #: Cycles in which a warpgroup's own waits of a tile add up, and those per score. Fitted.
+    tile_latency: float = 108.0
+    score_latency: float = 0.74
+    #: Part of a tile's outputs that the chained schedule waits for before its scores. Fitted.
+    exposed_outputs: float = 0.57
+    #: Cycles lost to each tile that comes late: with one stage, and with two. Fitted.
+    late_after_one: float = 700.0
+    late_after_two: float = 18.0
+    #: How much longer a tile takes when exponentials take turns, and in the chained schedule. Fitted.
+    turns: float = 1.035
+    chained: float = 0.945
+    #: Cycles in which a warp splits float32: of a round, and of its waits for a tile of keys and one of
+    #: values; how much of the products shows beside that. By sixteen kernels timed on an H200.
+    split_round: float = 500.0
+    split_waits: float = 600.0
+    split_hiding: float = 1.5
+    #: Cycles from a query tile's end to the next one's first scores, and when its Q came early. Fitted.
+    start: float = 3560.0
+    start_with_q: float = 1540.0
+    #: Bytes that pass from device memory, as a part of its bandwidth: what L2 holds counts as well. Fitted.
+    dram_efficiency: float = 1.02
+    #: From one kernel's end to the next one's, with caches cold. Fitted.
+    launch_us: float = 12.0
+
+
+GROUP_COEFFICIENTS = GroupCoefficients()
+
+
+def predict_groups(
+    work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int, coefficients: GroupCoefficients
+) -> Prediction:
+    """The time of counted work with ``resident`` blocks per SM."""
+    shared = _shared_cycles(work, resident * work.groups, coefficients)
+    chain = _chain_cycles(work, coefficients)
+    tile = join([join(list(shared.values()), coefficients.overlap), chain], coefficients.hiding)
+    if work.exponentials_in_turns:
+        tile *= coefficients.turns
+    if work.chained:
+        tile *= coefficients.chained
+    splitting = _splitting_cycles(work, coefficients)
+    tile = join([tile, splitting], coefficients.split_hiding)
+    start = coefficients.start_with_q if work.early_q else coefficients.start
+    slots = limits.blocks_at_once(resident, work.cluster)
+    query_tiles = _query_tiles_of_the_last(work, slots)
+    us = 1.0 / limits.clock_mhz
+    per_sm = query_tiles * work.tiles * us
+    parts = {name: per_sm * cycles for name, cycles in shared.items()}
+    parts["latency"] = (per_sm * chain) + query_tiles * start * us
+    if splitting:
+        parts["splitting"] = per_sm * splitting
+    parts["device memory"] = _memory_bytes(work, problem, limits, resident) / (
+        1e3 * limits.dram_gbps * coefficients.dram_efficiency
+    )
+    on_sms = per_sm * tile + query_tiles * start * us
+    busy = join([on_sms, parts["device memory"]], coefficients.memory_hiding)
+    return Prediction(
+        median_us=busy + coefficients.launch_us,
+        limiter=max(parts, key=lambda name: parts[name]),
+        parts_us=parts,
+        blocks_per_sm=resident,
+        waves=len(work.walks) * work.heads / slots,
+    )
+
+
+def _shared_cycles(work: GroupWork, groups: int, coefficients: GroupCoefficients) -> dict[str, float]:
+    """Cycles for which ``groups`` warpgroups, a tile each, occupy what they share."""
+    slots = (
+        work.scores * coefficients.score_slots
+        + work.polynomials * coefficients.polynomial_slots
+        + work.masked * coefficients.mask_slots
+        + coefficients.tile_slots
+        + work.split_slots
+        + work.splitter_slots
+    )
+    return {
+        "tensor cores": groups * (work.score_cycles + work.output_cycles),
+        "exponentials": groups * _exp_cycles(work),
+        "issue slots": groups * slots,
+        "shared memory": groups * work.wavefronts / coefficients.wavefronts_per_cycle,
+    }
+
+
+def _exp_cycles(work: GroupWork) -> float:
+    return (work.scores - work.polynomials) * GROUP / EXP_LANES
+
+
+def _chain_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
+    """Cycles of one warpgroup's tile when nothing is in its way."""
+    late = {1: coefficients.late_after_one, 2: coefficients.late_after_two}.get(work.stages, 0.0)
+    outputs = coefficients.exposed_outputs * work.output_cycles if work.chained else 0.0
+    softmax = _exp_cycles(work) + coefficients.score_latency * work.scores + coefficients.tile_latency
+    return work.score_cycles + outputs + softmax + work.split_slots + late
+
+
+def _splitting_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
+    """Cycles in which a block's warps split a tile of keys and one of values."""
+    if not work.split_rounds:
+        return 0.0
+    return work.split_rounds * coefficients.split_round + work.split_waits * coefficients.split_waits
+
+
+def _query_tiles_of_the_last(work: GroupWork, slots: int) -> float:
+    """Query tiles, of average length, of the one of ``slots`` that ends last."""
+    query_tiles = len(work.walks)
+    share = query_tiles * work.heads / slots
+    if work.stays:
+        # A turn is one tile or, where they differ in length, the longest and the shortest that are left.
+        turns = query_tiles if work.is_even else ceil(query_tiles / 2)
+        return share * ceil(turns * work.heads / slots) * slots / (turns * work.heads)
+    if work.is_even:
+        return float(ceil(share))
+    lengths = tuple(walk + ENDS for walk in work.walks)
+    return share * stretch(lengths, work.heads, slots, work.heads_together > 1)
+
+
+def _memory_bytes(work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int) -> float:
+    """Bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V in use."""
+    blocks_of_a_head = limits.num_sms * resident / len(work.walks)
+    q_heads = min(
+        work.heads, max(work.heads_together if work.heads_together > 1 else 0, blocks_of_a_head + 1)
+    )
+    kv_heads = max(1.0, q_heads * problem.num_kv_heads / problem.num_q_heads)
+    columns = problem.head_dim + problem.head_dim_v
+    footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.dtype]
+    missing = max(0.0, 1 - limits.l2_bytes / footprint)
+    return problem.min_bytes + missing * work.heads * sum(work.walks) * work.tile_bytes

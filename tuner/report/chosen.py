@@ -1,0 +1,176 @@
+"""Which studies a report tells of: the last tuned, or those that options ask for.
+
+The families that competed for one problem on one card are studies of their own; they make one group. So do
+only those of one version of the generator and its tools: times of others are of other kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.storages import BaseStorage
+
+from ...gen.families import family_named
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+from ..cards.device import FlashgenError
+from ..request import Shape, UsageError
+from ..shelf.library import SIM_PREFIX, same_card
+from ..store.studies import open_storage, storage_errors, without_password
+
+#: Groups that an error lists.
+LISTED = 8
+SUFFIXES = (".html", ".htm")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The studies of one problem, card and version; ``last`` is when a trial was last started."""
+
+    slug: str
+    problem: Problem
+    mark: str
+    names: tuple[str, ...]
+    last: datetime.datetime
+
+    @property
+    def label(self) -> str:
+        return f"{self.slug}/{self.problem.name}"
+
+
+def check_target(target: Path | None) -> None:
+    """Raises UsageError unless a report can have that name."""
+    if target is not None and target.suffix not in SUFFIXES:
+        raise UsageError(f"cannot write a report to {str(target)!r}; name the file .html, as in report.html")
+    if target is not None and target.is_dir():
+        raise UsageError(f"{target} is a folder; name a file in it, as in {target / 'report.html'}")
+
+
+def open_chosen(
+    where: str, *, study: str | None, shape: Shape, card: str | None, emulated: bool
+) -> tuple[BaseStorage, Group, int]:
+    """The storage, the group that `choose_group` finds in it, and how many others there are of its problem
+    and card by other versions."""
+    if study is not None and (shape.is_given or card is not None):
+        raise UsageError(
+            "--study names the problem and the card; leave --device and the problem's options out"
+        )
+    check_storage(where)
+    storage = open_storage(where)
+    groups = groups_in(storage, where)
+    group = choose_group(groups, where, study=study, shape=shape, card=card, emulated=emulated)
+    return storage, group, sum(each.label == group.label for each in groups) - 1
+
+
+def check_storage(where: str) -> None:
+    """Raises FlashgenError for a file that is not there: opening it would make an empty one."""
+    path = Path(where.split(":///", 1)[-1])
+    if ("://" not in where or where.startswith("sqlite")) and not path.exists():
+        raise FlashgenError(
+            f"there are no trials: {without_password(where)} does not exist; tune with `flashgen tune "
+            "--device 0 --d 64` (--device sim:gtx-1080 without a GPU), or name what "
+            "holds trials with --storage or --out"
+        )
+
+
+def groups_in(storage: BaseStorage, where: str) -> list[Group]:
+    """Every group of flashgen's studies in a storage, the last tuned first. Other studies are passed over."""
+    found: dict[tuple[str, Problem, str], list[tuple[str, datetime.datetime]]] = {}
+    with storage_errors(where):
+        for study in storage.get_all_studies():
+            about = study.user_attrs
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                family_named(about["family"])
+                DeviceLimits(**about["limits"])
+                key = (
+                    str(about["slug"]),
+                    Problem.from_dict(about["problem"]),
+                    study.study_name.split("/")[-1],
+                )
+                last = _last_start(storage, storage.get_study_id_from_name(study.study_name))
+                found.setdefault(key, []).append((study.study_name, last))
+    groups = [
+        Group(*key, tuple(name for name, _ in members), max(last for _, last in members))
+        for key, members in found.items()
+    ]
+    return sorted(groups, key=lambda group: group.last, reverse=True)
+
+
+def _last_start(storage: BaseStorage, study_id: int) -> datetime.datetime:
+    """When the study's last trial was started. Reads that one alone: a trial holds all its times."""
+    count = storage.get_n_trials(study_id)
+    if not count:
+        return datetime.datetime.min
+    trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study_id, count - 1))
+    return trial.datetime_start or datetime.datetime.min
+
+
+def choose_group(
+    groups: Sequence[Group],
+    where: str,
+    *,
+    study: str | None = None,
+    shape: Shape,
+    card: str | None = None,
+    emulated: bool = False,
+) -> Group:
+    """The last tuned group that fits. ``card`` is the slug of one, ``emulated`` leaves only that out of real
+    ones; ``study`` is a study's name or the start of it.
+
+    Raises:
+        FlashgenError: none fits; the message lists those there are.
+    """
+    shown = without_password(where)
+    if not groups:
+        raise FlashgenError(
+            f"{shown} holds no study of flashgen's; tune with `flashgen tune --device 0 --d 64`, or name "
+            "what holds one with --storage or --out"
+        )
+    if study is not None:
+        fitting = [g for g in groups if any(_is_start(study, name) for name in g.names)]
+        if not fitting:
+            names = [name for group in groups for name in group.names]
+            close = difflib.get_close_matches(study, [*names, *(g.label for g in groups)], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {_listed(groups)}"
+            raise FlashgenError(f"{shown} holds no study {study!r}; {hint}")
+        return fitting[0]
+    fitting = list(groups)
+    asked = []
+    if card is not None:
+        fitting = [g for g in fitting if same_card(g.slug, card)]
+        if emulated:
+            fitting = [g for g in fitting if g.slug.startswith(SIM_PREFIX)]
+        asked.append(f"on {'the emulated ' if emulated else ''}{card}")
+    if shape.is_given:
+        wanted = shape.problem()
+        fitting = [g for g in fitting if _fits(g.problem, wanted, shape)]
+        asked.insert(0, f"of {wanted.name if shape.has_sizes else wanted.stem}")
+    if not fitting:
+        raise FlashgenError(
+            f"{shown} holds no study {' '.join(asked)}; there are {_listed(groups)}: ask for one of them "
+            "with --study, or tune first"
+        )
+    return fitting[0]
+
+
+def _fits(problem: Problem, wanted: Problem, shape: Shape) -> bool:
+    """Head dims and dtype must agree, as when a kernel is emitted; mask and sizes where they were given."""
+    if problem.stem != wanted.stem or (shape.causal is not None and problem.causal != shape.causal):
+        return False
+    sizes = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
+    return not shape.has_sizes or all(getattr(problem, name) == getattr(wanted, name) for name in sizes)
+
+
+def _is_start(asked: str, name: str) -> bool:
+    return name == asked or name.startswith(asked.rstrip("/") + "/")
+
+
+def _listed(groups: Sequence[Group]) -> str:
+    labels = list(dict.fromkeys(group.label for group in groups))
+    more = f" and {len(labels) - LISTED} more" if len(labels) > LISTED else ""
+    return ", ".join(labels[:LISTED]) + more

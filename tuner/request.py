@@ -1,0 +1,349 @@
+"""What the user typed, turned into problems, families and settings; wrong input gets a UsageError."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from itertools import product
+from typing import TypeVar
+
+from ..gen.families import FAMILIES, family_named
+from ..gen.limits import DeviceLimits
+from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
+from ..gen.variant import Value, Variant
+from .cards.device import FlashgenError
+from .suites import SUITES
+
+T = TypeVar("T")
+
+#: The family that comes first where several serve.
+FIRST_FAMILY = "simt"
+#: Families that teach, which no search looks at unless they are named.
+TEACHING = frozenset({"ladder"})
+
+
+class SamplerName(StrEnum):
+    """What ``--sampler`` takes."""
+
+    GP = "gp"
+    FOREST = "forest"
+    TPE = "tpe"
+    RANDOM = "random"
+    EXHAUSTIVE = "exhaustive"
+
+
+class UsageError(FlashgenError):
+    """The command was given something that does not exist or is out of range; it exits 2."""
+
+
+class NotServed(FlashgenError):
+    """Nothing computes this problem on this card; of several problems, others may go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The problem's options, None where they were not given."""
+
+    dtype: str | None = None
+    precision: str | None = None
+    head_dim: int | None = None
+    head_dim_v: int | None = None
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    seqlen: int | None = None
+    seqlen_q: int | None = None
+    seqlen_k: int | None = None
+    causal: bool | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether batch, heads or a length was given."""
+        sizes = (self.batch, self.heads, self.kv_heads, self.seqlen, self.seqlen_q, self.seqlen_k)
+        return any(size is not None for size in sizes)
+
+    def problem(self) -> Problem:
+        """The problem, with defaults for what was not given. Raises UsageError."""
+        default = Problem()
+        if self.dtype is not None and self.dtype not in ITEM_BYTES:
+            raise UsageError(
+                f"unknown dtype {self.dtype!r}; {suggestion(self.dtype, list(ITEM_BYTES))}, as in --dtype f32"
+            )
+        dtype = _or(self.dtype, default.dtype)
+        precision = _or(self.precision, default.precision)
+        _check_precision(precision, dtype)
+        # 0 stands for --d's in a Problem, but is no head dim to ask for.
+        if self.head_dim_v == 0:
+            raise UsageError("head_dim_v is 0; leave --dv out for values as wide as keys")
+        heads = _or(self.heads, default.num_q_heads)
+        return checked(
+            lambda: Problem(
+                dtype=dtype,
+                precision=precision,
+                batch=_or(self.batch, default.batch),
+                num_q_heads=heads,
+                num_kv_heads=_or(self.kv_heads, heads),
+                seqlen_q=_or(self.seqlen_q, _or(self.seqlen, default.seqlen_q)),
+                seqlen_k=_or(self.seqlen_k, _or(self.seqlen, default.seqlen_k)),
+                head_dim=_or(self.head_dim, default.head_dim),
+                head_dim_v=_or(self.head_dim_v, 0),
+                causal=_or(self.causal, default.causal),
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """The problem's options where each may be a list, and suites of problems. Empty: not given."""
+
+    suites: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    head_dim: tuple[int, ...] = ()
+    head_dim_v: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    kv_heads: tuple[int, ...] = ()
+    seqlen: tuple[int, ...] = ()
+    seqlen_q: tuple[int, ...] = ()
+    seqlen_k: tuple[int, ...] = ()
+    causal: tuple[bool, ...] = ()
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether batch, heads or a length was given."""
+        sizes = (self.batch, self.heads, self.kv_heads, self.seqlen, self.seqlen_q, self.seqlen_k)
+        return any(sizes)
+
+    def of_one(self, problem: Problem) -> Shape:
+        """The options for the only problem they mean; of a suite's all is given."""
+        if self.suites:
+            p = problem
+            return Shape(
+                dtype=p.dtype,
+                precision=p.precision,
+                head_dim=p.head_dim,
+                head_dim_v=p.head_dim_v,
+                batch=p.batch,
+                heads=p.num_q_heads,
+                kv_heads=p.num_kv_heads,
+                seqlen_q=p.seqlen_q,
+                seqlen_k=p.seqlen_k,
+                causal=p.causal,
+            )
+        return next(self._each())
+
+    def problems(self) -> list[Problem]:
+        """Every combination of the lists or, of suites, the problems that the other options fit, each once.
+
+        Raises:
+            UsageError: an option is out of range, there is no such suite, or nothing of it fits.
+        """
+        if not self.suites:
+            return list(dict.fromkeys(shape.problem() for shape in self._each()))
+        found = dict.fromkeys(problem for suite in self.suites for problem in self._of_suite(suite))
+        return list(found)
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether a problem agrees with what was given. Raises UsageError where there is no such suite."""
+        if self.suites and not any(problem in _suite(name) for name in self.suites):
+            return False
+        given = {
+            "dtype": self.dtype,
+            "precision": self.precision,
+            "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
+            "batch": self.batch,
+            "num_q_heads": self.heads,
+            "num_kv_heads": self.kv_heads,
+            "seqlen_q": self.seqlen_q or self.seqlen,
+            "seqlen_k": self.seqlen_k or self.seqlen,
+            "causal": self.causal,
+        }
+        return all(getattr(problem, name) in values for name, values in given.items() if values)
+
+    def words(self) -> list[str]:
+        """The options as they are typed, an option and its value a word."""
+        names = {
+            "suites": "suite",
+            "head_dim": "d",
+            "head_dim_v": "dv",
+            "kv_heads": "kv-heads",
+            "seqlen_q": "seqlen-q",
+            "seqlen_k": "seqlen-k",
+        }
+        words = []
+        for name, values in vars(self).items():
+            if name == "causal":
+                words += (
+                    ["--causal both"]
+                    if len(values) > 1
+                    else [f"--{'' if v else 'no-'}causal" for v in values]
+                )
+            elif values:
+                words.append(f"--{names.get(name, name)} {','.join(map(str, values))}")
+        return words
+
+    def _each(self) -> Iterator[Shape]:
+        """The lists' combinations, the last named option changing fastest."""
+        names = [field.name for field in fields(Shape)]
+        for values in product(*(getattr(self, name) or (None,) for name in names)):
+            yield Shape(**dict(zip(names, values, strict=True)))
+
+    def _of_suite(self, name: str) -> list[Problem]:
+        problems = _suite(name)
+        fitting = [problem for problem in problems if self.fits(problem)]
+        if not fitting:
+            raise UsageError(
+                f"none of the {len(problems)} problems of suite {name!r} fits the other options; leave some "
+                "of them out"
+            )
+        return fitting
+
+
+def _suite(name: str) -> list[Problem]:
+    if name not in SUITES:
+        raise UsageError(f"unknown suite {name!r}; {suggestion(name, list(SUITES))}")
+    return list(SUITES[name].problems.values())
+
+
+def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """The values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
+        ) from None
+
+
+def _check_precision(precision: str, dtype: str) -> None:
+    """Raises UsageError for a precision that is none, or none of the dtype."""
+    known = list(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
+    if precision not in known:
+        raise UsageError(f"unknown precision {precision!r}; {suggestion(precision, known)}")
+    if precision not in PRECISIONS[dtype]:
+        of = [each for each, names in PRECISIONS.items() if precision in names]
+        raise UsageError(
+            f"precision {precision} is one of {', '.join(of)}, not of {dtype}; leave --precision out, or "
+            f"choose --dtype {of[0]}"
+        )
+
+
+def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> str | None:
+    """Why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of the
+    choices of the parameter that they wait for, they speak of those that the most rules let through."""
+    rules = [rule for rule in family.rules() if rule.name == "arithmetic"]
+    if not rules:
+        return None
+    awaited = next(parameter for parameter in family.parameters() if parameter.name == rules[0].after)
+    refusals: list[tuple[int, str]] = []
+    for choice in awaited.choices:
+        variant = replace(family(), **{awaited.name: choice})
+        verdicts = (rule.verdict(variant, problem, limits) for rule in rules)
+        refusal = next(((i, reason) for i, reason in enumerate(verdicts) if reason is not None), None)
+        if refusal is None:
+            return None
+        refusals.append(refusal)
+    most = max(passed for passed, _ in refusals)
+    return "; ".join(dict.fromkeys(reason for passed, reason in refusals if passed == most))
+
+
+def serving_families(
+    problem: Problem, limits: DeviceLimits, settings: Sequence[str] = ()
+) -> tuple[type[Variant], ...]:
+    """The families that are searched where none is named: all that compute the problem on the card and, with
+    settings, know those.
+
+    Raises:
+        UsageError: no family has such settings.
+        NotServed: no family computes the problem there; the message says why each does not.
+    """
+    families = [f for name, f in FAMILIES.items() if name not in TEACHING]
+    families.sort(key=lambda family: family.family != FIRST_FAMILY)
+    reasons = {family: why_not(family, problem, limits) for family in families}
+    serving = [family for family, reason in reasons.items() if reason is None]
+    if not serving:
+        told = {family.family: reason for family, reason in reasons.items() if reason is not None}
+        raise none_serves(problem, limits, told)
+    knowing, refusals = [], []
+    for family in serving:
+        try:
+            parse_settings(family, settings)
+            knowing.append(family)
+        except UsageError as error:
+            refusals.append(error)
+    if not knowing:
+        raise refusals[0]
+    return tuple(knowing)
+
+
+def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> NotServed:
+    """``reasons`` tells of each family why it does not serve."""
+    told = "; ".join(
+        reason if f"family {family} " in reason else f"family {family}: {reason}"
+        for family, reason in reasons.items()
+    )
+    return NotServed(
+        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}; choose another "
+        "--dtype, --precision or card"
+    )
+
+
+def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
+    """The only one of the families that ``--set`` may mean. Raises UsageError where there are several."""
+    if len(families) > 1:
+        names = " or ".join(f"--family {family.family}" for family in families)
+        raise UsageError(f"--set holds parameters of one family; name just one, {names}")
+    return families[0]
+
+
+def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
+    """The families called ``names``, each once. Raises UsageError."""
+    return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))
+
+
+def parse_sampler(name: str) -> SamplerName:
+    """The sampler called ``name``. Raises UsageError."""
+    try:
+        return SamplerName(name)
+    except ValueError:
+        known = [each.value for each in SamplerName]
+        raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}") from None
+
+
+def parse_settings(family: type[Variant], settings: Sequence[str]) -> dict[str, Value]:
+    """The typed values of ``name=value`` texts. Raises UsageError for a name or value that is none."""
+    texts: dict[str, str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name.strip() or not text.strip():
+            raise UsageError(f"--set {setting!r} is not of the form name=value, as in --set bc=64")
+        texts[name.strip()] = text.strip()
+    return checked(lambda: family.parse(texts))
+
+
+def checked(make: Callable[[], T]) -> T:
+    """What ``make`` returns; the ValueError of a value out of range becomes a UsageError."""
+    try:
+        return make()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """``did you mean ...?`` where something is near, else all there is."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
+
+
+def _or(given: T | None, default: T) -> T:
+    return default if given is None else given

@@ -1,0 +1,116 @@
+"""What trials tell about parameters and about the cost model: importances, the worth of a value, ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.importance import FanovaImportanceEvaluator
+
+from ...gen.variant import Value, Variant
+
+#: With fewer trials an importance is noise.
+FEWEST_TRIALS = 12
+
+
+@dataclass(frozen=True)
+class Importance:
+    """``shares`` says by parameter, the largest first, how much of the variance of log times it alone
+    explains (fANOVA)."""
+
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What the winner's value of a parameter is worth: the best time with it beside that with the best other
+    one; ``rival`` is None where no other value was timed."""
+
+    name: str
+    doc: str
+    value: Value
+    is_default: bool
+    best_us: float
+    rival: Value | None
+    rival_us: float | None
+
+    @property
+    def loss(self) -> float | None:
+        """How much longer the best kernel without the value takes, as a part."""
+        return None if self.rival_us is None else self.rival_us / self.best_us - 1
+
+
+def varied(variants: Sequence[Variant]) -> list[str]:
+    """The parameters that had more than one value, in the family's order."""
+    if not variants:
+        return []
+    names = [p.name for p in type(variants[0]).parameters()]
+    return [name for name in names if len({getattr(v, name) for v in variants}) > 1]
+
+
+def importance(variants: Sequence[Variant], times_us: Sequence[float]) -> Importance | None:
+    """How much each parameter explains of log times; None where there are too few to tell.
+
+    Trials are handed over anew: those of an older version lack parameters that have a default since.
+    """
+    names = varied(variants)
+    if len(variants) < FEWEST_TRIALS or not names or len(set(times_us)) < 2:
+        return None
+    choices = {p.name: p.choices for p in type(variants[0]).parameters()}
+    seen = {name: {getattr(v, name) for v in variants} for name in names}
+    distributions = {
+        name: CategoricalDistribution([c for c in choices[name] if c in seen[name]]) for name in names
+    }
+    study = optuna.create_study()
+    study.add_trials(
+        [
+            optuna.create_trial(
+                params={name: getattr(variant, name) for name in names},
+                distributions=dict(distributions),
+                value=math.log(us),
+            )
+            for variant, us in zip(variants, times_us, strict=True)
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shares = FanovaImportanceEvaluator(seed=0).evaluate(study, params=names)
+    return Importance(dict(sorted(shares.items(), key=lambda each: -each[1])))
+
+
+def worth_of(winner: Variant, variants: Sequence[Variant], times_us: Sequence[float]) -> tuple[Worth, ...]:
+    """Each parameter's worth to the winner, by what was timed of its family, the largest first."""
+    found = []
+    for parameter in type(winner).parameters():
+        value = getattr(winner, parameter.name)
+        best: dict[Value, float] = {}
+        for variant, us in zip(variants, times_us, strict=True):
+            theirs = getattr(variant, parameter.name)
+            best[theirs] = min(us, best.get(theirs, us))
+        own = best.pop(value, min(times_us))
+        rival = min(best, key=lambda other: best[other]) if best else None
+        rival_us = best[rival] if rival is not None else None
+        is_default = value == parameter.default
+        found.append(Worth(parameter.name, parameter.doc, value, is_default, own, rival, rival_us))
+    return tuple(sorted(found, key=lambda each: -math.inf if each.loss is None else each.loss, reverse=True))
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The correlation of ranks, ties ranked in their middle; None where one of them is constant."""
+    if len(a) < 3:
+        return None
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    norm = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / norm if norm else None
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    _, group, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[group]

@@ -1,0 +1,122 @@
+"""Several problems tuned one after the other, each from what the ones before it taught.
+
+They share the storage, in which a search finds its neighbours' trials, the library, whose winners are tried
+first, and the compiler's cache: a variant's source is the same for all lengths.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...gen.problem import Problem
+from ...gen.variant import Value, Variant
+from ..request import NotServed, UsageError
+from ..shelf import library
+from ..shelf.bundle import bundle
+from ..shelf.emitting import write_target
+from .coordinator import Event, TuneOptions, TuneResult, tune
+
+#: The families that compete for a problem, and the parameters held.
+Competing = tuple[tuple[type[Variant], ...], Mapping[str, Value]]
+
+
+class View(Protocol):
+    """Who is told how the batch goes on."""
+
+    def __call__(self, event: Event) -> None:
+        """Something happened to the problem under way."""
+        ...
+
+    def begin(self, problem: Problem, number: int, count: int) -> None:
+        """The next problem comes."""
+        ...
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What became of each problem: ``failed`` says by name why nothing serves or works."""
+
+    results: tuple[TuneResult, ...]
+    failed: Mapping[str, str]
+    interrupted: bool
+    module: Path | None = None
+    """What holds all the kernels."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kernels": [result.to_dict() for result in self.results],
+            "failed": dict(self.failed),
+            "interrupted": self.interrupted,
+            "module": str(self.module) if self.module is not None else None,
+        }
+
+
+def tune_each(
+    options: TuneOptions,
+    problems: Sequence[Problem],
+    compete: Callable[[Problem], Competing],
+    *,
+    view: View,
+    stop: threading.Event,
+    run: Callable[..., TuneResult] = tune,
+) -> BatchResult:
+    """Tunes the problems in turn with the same options but for the families, which ``compete`` tells.
+
+    ``options.minutes`` are for all of them: each gets an equal share of what is left. A problem that nothing
+    serves is noted and passed over. Setting ``stop`` ends the one under way with its best so far, and leaves
+    the rest.
+
+    Raises:
+        NotServed: nothing serves any of them; the message is the last one's.
+        FlashgenError: as `tune`; what concerns no single problem ends them all.
+    """
+    started = time.monotonic()
+    results: list[TuneResult] = []
+    failed: dict[str, str] = {}
+    for number, problem in enumerate(problems):
+        minutes = options.minutes
+        if minutes is not None:
+            left = minutes - (time.monotonic() - started) / 60
+            minutes = max(left, 0.0) / (len(problems) - number)
+        view.begin(problem, number + 1, len(problems))
+        try:
+            families, held = compete(problem)
+            chosen = replace(options, problem=problem, families=families, held=held, minutes=minutes)
+            results.append(run(chosen, report=view, stop=stop))
+        except NotServed as error:
+            if not results and (stop.is_set() or number == len(problems) - 1):
+                raise
+            if not stop.is_set():
+                failed[problem.name] = str(error)
+                view.note(f"{problem.name} is left out: {error}")
+        if stop.is_set():
+            break
+    return BatchResult(tuple(results), failed, stop.is_set())
+
+
+def write_module(
+    batch: BatchResult, out: Path, name: str, command: Sequence[str], *, note: Callable[[str], None]
+) -> BatchResult:
+    """Writes the module of the batch's kernels, ``name`` in the card's folder; where the library has a faster
+    one, that. ``command`` is what emits it again. What does not go together is noted.
+
+    Raises:
+        FlashgenError: it cannot be written.
+    """
+    files = [result.kept_faster or result.paths.json for result in batch.results]
+    entries = [library.read(path, batch.results[0].slug) for path in files]
+    path = out / batch.results[0].slug / f"{name}.py"
+    try:
+        text = bundle(entries, name=name, command=command)
+    except UsageError as error:
+        note(f"no module of all: {error}")
+        return batch
+    write_target(path, text)
+    return replace(batch, module=path)

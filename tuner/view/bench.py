@@ -1,0 +1,434 @@
+"""A benchmark run as people read it: tables for the terminal, and the same as Markdown between markers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from ...gen.families.ladder.family import STEPS
+from ...gen.problem import Problem
+from ..bench.contenders import LADDER
+from ..bench.figures import (
+    BEST,
+    CUDNN,
+    FLASH,
+    OURS,
+    BenchRun,
+    KernelErrors,
+    Row,
+    by_suite,
+    contenders_of,
+    scaled_of,
+    summary,
+)
+from ..build.cache import write_atomically
+from ..cards.device import FlashgenError
+from ..suites import SUITES
+
+#: Of the report's steps, the one that stands beside other contenders; all are in a table of their own.
+LAST_STEP = LADDER + list(STEPS)[-1]
+#: Begins and ends what is generated in a Markdown file: ``<!-- bench:llm odd -->`` ... ``<!-- /bench -->``.
+SECTION = re.compile(r"(<!-- bench:([^>]*?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+NOTHING = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. ``left``: how many columns hold words and stand left-aligned; ``notes`` stand below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    left: int = 0
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["--:" if i >= self.left else ":--" for i in range(len(self.columns))]]
+        text = ["| " + " | ".join(line) + " |" for line in (*lines, *self.rows)]
+        return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
+
+    def rich(self) -> RichTable:
+        table = RichTable(title=escape(self.title), caption=escape("\n".join(self.notes)) or None)
+        for i, name in enumerate(self.columns):
+            # Numbers are never cut; names may be folded on a narrow terminal.
+            table.add_column(escape(name), justify="left" if i < self.left else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+
+def show(console: Console, run: BenchRun) -> None:
+    """All tables, each as wide as its numbers need: a narrower terminal wraps their lines."""
+    room = console.options.update(width=10_000)
+    for table in (each.rich() for each in tables(run)):
+        console.width = max(console.width, Measurement.get(console, room, table).maximum)
+        console.print(table)
+
+
+def milliseconds(ms: float | None) -> str:
+    return NOTHING if ms is None else f"{ms:.0f}" if ms >= 1e4 else f"{ms:#.4g}".rstrip(".")
+
+
+def ratio(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.0f} %"
+
+
+def error(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1e}"
+
+
+# -- one suite -----------------------------------------------------------------------------------------------
+
+
+def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool = True) -> Table:
+    """Milliseconds of all contenders, ratios and the roofline. ``names``: the workloads' names lead, and the
+    shape is left out."""
+    ladder = [name for name in contenders_of(rows) if name.startswith(LADDER) and name != LAST_STEP]
+    shown = [name for name in contenders_of(rows) if name not in ladder and name != OURS]
+    scaled = scaled_of(rows)
+    over = [name for name in (FLASH, CUDNN) if name in shown]
+    columns: list[tuple[str, Callable[[Row], str]]] = []
+    if names:
+        columns.append(("workload", lambda row: row.name))
+    else:
+        columns += SHAPE_COLUMNS
+    columns.append((OURS, lambda row: milliseconds(row.ours) + ("" if row.exact or not row.ours else "*")))
+    columns.append(
+        ("TFLOP/s", lambda row: NOTHING if row.tflops is None else f"{row.tflops:#.3g}".rstrip("."))
+    )
+    columns += [(name, lambda row, name=name: _cell(row, name)) for name in shown]
+    columns += [
+        (f"{name}, scaled", lambda row, name=name: milliseconds(row.scaled.get(name))) for name in scaled
+    ]
+    columns += [(f"over {n}", lambda row, name=n: ratio(row.ratio(name))) for n in (*over, BEST)]
+    columns += [(f"over {n}, scaled", lambda row, name=n: ratio(row.ratio(name))) for n in scaled]
+    columns.append(("of roofline", lambda row: percent(row.of_roofline(run.ceilings))))
+    columns.append(("bound by", lambda row: b.resource if (b := row.bound(run.ceilings)) else NOTHING))
+    columns.append(("error", lambda row: error(row.cells[OURS].error if OURS in row.cells else None)))
+    columns.append(("of PyTorch's", lambda row: ratio(row.error_ratio)))
+    made = [(name, [cell(row) for row in rows]) for name, cell in columns]
+    kept = [(name, cells) for name, cells in made if any(cells) or name in (OURS, "mask")]
+    notes = [mean_words(rows, run)]
+    nearest = [row.name for row in rows if row.ours and not row.exact]
+    if nearest:
+        notes.append(f"\\* by the nearest kernel, tuned for another shape: {', '.join(nearest)}.")
+    if any(c.scaled_from for row in rows for n, c in row.cells.items() if n in shown):
+        notes.append("~ scaled from a shorter length.")
+    doubts = [(row.name, why) for row in rows for why in row.disturbances]
+    if doubts:
+        notes.append(
+            f"{len({name for name, _ in doubts})} of {len(rows)} doubtful, such as {': '.join(doubts[0])}."
+        )
+    if scaled:
+        notes.append(f"Scaled: as {run.reference} has it, times cuDNN's here over cuDNN's there.")
+    return Table(
+        title,
+        tuple(name for name, _ in kept),
+        tuple(zip(*(cells for _, cells in kept), strict=True)),
+        tuple(note for note in notes if note),
+        left=1 if names else 0,
+    )
+
+
+def _cell(row: Row, name: str) -> str:
+    cell = row.cells.get(name)
+    if cell is None or cell.ms is None:
+        return NOTHING
+    return ("~" if cell.scaled_from else "") + milliseconds(cell.ms)
+
+
+def _heads(problem: Problem) -> str:
+    if problem.num_kv_heads == problem.num_q_heads:
+        return str(problem.num_q_heads)
+    return f"{problem.num_q_heads} / {problem.num_kv_heads}"
+
+
+def _seqlen(problem: Problem) -> str:
+    if problem.seqlen_k == problem.seqlen_q:
+        return str(problem.seqlen_q)
+    return f"{problem.seqlen_q} x {problem.seqlen_k}"
+
+
+def _head_dims(problem: Problem) -> str:
+    same = problem.head_dim_v == problem.head_dim
+    return str(problem.head_dim) + ("" if same else f" / {problem.head_dim_v}")
+
+
+SHAPE_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+    ("dtype", lambda row: row.problem.stem.rpartition("_")[0]),
+    ("batch", lambda row: str(row.problem.batch)),
+    ("heads", lambda row: _heads(row.problem)),
+    ("seqlen", lambda row: _seqlen(row.problem)),
+    ("head dim", lambda row: _head_dims(row.problem)),
+    ("mask", lambda row: "causal" if row.problem.causal else NOTHING),
+]
+
+
+def mean_words(rows: Sequence[Row], run: BenchRun) -> str:
+    """Geometric means and least ratios in a sentence."""
+    found = summary(rows, run.ceilings)
+    parts = [
+        f"over {words} {found[name]['geomean']:.3f} (least {found[name]['least']:.3f}"
+        + (f", {found[name]['workloads']} of {len(rows)})" if found[name]["workloads"] != len(rows) else ")")
+        for name, words in (
+            (FLASH, FLASH),
+            (CUDNN, CUDNN),
+            *((n, f"{n} (scaled)") for n in scaled_of(rows)),
+            (BEST, "the best"),
+        )
+        if name in found
+    ]
+    if not parts:
+        return NOTHING
+    return f"Times faster, geometric mean of {len(rows)} workloads: {', '.join(parts)}."
+
+
+# -- the whole run -------------------------------------------------------------------------------------------
+
+
+def title_of(suite: str) -> str:
+    return f"{suite}: {SUITES[suite].title}" if suite in SUITES else suite
+
+
+def summary_table(run: BenchRun) -> Table:
+    """A row for each suite: geometric means, least ratios, the share of the roofline."""
+    groups = {name: (rows, summary(rows, run.ceilings)) for name, rows in by_suite(run.rows).items()}
+    known = dict.fromkeys(name for _, found in groups.values() for name in found)
+    over = [
+        n
+        for n in (*(n for n in known if not n.startswith(LADDER) and n not in (BEST, "roofline")), BEST)
+        if n in known
+    ]
+    scaled = scaled_of(run.rows)
+    words = {name: f"over {name}" + (" (scaled)" if name in scaled else "") for name in over}
+    rows = []
+    for name, (members, found) in groups.items():
+        cells = [name, str(len(members))]
+        for each in over:
+            figures = found.get(each)
+            cells.append(NOTHING if figures is None else f"{figures['geomean']:.2f} ({figures['least']:.2f})")
+        share = found.get("roofline")
+        cells.append(NOTHING if share is None else percent(share["geomean"]))
+        rows.append(tuple(cells))
+    return Table(
+        f"{run.device}: times faster, geometric mean (least) by suite",
+        ("suite", "workloads", *(words[name] for name in over), "of roofline"),
+        tuple(rows),
+        left=1,
+    )
+
+
+def ladder_table(run: BenchRun) -> Table | None:
+    """The report's steps by case, and the tuned kernel below."""
+    rows = [row for row in run.rows if any(name.startswith(LADDER) for name in row.cells)]
+    names = [LADDER + step for step in STEPS]
+    names = [name for name in names if any(row.ms(name) for row in rows)]
+    if not names:
+        return None
+    lines = [
+        (
+            name.removeprefix(LADDER),
+            STEPS[name.removeprefix(LADDER)].title,
+            *(_cell(row, name) for row in rows),
+        )
+        for name in names
+    ]
+    lines.append((OURS, "the tuned kernel", *(_cell(row, OURS) for row in rows)))
+    scaled = any(row.cells[n].scaled_from for row in rows for n in names if n in row.cells)
+    return Table(
+        "the report's steps, milliseconds",
+        ("step", "what", *(row.name for row in rows)),
+        tuple(lines),
+        ("~ scaled from a shorter length: one call would take too long.",) if scaled else (),
+        left=2,
+    )
+
+
+def host_table(run: BenchRun) -> Table | None:
+    names = list(dict.fromkeys(name for times in run.host_us.values() for name in times))
+    if not names:
+        return None
+    return Table(
+        "the caller's time per call on a tiny problem, microseconds",
+        ("call", *run.host_us),
+        tuple(
+            (name, *(f"{t[name]:.1f}" if name in t else NOTHING for t in run.host_us.values()))
+            for name in names
+        ),
+        left=1,
+    )
+
+
+def ceilings_table(run: BenchRun) -> Table | None:
+    """What the roofline is drawn with."""
+    units = {"ex2": ("T/s", 1e12), "copy": ("TB/s", 1e12)}
+    rows = []
+    for name, rate in run.ceilings.rates.items():
+        unit, scale = units.get(name, ("TFLOP/s", 1e12))
+        rows.append(
+            (CEILING_WORDS.get(name, name.replace("_", " ")), f"{rate / scale:#.3g}".rstrip("."), unit)
+        )
+    return Table("ceilings", ("what", "at most", "unit"), tuple(rows), left=1) if rows else None
+
+
+CEILING_WORDS = {
+    "ffma": "float32 multiply-adds alone",
+    "ex2": "exponentials alone",
+    "mma_bf16": "mma.sync alone, bf16 or f16",
+    "mma_f16": "mma.sync alone, f16",
+    "mma_tf32": "mma.sync alone, tf32",
+    "wgmma_bf16": "wgmma alone, bf16 or f16",
+    "gemm_f32": "PyTorch's product, float32",
+    "gemm_tf32": "PyTorch's product, tf32",
+    "gemm_f16": "PyTorch's product, f16",
+    "gemm_bf16": "PyTorch's product, bf16",
+    "copy": "copy on the card, read plus written",
+}
+
+
+def errors_table(errors: Sequence[KernelErrors]) -> Table:
+    """Largest errors by dtype, head dims and inputs, over all kernels and both masks."""
+    names = list(dict.fromkeys(name for each in errors for name in each.errors if name != OURS))
+    groups: dict[tuple[str, int, str, str], list[KernelErrors]] = {}
+    for each in errors:
+        p = each.problem
+        groups.setdefault((p.stem.rpartition("_")[0], p.head_dim, _head_dims(p), each.inputs), []).append(
+            each
+        )
+    lines = []
+    for (kind, _, dims, inputs), members in sorted(groups.items()):
+        worst = {n: _largest(m.errors.get(n) for m in members) for n in (OURS, *names)}
+        theirs = [value for name in names if (value := worst[name])]
+        ours = worst[OURS]
+        least = ours / min(theirs) if ours is not None and theirs else None
+        lines.append((kind, dims, inputs, *(error(worst[n]) for n in (OURS, *names)), ratio(least)))
+    return Table(
+        "largest errors against float64, per head",
+        ("dtype", "head dim", "inputs", OURS, *names, "over the least"),
+        tuple(lines),
+    )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    """NaN where one is; None without any."""
+    known = [value for value in values if value is not None]
+    return next((value for value in known if value != value), max(known, default=None))
+
+
+def about(run: BenchRun) -> str:
+    """Where and with what the figures were taken."""
+    names = {"torch": "PyTorch", "cuda": "its CUDA", "cudnn": "cuDNN", "triton": "Triton"}
+    versions = [f"{names.get(name, name)} {version}" for name, version in run.libraries.items()]
+    parts = [
+        run.device,
+        *versions,
+        f"driver {run.driver}",
+        run.toolkit,
+        f"flashgen {run.flashgen}",
+        run.began,
+    ]
+    return ", ".join(parts)
+
+
+def tables(run: BenchRun) -> list[Table]:
+    """All there is to show of a run."""
+    found: list[Table | None] = [
+        suite_table(title_of(name), rows, run)
+        for name, rows in by_suite(run.rows).items()
+        if contenders_of(rows) and any(row.cells for row in rows)
+    ]
+    found.append(ladder_table(run))
+    if run.errors:
+        found.append(errors_table(run.errors))
+    found += [ceilings_table(run), host_table(run)]
+    if any(row.ours for row in run.rows):
+        found.append(summary_table(run))
+    return [table for table in found if table is not None]
+
+
+def row_line(row: Row) -> str:
+    """A row in one line, for progress."""
+    parts = [f"{row.name}: {OURS} "]
+    ours = row.cells.get(OURS)
+    parts[0] += (
+        f"{milliseconds(row.ours)} ms" if row.ours else f"not timed ({ours.reason if ours else 'no cell'})"
+    )
+    for name, cell in row.cells.items():
+        if name != OURS and cell.ms is not None:
+            over = row.ratio(name)
+            parts.append(f"{name} {_cell(row, name)}" + (f" ({over:.2f}x)" if over else ""))
+    return ", ".join(parts)
+
+
+# -- Markdown ------------------------------------------------------------------------------------------------
+
+
+def fill(text: str, run: BenchRun) -> str:
+    """The text with what stands between its markers generated anew.
+
+    A marker names suites or patterns of workloads (``bench:fp32 bf16-d64-*``), or one of ``summary``,
+    ``ladder``, ``host``, ``ceilings``, ``errors`` and ``about``, or ``plots`` and the folder of those wanted
+    (``bench:plots plots/llm plots/roofline``).
+
+    Raises:
+        FlashgenError: a marker names what the run does not have.
+    """
+    return SECTION.sub(lambda found: f"{found[1]}{section(found[2], run)}\n{found[3]}", text)
+
+
+def fill_file(path: Path, run: BenchRun) -> None:
+    """`fill` of a file in place. Raises FlashgenError for one that cannot be read or has no markers."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
+    if SECTION.search(text) is None:
+        raise FlashgenError(f"{path} has no `<!-- bench:llm -->` ... `<!-- /bench -->` to fill")
+    write_atomically(path, fill(text, run))
+
+
+def section(words: str, run: BenchRun) -> str:
+    """What a marker with those words encloses. Raises FlashgenError."""
+    whole = {
+        "summary": lambda: summary_table(run),
+        "ladder": lambda: ladder_table(run),
+        "host": lambda: host_table(run),
+        "ceilings": lambda: ceilings_table(run),
+        "errors": lambda: errors_table(run.errors) if run.errors else None,
+    }
+    if words == "about":
+        return about(run)
+    if words.startswith("plots "):
+        return "\n\n".join(f"![{Path(each).name}, {run.device}]({each}.svg)" for each in words.split()[1:])
+    if words in whole:
+        table = whole[words]()
+    else:
+        rows = chosen(words, run.rows)
+        table = suite_table(words, rows, run, names=False) if rows else None
+    if table is None:
+        raise FlashgenError(
+            f"the marker `bench:{words}` asks for what the run does not have; run `flashgen bench` for it"
+        )
+    return table.markdown()
+
+
+def chosen(words: str, rows: Sequence[Row]) -> list[Row]:
+    """The rows of the suites and patterns named."""
+    suites = by_suite(rows)
+    names: dict[str, Row] = {}
+    for word in words.split():
+        members = suites.get(word) or [row for row in rows if fnmatch(row.name, word)]
+        names |= {row.name: row for row in members}
+    return list(names.values())
