@@ -20,8 +20,9 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
-from flashgen.tuner.cards.device import Build, CorruptedMemory, FlashgenError, LaunchError, Timing
+from flashgen.tuner.cards.device import Build, Timing
 from flashgen.tuner.cards.dtypes import require_inputs
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 
 
 class Fault(StrEnum):

@@ -15,7 +15,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.tuner.build.compile import CompilePool, cuda_toolchain
-from flashgen.tuner.cards.device import BuildError, FlashgenError
+from flashgen.tuner.errors import BuildError, FlashgenError
 
 pytestmark = pytest.mark.nvcc
 

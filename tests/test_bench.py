@@ -19,8 +19,8 @@ from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CAL
 from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
 from flashgen.tuner.bench.run import BenchOptions, contender_names, make_plan, run_bench
 from flashgen.tuner.cards import names
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.shelf import library
 from flashgen.tuner.suites import SUITES, Workload
 from test_library import H200, tuned

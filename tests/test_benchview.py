@@ -11,7 +11,7 @@ from flashgen.gen.problem import Problem
 from flashgen.tuner.bench import ceilings, figures
 from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
 from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
 from flashgen.tuner.view.bench import (
     Table,

@@ -16,7 +16,8 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner.cards.device import Build, BuildError, FlashgenError, LaunchError
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.errors import BuildError, FlashgenError, LaunchError
 from flashgen.tuner.prove.emitted_files import prove_each, read_each, read_emitted
 from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf import bundle, library

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from flashgen.tuner.build import cache
-from flashgen.tuner.cards.device import BuildError, FlashgenError
+from flashgen.tuner.errors import BuildError, FlashgenError
 
 
 @pytest.fixture(autouse=True)

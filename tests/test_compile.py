@@ -29,7 +29,7 @@ from flashgen.tuner.build.compile import (
     run_compiler,
     shorten,
 )
-from flashgen.tuner.cards.device import BuildError, FlashgenError
+from flashgen.tuner.errors import BuildError, FlashgenError
 
 PLAIN = """\
 extern "C" __global__ void attention_f32_d64_kernel(float* x) {

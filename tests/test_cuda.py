@@ -15,9 +15,9 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch, TensorMap
 from flashgen.tuner.cards import cuda, driver, nvml
-from flashgen.tuner.cards.device import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import Case, compare, make_inputs, validate
 

@@ -18,8 +18,9 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Launch
-from flashgen.tuner.cards.device import Build, CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.validate import validate
 

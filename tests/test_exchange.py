@@ -14,8 +14,8 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.measure import median, spread, tflops
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.exchange import tuner_files

@@ -25,8 +25,9 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.build.compile import run_compiler
-from flashgen.tuner.cards.device import Build, FlashgenError
+from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.evaluate.worker import Worker
 from flashgen.tuner.store import studies as study_module
@@ -324,7 +325,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from flashgen.gen.families import FAMILIES
 from flashgen.tuner.tune import coordinator as tuning
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator, cost
 
 tuning.prior_of = lambda problem, limits: cost

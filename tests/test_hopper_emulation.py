@@ -11,7 +11,8 @@ import fragments
 import numpy as np
 import pytest
 import warpgroups
-from flashgen.tuner.cards.device import Build, LaunchError
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.errors import LaunchError
 from fragments import HOPPER, INSTRUCTIONS, Instruction
 from warpgroups import GROUP, HEADER, ROWS, STEP, SWIZZLES, Boxes
 

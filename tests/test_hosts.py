@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.limits import PRESETS
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.search.ask_tell import Search

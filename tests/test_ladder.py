@@ -18,10 +18,10 @@ from flashgen.tuner.bench.ladder import CASES, LadderResult, Row, _Timer, parse_
 from flashgen.tuner.bench.peers import torch_times
 from flashgen.tuner.cards.device import Build, Timing
 from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.errors import UsageError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import validate
-from flashgen.tuner.request import UsageError
 from flashgen.tuner.view.ladder import ladder_tables, row_line
 from rich.console import Console
 

@@ -11,7 +11,7 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, TunedKernel
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitting import card_of_last

@@ -20,9 +20,9 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.build.toolchain import find_nvcc
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.cli import app
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.prove.emitted_files import read_emitted
 from typer.testing import CliRunner

@@ -24,7 +24,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.prove import emitted_files as proving
 from flashgen.tuner.prove.emitted_files import Emitted, find_compute_sanitizer, prove, read_emitted

@@ -13,8 +13,8 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
+from flashgen.tuner.errors import FlashgenError, UsageError
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.exchange.recorded_spaces import Entry, RecordedSpace, read, write
 from flashgen.tuner.exchange.replay import (
@@ -27,7 +27,6 @@ from flashgen.tuner.exchange.replay import (
     spearman,
 )
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.request import UsageError
 from flashgen.tuner.view.replay import notes, plot, show_replays
 from rich.console import Console
 from typer.testing import CliRunner

@@ -16,8 +16,8 @@ import pytest
 from flashgen.gen.families import family_named
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cli import app
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.cost_model import predict

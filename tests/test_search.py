@@ -15,7 +15,7 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.ranking import predicted_fastest

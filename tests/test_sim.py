@@ -12,9 +12,10 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Launch
-from flashgen.tuner.cards.device import Build, CorruptedMemory, LaunchError
+from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.errors import CorruptedMemory, LaunchError
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import LAYOUTS, Case, compare, make_inputs, validate
 

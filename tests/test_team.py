@@ -15,11 +15,10 @@ import pytest
 from flashgen.gen.limits import PRESETS
 from flashgen.tuner.cards import cuda, names
 from flashgen.tuner.cards.cuda import CudaDevice
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cards.names import resolve_all
+from flashgen.tuner.errors import FlashgenError, UsageError
 from flashgen.tuner.evaluate.outcome import Outcome
 from flashgen.tuner.evaluate.team import Team
-from flashgen.tuner.request import UsageError
 from flashgen.tuner.tune.coordinator import TuneOptions, tune
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
 

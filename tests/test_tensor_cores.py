@@ -7,7 +7,7 @@ import shutil
 import fragments
 import numpy as np
 import pytest
-from flashgen.tuner.cards.device import LaunchError
+from flashgen.tuner.errors import LaunchError
 from fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Instruction
 
 pytestmark = pytest.mark.skipif(

@@ -23,10 +23,11 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Variant
-from flashgen.tuner.cards.device import Build, BuildError, FlashgenError
+from flashgen.tuner.cards.device import Build
+from flashgen.tuner.errors import BuildError, FlashgenError, UsageError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.request import SamplerName, UsageError
+from flashgen.tuner.request import SamplerName
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.winners import kernels_in_storage
 from flashgen.tuner.store.studies import open_storage

@@ -8,8 +8,8 @@ import pytest
 from fakes import FakeRunner, Fault, arithmetic_of, attend, attend_f32, fake_build
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.problem import Problem
-from flashgen.tuner.cards.device import CorruptedMemory
 from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.errors import CorruptedMemory
 from flashgen.tuner.evaluate import validate as module
 from flashgen.tuner.evaluate.reference import DISTRIBUTIONS, Reference, attention
 from flashgen.tuner.evaluate.validate import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeDevice, Fault, fake_build
 from flashgen.gen.problem import Problem
-from flashgen.tuner.cards.device import FlashgenError, LaunchError
+from flashgen.tuner.errors import FlashgenError, LaunchError
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.evaluate.validate import WrongResult
 from flashgen.tuner.evaluate.worker import Died, TimedOut, Worker

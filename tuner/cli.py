@@ -17,7 +17,6 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from .build.cache import DISK_ERRORS
-from .cards.device import FlashgenError
 from .commands.bench import bench_command
 from .commands.emit import emit_command
 from .commands.flags import ManyCommand
@@ -25,7 +24,7 @@ from .commands.kernels import devices_command, diff_command, list_command, valid
 from .commands.studies import export_command, import_command, record_command, replay_command, report_command
 from .commands.terminal import print_json
 from .commands.tuning import ladder_command, space_command, tune_command
-from .request import UsageError
+from .errors import FlashgenError, UsageError
 from .version import flashgen_version
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from ..gen.families import FAMILIES, family_named
 from ..gen.limits import DeviceLimits
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 from ..gen.variant import Value, Variant
-from .cards.device import FlashgenError
+from .errors import NotServed, UsageError
 from .suites import SUITES
 
 T = TypeVar("T")
@@ -32,14 +32,6 @@ class SamplerName(StrEnum):
     TPE = "tpe"
     RANDOM = "random"
     EXHAUSTIVE = "exhaustive"
-
-
-class UsageError(FlashgenError):
-    """The command was given something that does not exist or is out of range; it exits 2."""
-
-
-class NotServed(FlashgenError):
-    """Nothing computes this problem on this card; of several problems, others may go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

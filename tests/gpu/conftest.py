@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from flashgen.tuner.cards.cuda import CudaDevice, find_device
-from flashgen.tuner.cards.device import FlashgenError
+from flashgen.tuner.errors import FlashgenError
 
 HERE = Path(__file__).parent
 

@@ -316,7 +316,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
     """Builds all and writes what `launch_all` needs."""
     from flashgen.gen.arguments import ARGS_FORMAT
     from flashgen.tuner.build.compile import CompilePool
-    from flashgen.tuner.cards.device import BuildError
+    from flashgen.tuner.errors import BuildError
 
     with CompilePool(toolchain) as pool:
         built = [future.result() for future in [pool.submit(kernel) for kernel in kernels]]
@@ -417,7 +417,7 @@ def parse(tool: str, output: str, code: int, seconds: float) -> Report:
 
 def main() -> int:
     from flashgen.tuner.cards.cuda import find_device
-    from flashgen.tuner.cards.device import FlashgenError
+    from flashgen.tuner.errors import FlashgenError
     from flashgen.tuner.prove.emitted_files import find_compute_sanitizer, for_sanitizer
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

@@ -19,7 +19,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.build.compile import CompilePool
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
-from flashgen.tuner.cards.device import BuildError, FlashgenError
+from flashgen.tuner.errors import BuildError, FlashgenError
 from flashgen.tuner.evaluate.validate import Depth, validate
 
 #: Variants in full depth, and lengths of the real problem they are then tried on.

@@ -3,8 +3,8 @@
 import pytest
 from flashgen.tuner.bench.ladder import FUSED, TUNED, UNFUSED, run_ladder
 from flashgen.tuner.bench.peers import torch_installed
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cards.names import resolve
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Status
 
 pytestmark = pytest.mark.gpu

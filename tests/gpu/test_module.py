@@ -27,8 +27,8 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.cuda import CudaDevice
-from flashgen.tuner.cards.device import FlashgenError
 from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.prove.emitted_files import find_compute_sanitizer, prove

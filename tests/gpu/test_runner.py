@@ -17,8 +17,9 @@ from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal, Variant
 from flashgen.tuner.build.compile import CompilePool
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
-from flashgen.tuner.cards.device import Build, BuildError, CorruptedMemory, LaunchError
+from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import bits_dtype, numpy_dtype
+from flashgen.tuner.errors import BuildError, CorruptedMemory, LaunchError
 from flashgen.tuner.evaluate.measure import median, spread
 from flashgen.tuner.evaluate.validate import WrongResult, validate
 

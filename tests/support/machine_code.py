@@ -62,7 +62,7 @@ def machine_code(cubin: bytes) -> str:
 def compiled(words: list[str]) -> dict[str, str]:
     """Digests by name; what does not compile has its reason instead."""
     from flashgen.tuner.build.compile import cuda_toolchain
-    from flashgen.tuner.cards.device import FlashgenError
+    from flashgen.tuner.errors import FlashgenError
 
     def digest_of(kernel: Kernel) -> str:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...gen.problem import Problem
 from ..build.cache import write_atomically
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..suites import SUITES, Workload
 from .ceilings import Bound, Ceilings, bound_of
 

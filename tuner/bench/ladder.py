@@ -21,11 +21,12 @@ from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Variant
 from ..build.compile import CompilePool
-from ..cards.device import Build, BuildError, Device, FlashgenError
+from ..cards.device import Build, Device
+from ..errors import BuildError, FlashgenError, UsageError
 from ..evaluate.measure import median, tflops
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..evaluate.worker import Worker
-from ..request import UsageError, suggestion
+from ..request import suggestion
 from ..shelf import library
 from ..shelf.emitting import complete
 from ..suites import SUITES

@@ -30,8 +30,9 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal
-from ..cards.device import Device, FlashgenError
+from ..cards.device import Device
 from ..cards.lock import CardLock
+from ..errors import FlashgenError
 from ..shelf import library
 from ..suites import SUITES, Workload
 from ..version import flashgen_version

@@ -23,7 +23,7 @@ from typing import Any
 
 import platformdirs
 
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 
 #: Scratch folders older than this belong to a process that was killed.
 STALE_SCRATCH_SECONDS = 3600

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ...gen.kernel import Kernel
-from ..cards.device import Build, BuildError, FlashgenError, Toolchain
+from ..cards.device import Build, Toolchain
+from ..errors import BuildError, FlashgenError
 from .cache import cache_folder, cache_unwritable, cached
 from .toolchain import (
     HostCompiler,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 
 PROBE_TIMEOUT_S = 30
 #: The first compute capability that CUDA 13 compiles for.

@@ -17,23 +17,6 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 
 
-class FlashgenError(Exception):
-    """Something the user can mend: one message, the way out in it; the command exits 1."""
-
-
-class BuildError(FlashgenError):
-    """The compiler refused, crashed or ran out of time, or built something else than was written; the message
-    is its own output."""
-
-
-class LaunchError(FlashgenError):
-    """The kernel could not be launched, or faulted. The runner that raised it must not be used again."""
-
-
-class CorruptedMemory(FlashgenError):
-    """The kernel wrote outside its outputs, or left part of them unwritten."""
-
-
 @dataclass(frozen=True)
 class Build:
     """A compiled kernel. ``artifact`` is a cubin or, emulated, a shared library."""
@@ -135,16 +118,3 @@ class Device(Protocol):
     def open(self) -> Runner:
         """Called in the worker process."""
         ...
-
-
-__all__ = [
-    "Build",
-    "BuildError",
-    "CorruptedMemory",
-    "Device",
-    "FlashgenError",
-    "LaunchError",
-    "Runner",
-    "Timing",
-    "Toolchain",
-]

@@ -29,8 +29,9 @@ from ...gen.problem import Problem
 from ..build.cache import cached
 from ..build.compile import run_compiler, usable_cores
 from ..build.toolchain import HostCompiler, find_host_compiler
+from ..errors import CorruptedMemory, LaunchError
 from ..predict import cost_model
-from .device import Build, CorruptedMemory, LaunchError, Timing
+from .device import Build, Timing
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
 
 PREFIX = "sim:"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .device import CorruptedMemory
+from ..errors import CorruptedMemory
 from .dtypes import bits_dtype, unwritten_bits
 
 FLOAT32 = np.dtype(np.float32)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .device import FlashgenError
+from ..errors import FlashgenError
 
 FOLDER = "flashgen-locks"
 #: How often a lock is tried, and after how long the wait is told.

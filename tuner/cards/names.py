@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from ...gen.limits import PRESETS, DeviceLimits
 from ..build.toolchain import GET_OLD_NVRTC, find_host_compiler, find_nvcc, find_nvrtc
-from ..request import UsageError, suggestion
+from ..errors import FlashgenError, UsageError
+from ..request import suggestion
 from .cuda import CudaDevice, count_devices, find_device
-from .device import Device, FlashgenError
+from .device import Device
 from .emulated import PREFIX, SimDevice
 
 GET_PYCUDA = "pip install 'flashgen[cuda]' (builds against an installed CUDA toolkit)"

@@ -10,7 +10,8 @@ import typer
 
 from ...gen.families import family_named
 from ..build.compile import usable_cores
-from ..request import Shape, UsageError, checked, suggestion
+from ..errors import UsageError
+from ..request import Shape, checked, suggestion
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPE,

@@ -21,8 +21,9 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from ...gen.problem import Problem
-from ..cards.device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Timing
+from ..cards.device import Build, Device, Timing
 from ..cards.lock import CardLock
+from ..errors import CorruptedMemory, FlashgenError, LaunchError
 from .measure import summarize
 from .outcome import Measurement, Outcome, Status
 from .validate import WrongResult

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...gen.problem import Problem
-from ..cards.device import Build, CorruptedMemory, Device, FlashgenError, LaunchError, Runner, Timing
+from ..cards.device import Build, Device, Runner, Timing
+from ..errors import CorruptedMemory, FlashgenError, LaunchError
 from .validate import Depth, validate
 
 #: What the sample of the real problem may cost an emulated card in the quick and in the full validation.

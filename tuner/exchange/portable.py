@@ -19,7 +19,7 @@ from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..request import Shape
 from ..shelf import library

@@ -21,7 +21,7 @@ from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.reasons import first_line
 from ..predict.catalogue import Catalogue

@@ -16,12 +16,13 @@ import numpy as np
 import optuna
 
 from ...gen.variant import Variant
+from ..errors import UsageError
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..predict.prior import prior_of
-from ..request import SamplerName, UsageError, suggestion
+from ..request import SamplerName, suggestion
 from ..search.ask_tell import Proposal, Search
 from ..store.liveness import Pulse
-from . import kernel_tuner
+from . import strategies
 from .recorded_spaces import Entry, RecordedSpace
 
 #: After a sampler's name: it starts at random, and does not hear the cost model.
@@ -128,7 +129,7 @@ def default_methods() -> tuple[str, ...]:
     gp, forest, tpe, random = map(
         str, (SamplerName.GP, SamplerName.FOREST, SamplerName.TPE, SamplerName.RANDOM)
     )
-    theirs = [KERNEL_TUNER + name for name in kernel_tuner.STRATEGIES] if kernel_tuner.is_installed() else []
+    theirs = [KERNEL_TUNER + name for name in strategies.STRATEGIES] if strategies.is_installed() else []
     return (gp, gp + NO_PRIOR, forest, tpe, random, *theirs)
 
 
@@ -137,11 +138,11 @@ def parse_methods(names: Sequence[str]) -> tuple[str, ...]:
     known = [str(name) for name in SamplerName] + [name + NO_PRIOR for name in PRIMED]
     for name in names:
         if name.startswith(KERNEL_TUNER):
-            if not kernel_tuner.is_installed():
+            if not strategies.is_installed():
                 raise UsageError(f"{name} needs Kernel Tuner; get it with `pip install kernel_tuner`")
-            strategies = kernel_tuner.all_strategies()
-            if name.removeprefix(KERNEL_TUNER) not in strategies:
-                close = suggestion(name, [KERNEL_TUNER + each for each in strategies])
+            theirs = strategies.all_strategies()
+            if name.removeprefix(KERNEL_TUNER) not in theirs:
+                close = suggestion(name, [KERNEL_TUNER + each for each in theirs])
                 raise UsageError(f"Kernel Tuner has no strategy {name.removeprefix(KERNEL_TUNER)!r}; {close}")
         elif name not in known:
             raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}")
@@ -247,9 +248,7 @@ class Replayer:
     def shares(self, method: str, seed: int) -> np.ndarray:
         """The share of the optimum after each evaluation, 0 until something works."""
         if method.startswith(KERNEL_TUNER):
-            times = kernel_tuner.simulate(
-                self.space, method.removeprefix(KERNEL_TUNER), seed, self.evaluations
-            )
+            times = strategies.simulate(self.space, method.removeprefix(KERNEL_TUNER), seed, self.evaluations)
         else:
             times = self._search(method, seed)
         best_us = self.space.best_us

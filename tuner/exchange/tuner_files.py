@@ -22,7 +22,7 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Illegal, Value, Variant
 from ..build.cache import write_atomically
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..evaluate.measure import median, spread, tflops
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..store.studies import MAX_REASON

@@ -26,14 +26,14 @@ from ...gen.limits import PRESETS, DeviceLimits
 from ...gen.problem import PRECISIONS, Problem
 from ...gen.variant import Illegal, Launch, TensorMap
 from ..cards.cuda import CudaDevice, CudaRunner
-from ..cards.device import Build, Device, FlashgenError, LaunchError, Toolchain
+from ..cards.device import Build, Device, Toolchain
 from ..cards.dtypes import numpy_dtype, require_inputs
 from ..cards.emulated import PREFIX, SimDevice, SimRunner
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
 from ..cards.names import cards, resolve
+from ..errors import FlashgenError, LaunchError, UsageError
 from ..evaluate.validate import Depth, cases, validate
 from ..evaluate.worker import DEADLINE_S, Worker
-from ..request import UsageError
 from ..shelf.library import same_card
 
 #: What compute-sanitizer looks for, tool by tool.

@@ -18,8 +18,8 @@ from optuna.storages import BaseStorage
 from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
-from ..cards.device import FlashgenError
-from ..request import Shape, UsageError
+from ..errors import FlashgenError, UsageError
+from ..request import Shape
 from ..shelf.library import SIM_PREFIX, same_card
 from ..store.studies import open_storage, storage_errors, without_password
 

@@ -20,7 +20,7 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Variant
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..evaluate.reasons import count_reasons
 from ..predict.bounds import Bounds, bounds_of, predicted

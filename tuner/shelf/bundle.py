@@ -12,9 +12,9 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..build.compile import CompilePool, cuda_toolchain
-from ..cards.device import BuildError, FlashgenError
+from ..errors import BuildError, FlashgenError, UsageError
 from ..prove.emitted_files import read_emitted, with_mask
-from ..request import Shapes, UsageError
+from ..request import Shapes
 from . import library
 from .listing import find
 

@@ -18,12 +18,12 @@ from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
 from ..build.cache import write_atomically
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError, UsageError
 from ..exchange.portable import require_existing
 from ..predict.catalogue import build_catalogue
 from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
-from ..request import Shape, UsageError, serving_families, why_not
+from ..request import Shape, serving_families, why_not
 from . import library
 from .winners import kernels_in_storage
 

@@ -30,7 +30,8 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..build.cache import write_atomically
-from ..cards.device import Device, FlashgenError
+from ..cards.device import Device
+from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, TunedKernel
 
 SIM_PREFIX = "sim_"

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...gen.limits import DeviceLimits
 from ...gen.variant import Value, Variant
-from ..request import Shapes, UsageError, suggestion
+from ..errors import UsageError
+from ..request import Shapes, suggestion
 from . import library
 
 #: Files of a kernel's three that name it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 
 
 class StorageFile:

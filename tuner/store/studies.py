@@ -30,7 +30,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from ...gen.problem import Problem
 from ...gen.render import TEMPLATES
 from ...gen.variant import Variant
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
 from .journal import Journal
 from .liveness import OWNER, is_dead

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ...gen.problem import Problem
 from ...gen.variant import Value, Variant
-from ..request import NotServed, UsageError
+from ..errors import NotServed, UsageError
 from ..shelf import library
 from ..shelf.bundle import bundle
 from ..shelf.emitting import write_target

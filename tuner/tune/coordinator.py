@@ -24,15 +24,16 @@ from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
 from ..build.compile import CompilePool
-from ..cards.device import Build, BuildError, Device, FlashgenError
+from ..cards.device import Build, Device
 from ..cards.lock import GaveUp
+from ..errors import BuildError, FlashgenError, NotServed, UsageError
 from ..evaluate.outcome import Outcome, Status, TunedKernel
 from ..evaluate.reasons import NUMBER, count_alike, count_reasons, first_line
 from ..evaluate.team import Evaluator, Team
 from ..evaluate.worker import Worker
 from ..predict.catalogue import Catalogue, build_catalogue
 from ..predict.prior import cost_model_version, prior_of
-from ..request import NotServed, SamplerName, UsageError, none_serves, why_not
+from ..request import SamplerName, none_serves, why_not
 from ..search.ask_tell import Proposal, Search
 from ..search.transfer import informed, neighbours
 from ..shelf import library

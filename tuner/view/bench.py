@@ -30,7 +30,7 @@ from ..bench.figures import (
     summary,
 )
 from ..build.cache import write_atomically
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..suites import SUITES
 
 #: Of the report's steps, the one that stands beside other contenders; all are in a table of their own.

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from ..exchange.replay import GOAL, HIGH, LOW, MARKS, Replayed
 from ..request import SamplerName
 from .console import make_room, microseconds, problem_words

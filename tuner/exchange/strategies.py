@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.variant import Value
-from ..cards.device import FlashgenError
+from ..errors import FlashgenError
 from .recorded_spaces import Entry, RecordedSpace
 
 #: Those that do best on GPU kernels by its authors' and others' accounts.

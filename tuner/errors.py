@@ -1,0 +1,28 @@
+"""What goes wrong in ways that a user can mend."""
+
+from __future__ import annotations
+
+
+class FlashgenError(Exception):
+    """Something the user can mend: one message, the way out in it; the command exits 1."""
+
+
+class BuildError(FlashgenError):
+    """The compiler refused, crashed or ran out of time, or built something else than was written; the message
+    is its own output."""
+
+
+class LaunchError(FlashgenError):
+    """The kernel could not be launched, or faulted. The runner that raised it must not be used again."""
+
+
+class CorruptedMemory(FlashgenError):
+    """The kernel wrote outside its outputs, or left part of them unwritten."""
+
+
+class UsageError(FlashgenError):
+    """The command was given something that does not exist or is out of range; it exits 2."""
+
+
+class NotServed(FlashgenError):
+    """Nothing computes this problem on this card; of several problems, others may go on."""
