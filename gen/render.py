@@ -45,6 +45,7 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     launch = variant.launch(problem, limits)
     entry = f"attention_{problem.stem}"
     element, element_header = ELEMENTS[problem.dtype]
+    constants = variant.constants(problem, limits)
     source = (
         environment()
         .get_template(variant.template)
@@ -63,8 +64,10 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
             access_bytes=variant.access_width(problem) * ITEM_BYTES[problem.dtype],
             shape_options=shape_options(problem),
             settings={p.name: str(getattr(variant, p.name)).lower() for p in variant.named_parameters()},
+            p=variant,
+            c=constants,
             **variant.to_dict(),
-            **variant.constants(problem, limits),
+            **constants,
         )
     )
     source = _tidy(source)
