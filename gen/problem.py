@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .scores import Scores, scores_of
+
 MAX_HEAD_DIM = 256
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
 #: What outputs are where they are not of the inputs' type: eight bits hold factors, not averages.
@@ -75,6 +77,11 @@ class Problem:
             )
 
     @property
+    def scores(self) -> Scores:
+        """What each query row sees of the keys."""
+        return scores_of(causal=self.causal)
+
+    @property
     def output_dtype(self) -> str:
         """What o is made of: the inputs' type, bf16 for e4m3."""
         return OUTPUT_DTYPES.get(self.dtype, self.dtype)
@@ -118,15 +125,7 @@ class Problem:
     @property
     def num_attended(self) -> int:
         """Unmasked (query, key) pairs over all batches and heads."""
-        if not self.causal:
-            pairs = self.seqlen_q * self.seqlen_k
-        else:
-            # Row i sees clamp(i + 1 + offset, 0, seqlen_k) keys: a run of zeros, then a ramp.
-            offset = self.seqlen_k - self.seqlen_q
-            first, last = max(0, 1 + offset), self.seqlen_k
-            rows = min(self.seqlen_q, last - first + 1)
-            pairs = (first + last) * rows // 2
-        return self.batch * self.num_q_heads * pairs
+        return self.batch * self.num_q_heads * self.scores.visible_pairs(self.seqlen_q, self.seqlen_k)
 
     @property
     def stem(self) -> str:

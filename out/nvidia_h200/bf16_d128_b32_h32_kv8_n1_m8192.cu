@@ -539,8 +539,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   const int q_tiles = (num_rows + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
   // them go first.
-  const int turn = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int nth = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
   const int kv_head = int(blockIdx.x) / q_tiles % args.num_kv_heads;
   const int batch = int(blockIdx.x) / q_tiles / args.num_kv_heads;
   const int head = kv_head * group;  // the first of those packed

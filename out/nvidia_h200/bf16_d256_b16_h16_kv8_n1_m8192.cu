@@ -551,8 +551,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   const int q_tiles = (num_rows + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
   // them go first.
-  const int turn = block % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int nth = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
   const int kv_head = block / q_tiles % args.num_kv_heads;
   const int batch = block / q_tiles / args.num_kv_heads;
   const int head = kv_head * group;  // the first of those packed

@@ -428,8 +428,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
   // them go first.
-  const int turn = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int nth = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
   const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
   const int kv_head = head / (args.num_q_heads / args.num_kv_heads);

@@ -184,8 +184,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
   // them go first.
-  const int turn = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int nth = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
   const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
   const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
@@ -210,11 +210,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const auto key_of = [&](int j) { return j / kColGroup * (kColGroup * kLanes) + j % kColGroup + lane_key; };
   const auto column_of = [&](int c) { return c / kOVec * (kOVec * kLanes) + c % kOVec + lane_column; };
 
-  const int keys = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;
-  const int kv_tiles = keys > 0 ? (keys + kBc - 1) / kBc : 0;
+  const int end_key = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;  // of all that the block sees
+  const int first_tile = 0, last_tile = end_key > 0 ? (end_key + kBc - 1) / kBc : 0;
+
   // The last row of this warp that exists; a warp without rows only helps to copy.
   const int last_row = min(first_row + warp_row + kRowsPerWarp, args.seqlen_q) - 1;
-  if (kv_tiles > 0) copy_k(smem.k[0], k, args.k_stride_row, 0, args.seqlen_k);
+  if (first_tile < last_tile) copy_k(smem.k[0], k, args.k_stride_row, first_tile * kBc, args.seqlen_k);
   __pipeline_commit();
   load_q(smem.q, q, args.q_stride_row, first_row, args.seqlen_q, scale_log2);
 
@@ -227,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 
   bool parked = false;
-  for (int tile = 0; tile < kv_tiles; ++tile) {
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     const int first_key = tile * kBc;
     const bool computes = last_row >= first_row + warp_row && (!kCausal || first_key <= last_row + diagonal);
     float s[kTm][kTn];
@@ -321,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     __pipeline_wait_prior(0);
     __syncthreads();  // V has arrived, and nobody reads K any more
-    if (tile + 1 < kv_tiles) copy_k(smem.k[0], k, args.k_stride_row, first_key + kBc, args.seqlen_k);
+    if (tile + 1 < last_tile) copy_k(smem.k[0], k, args.k_stride_row, first_key + kBc, args.seqlen_k);
     __pipeline_commit();
     if (computes) {
       // O += P V
@@ -399,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
 
       // o parks the sum of the runs so far; only this lane reads it again.
-      if ((tile + 1) % kRunTiles == 0 && tile + 1 < kv_tiles) {
+      if ((tile + 1) % kRunTiles == 0 && tile + 1 < last_tile) {
 #pragma unroll
         for (int i = 0; i < kTm; ++i) {
           const int row = first_row + warp_row + row_of(i);

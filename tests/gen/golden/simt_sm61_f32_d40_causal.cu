@@ -211,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
   // them go first.
-  const int turn = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int nth = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
   const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
   const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
@@ -237,14 +237,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const auto key_of = [&](int j) { return j / kColGroup * (kColGroup * kLanes) + j % kColGroup + lane_key; };
   const auto column_of = [&](int c) { return c / kOVec * (kOVec * kLanes) + c % kOVec + lane_column; };
 
-  const int keys = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;
-  const int kv_tiles = keys > 0 ? (keys + kBc - 1) / kBc : 0;
+  const int end_key = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;  // of all that the block sees
+  const int first_tile = 0, last_tile = end_key > 0 ? (end_key + kBc - 1) / kBc : 0;
+
   // The last row of this warp that exists; a warp without rows only helps to copy.
   const int last_row = min(first_row + warp_row + kRowsPerWarp, args.seqlen_q) - 1;
   // The next tile waits in registers while the current one is computed.
   Vec<4> staged_k[kKCopies];
   Vec<4> staged_v[kVCopies];
-  if (kv_tiles > 0) fetch_k(staged_k, k, args.k_stride_row, 0, args.seqlen_k);
+  if (first_tile < last_tile) fetch_k(staged_k, k, args.k_stride_row, first_tile * kBc, args.seqlen_k);
   load_q(smem.q, q, args.q_stride_row, first_row, args.seqlen_q, scale_log2);
 
   float acc[kTm][kTd] = {};
@@ -256,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
 
   bool parked = false;
-  for (int tile = 0; tile < kv_tiles; ++tile) {
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     const int first_key = tile * kBc;
     const bool computes = last_row >= first_row + warp_row && (!kCausal || first_key <= last_row + diagonal);
     float s[kTm][kTn];
@@ -349,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       }
     }
     put_v(smem.v[0], staged_v);
-    if (tile + 1 < kv_tiles) fetch_k(staged_k, k, args.k_stride_row, first_key + kBc, args.seqlen_k);
+    if (tile + 1 < last_tile) fetch_k(staged_k, k, args.k_stride_row, first_key + kBc, args.seqlen_k);
     __syncthreads();
     if (computes) {
       // O += P V
@@ -433,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       }
 
       // o parks the sum of the runs so far; only this lane reads it again.
-      if ((tile + 1) % kRunTiles == 0 && tile + 1 < kv_tiles) {
+      if ((tile + 1) % kRunTiles == 0 && tile + 1 < last_tile) {
 #pragma unroll
         for (int i = 0; i < kTm; ++i) {
           const int row = first_row + warp_row + row_of(i);

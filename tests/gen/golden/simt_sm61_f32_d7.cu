@@ -248,8 +248,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   const auto key_of = [&](int j) { return j / kColGroup * (kColGroup * kLanes) + j % kColGroup + lane_key; };
   const auto column_of = [&](int c) { return c / kOVec * (kOVec * kLanes) + c % kOVec + lane_column; };
 
-  const int keys = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;
-  const int kv_tiles = keys > 0 ? (keys + kBc - 1) / kBc : 0;
+  const int end_key = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;  // of all that the block sees
+  const int first_tile = 0, last_tile = end_key > 0 ? (end_key + kBc - 1) / kBc : 0;
+
   // The last row of this warp that exists; a warp without rows only helps to copy.
   const int last_row = min(first_row + warp_row + kRowsPerWarp, args.seqlen_q) - 1;
   // Columns past the head dim are computed and dropped; they must not read what nobody wrote.
@@ -270,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   }
 
   bool parked = false;
-  for (int tile = 0; tile < kv_tiles; ++tile) {
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     const int first_key = tile * kBc;
     const bool computes = last_row >= first_row + warp_row && (!kCausal || first_key <= last_row + diagonal);
     float s[kTm][kTn];
@@ -405,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
       }
 
       // o parks the sum of the runs so far; only this lane reads it again.
-      if ((tile + 1) % kRunTiles == 0 && tile + 1 < kv_tiles) {
+      if ((tile + 1) % kRunTiles == 0 && tile + 1 < last_tile) {
 #pragma unroll
         for (int i = 0; i < kTm; ++i) {
           const int row = first_row + warp_row + row_of(i);

@@ -1,0 +1,192 @@
+"""Small expressions over named numbers: written once, printed as C++ or Python, computed by numpy.
+
+Python's operators build them: ``minimum(KEYS, ROW + DIAGONAL + 1)``. What a row sees of the keys and how many
+blocks a launch has are such expressions, so that the kernel, its host launcher, emitted modules, the cost model
+and the reference cannot disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: How tightly C++ and Python bind what an expression prints as: the looser needs parentheses inside the tighter.
+_LOOSEST, _SUM, _PRODUCT, _ATOM = range(4)
+#: What a name may stand for in C++: a variable or member, or a sum of such.
+_WORD = re.compile(r"[\w.]+(->\w+)?|\w+\([\w ,.+*/-]*\)")
+_ARITHMETIC = re.compile(r"[\w.\s+*/%()-]+")
+
+
+class Expression:
+    """Base of all nodes; integers stand for themselves wherever one is expected.
+
+    Division is that of C++ and of Python's ``//`` alike: every expression divides what is not negative.
+    """
+
+    def __add__(self, other: Expression | int) -> Expression:
+        return _sum(self, _lifted(other))
+
+    def __radd__(self, other: int) -> Expression:
+        return _sum(_lifted(other), self)
+
+    def __sub__(self, other: Expression | int) -> Expression:
+        return _sum(self, Constant(-other)) if isinstance(other, int) else _Binary("-", self, other)
+
+    def __mul__(self, other: Expression | int) -> Expression:
+        return self if other == 1 else _Binary("*", self, _lifted(other))
+
+    def __floordiv__(self, other: Expression | int) -> Expression:
+        return self if other == 1 else _Binary("/", self, _lifted(other))
+
+    def c(self, names: Mapping[str, str] | None = None) -> str:
+        """This expression in C++, each name as ``names`` has it, or as it is."""
+        return self._print(names or {}, python=False)[0]
+
+    def python(self, names: Mapping[str, str] | None = None) -> str:
+        """This expression in Python, each name as ``names`` has it, or as it is."""
+        return self._print(names or {}, python=True)[0]
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """The number that comes of the names' ``values``, which may be numpy's arrays. Raises KeyError."""
+        raise NotImplementedError
+
+    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
+        """This expression with other expressions in the place of names."""
+        raise NotImplementedError
+
+    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
+        """The text, and how tightly it binds."""
+        raise NotImplementedError
+
+    def _inside(self, level: int, names: Mapping[str, str], *, python: bool) -> str:
+        text, own = self._print(names, python=python)
+        return text if own >= level else f"({text})"
+
+
+@dataclass(frozen=True)
+class Name(Expression):
+    """A number that is known by its name alone until the expression is computed."""
+
+    name: str
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        return values[self.name]
+
+    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
+        return replaced.get(self.name, self)
+
+    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
+        text = names.get(self.name, self.name)
+        return text, _ATOM if _WORD.fullmatch(text) else _SUM if _ARITHMETIC.fullmatch(text) else _LOOSEST
+
+
+@dataclass(frozen=True)
+class Constant(Expression):
+    """A number, which C++ may know by a name: ``kBr``."""
+
+    number: int
+    c_name: str = ""
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        return self.number
+
+    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
+        return self
+
+    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
+        return (str(self.number) if python or not self.c_name else self.c_name), _ATOM
+
+
+@dataclass(frozen=True)
+class _Binary(Expression):
+    sign: str
+    left: Expression
+    right: Expression
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        left, right = self.left.value(values), self.right.value(values)
+        match self.sign:
+            case "+":
+                return left + right
+            case "-":
+                return left - right
+            case "*":
+                return left * right
+            case _:
+                return left // right
+
+    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
+        left, right = self.left.with_names(replaced), self.right.with_names(replaced)
+        return left + right if self.sign == "+" else _Binary(self.sign, left, right)
+
+    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
+        level = _SUM if self.sign in "+-" else _PRODUCT
+        left = self.left._inside(level, names, python=python)
+        # What stands behind a sign of the same level is grouped, so that integers divide in the order written.
+        behind = level if self.sign == "+" else level + 1
+        right = self.right._inside(behind, names, python=python)
+        if self.sign == "+" and right.startswith("-"):
+            return f"{left} - {right[1:]}", level
+        return f"{left} {'//' if python and self.sign == '/' else self.sign} {right}", level
+
+
+@dataclass(frozen=True)
+class _Extreme(Expression):
+    function: str
+    left: Expression
+    right: Expression
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        choose = np.minimum if self.function == "min" else np.maximum
+        chosen = choose(self.left.value(values), self.right.value(values))
+        return chosen if isinstance(chosen, np.ndarray) else int(chosen)
+
+    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
+        return _Extreme(self.function, self.left.with_names(replaced), self.right.with_names(replaced))
+
+    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
+        left, right = (each._print(names, python=python)[0] for each in (self.left, self.right))
+        return f"{self.function}({left}, {right})", _ATOM
+
+
+def minimum(left: Expression | int, right: Expression | int) -> Expression:
+    """The smaller of two."""
+    return _Extreme("min", _lifted(left), _lifted(right))
+
+
+def maximum(left: Expression | int, right: Expression | int) -> Expression:
+    """The larger of two."""
+    return _Extreme("max", _lifted(left), _lifted(right))
+
+
+def divided_up(left: Expression, right: Expression | int) -> Expression:
+    """The quotient of two, rounded up."""
+    return left if right == 1 else (left + right - 1) // right
+
+
+def _lifted(value: Expression | int) -> Expression:
+    return Constant(value) if isinstance(value, int) else value
+
+
+def _sum(left: Expression, right: Expression) -> Expression:
+    """A sum whose plain numbers stand together, at the end: no ``+ 1 - 1`` is ever printed."""
+    if isinstance(left, Constant) and not left.c_name and not isinstance(right, Constant):
+        left, right = right, left
+    if isinstance(right, Constant) and not right.c_name:
+        if right.number == 0:
+            return left
+        if isinstance(left, Constant) and not left.c_name:
+            return Constant(left.number + right.number)
+        if isinstance(left, _Binary) and left.sign == "+" and _is_plain(left.right):
+            return _sum(left.left, Constant(left.right.number + right.number))
+    elif isinstance(left, _Binary) and left.sign == "+" and _is_plain(left.right):
+        return _sum(_Binary("+", left.left, right), left.right)
+    return _Binary("+", left, right)
+
+
+def _is_plain(node: Expression) -> Any:
+    return isinstance(node, Constant) and not node.c_name
