@@ -1,8 +1,8 @@
 """Small expressions over named numbers: written once, printed as C++ or Python, computed by numpy.
 
-Python's operators build them: ``minimum(KEYS, ROW + DIAGONAL + 1)``. What a row sees of the keys and how many
-blocks a launch has are such expressions, so that the kernel, its host launcher, emitted modules, the cost model
-and the reference cannot disagree.
+Python's operators build them: ``minimum(KEYS, ROW + DIAGONAL + 1)``. What a row sees of the keys and how
+many blocks a launch has are such expressions, so that the kernel, its host launcher, emitted modules, the
+cost model and the reference cannot disagree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-#: How tightly C++ and Python bind what an expression prints as: the looser needs parentheses inside the tighter.
+#: How tightly what an expression prints as is bound: the looser needs parentheses inside the tighter.
 _LOOSEST, _SUM, _PRODUCT, _ATOM = range(4)
 #: What a name may stand for in C++: a variable or member, or a sum of such.
 _WORD = re.compile(r"[\w.]+(->\w+)?|\w+\([\w ,.+*/-]*\)")
@@ -126,7 +126,7 @@ class _Binary(Expression):
     def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
         level = _SUM if self.sign in "+-" else _PRODUCT
         left = self.left._inside(level, names, python=python)
-        # What stands behind a sign of the same level is grouped, so that integers divide in the order written.
+        # What stands behind a sign of its own level is grouped: integers divide in the order written.
         behind = level if self.sign == "+" else level + 1
         right = self.right._inside(behind, names, python=python)
         if self.sign == "+" and right.startswith("-"):

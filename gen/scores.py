@@ -1,9 +1,9 @@
 """What a query row sees of the keys: one value of the problem, which every other part of flashgen asks.
 
 A row sees an interval ``[begin, end)`` of keys, whose bounds are affine in the row: each a limit that holds
-always, or where a flag of the kernel is set at compile time. From it follow the tiles of keys that a block walks,
-which of them are only partly visible, the cost model's count of tiles, the reference's mask and the number of
-visible pairs. The causal mask is the first such bound.
+always, or where a flag of the kernel is set at compile time. From it follow the tiles of keys that a block
+walks, which of them are only partly visible, the cost model's count of tiles, the reference's mask and the
+number of visible pairs. The causal mask is the first such bound.
 
 Bounds never fall from one row to the next: of neighbouring rows the first has the least end, the last the
 greatest.
@@ -67,7 +67,7 @@ class Scores:
         return text
 
     def limits_beside(self, row: str | Expression, **names: str) -> list[tuple[str, str]]:
-        """What limits ``row`` beside the end of the keys: pairs of the flag under which and the key, in C++."""
+        """What limits ``row`` beside the end of the keys, in C++: pairs of a flag and of the key under it."""
         return [(each.flag or "true", _at(each, row, names)) for each in self.ends[1:]]
 
     def crosses_end(self, key: str, row: str | Expression, **names: str) -> str:
@@ -105,7 +105,9 @@ class Scores:
             end = minimum(end, each.key)
         first = np.clip(begin.value(values), 0, seqlen_k)
         last = np.maximum(np.clip(end.value(values), 0, seqlen_k), first)
-        return (first, last) if isinstance(rows, np.ndarray) else (int(first), int(last))
+        if isinstance(rows, np.ndarray):
+            return np.broadcast_to(first, rows.shape), np.broadcast_to(last, rows.shape)
+        return int(first), int(last)
 
     def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
         """Pairs of a query row and a key that it sees, of one head."""
@@ -145,7 +147,7 @@ CAUSAL_BOUND = Bound(ROW + DIAGONAL + 1, flag="kCausal")
 
 
 def scores_of(*, causal: bool) -> Scores:
-    """The scores of plain attention: every kernel has the causal bound, under a flag that its build may turn."""
+    """Plain attention's: every kernel has the causal bound, under a flag that its build may turn."""
     return Scores(
         ends=(Bound(NUM_KEYS), CAUSAL_BOUND),
         flags=frozenset({CAUSAL_BOUND.flag} if causal else ()),

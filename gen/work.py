@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import gcd
 
+import numpy as np
+
 from .problem import Problem
 
 #: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
@@ -155,28 +157,27 @@ def walk_tiles(
     ``packed``: so many rows, of different heads, stand at one position."""
     rows = problem.seqlen_q * packed
     q_tiles = -(-rows // br)
-    diagonal = problem.seqlen_k - problem.seqlen_q
+    begins, ends = problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k)
+    first_tiles, end_tiles = (begins // bc).tolist(), (-(-ends // bc)).tolist()
     rows_per_warp = br // warps
     schedulers = gcd(warps, SCHEDULERS)
 
-    def seen(end_row: int) -> int:
-        """Tiles that rows up to ``end_row`` see."""
-        keys = problem.seqlen_k
-        if problem.causal:
-            keys = min(keys, -(-min(end_row, rows) // packed) + diagonal)
-        return -(-keys // bc) if keys > 0 else 0
+    def seen(first_row: int, end_row: int) -> int:
+        """Tiles that some row of these sees."""
+        last_position = -(-min(end_row, rows) // packed) - 1
+        return max(0, end_tiles[last_position] - first_tiles[first_row // packed])
 
     def walk(q_tile: int, blocks: int = 1) -> Walk:
         first_row = q_tile * br
-        tiles = seen(first_row + br)
+        tiles = seen(first_row, first_row + br)
         if not skips:
             return Walk(blocks, tiles, warps * tiles, warps * tiles)
         starts = [first_row + warp * rows_per_warp for warp in range(warps)]
-        by_warp = [seen(start + rows_per_warp) if start < rows else 0 for start in starts]
+        by_warp = [seen(start, start + rows_per_warp) if start < rows else 0 for start in starts]
         paced = schedulers * max(sum(by_warp[i::schedulers]) for i in range(schedulers))
         return Walk(blocks, tiles, sum(by_warp), paced)
 
-    if not problem.causal:
+    if problem.scores.all_rows_alike:
         last = walk(q_tiles - 1)
         return (last, walk(0, q_tiles - 1)) if q_tiles > 1 else (last,)
     return tuple(walk(q_tile) for q_tile in reversed(range(q_tiles)))
