@@ -48,7 +48,7 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     constants = variant.constants(problem, limits)
     source = (
         environment()
-        .get_template(variant.template)
+        .get_template(variant.template_for(problem))
         .render(
             variant=variant,
             problem=problem,

@@ -181,6 +181,10 @@ class Variant:
     #: "a" for instructions of one architecture alone, as in sm_90a.
     arch_suffix: ClassVar[str] = ""
 
+    def template_for(self, problem: Problem) -> str:
+        """Returns the path below ``templates/`` of the template that emits this variant for a problem."""
+        return self.template
+
     def threads(self) -> int:
         """Threads per block."""
         raise NotImplementedError

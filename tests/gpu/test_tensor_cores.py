@@ -20,16 +20,16 @@ TURING, AMPERE_ARCH, HOPPER_ARCH = 75, 80, 90
 
 #: The functions that a card of that compute capability can compile.
 FUNCTIONS = """
-{% import "common/ptx.cu.jinja" as ptx %}
+{% import "common/ptx/ampere.cu.jinja" as ampere %}
 {% for count in (1, 2, 4) %}
-{{ ptx.ldmatrix(count) }}
-{{ ptx.ldmatrix(count, transposed=true) }}
+{{ ampere.ldmatrix(count) }}
+{{ ampere.ldmatrix(count, transposed=true) }}
 {% endfor %}
-{{ ptx.mma(8, "f16") }}
+{{ ampere.mma(8, "f16") }}
 {% if arch >= 80 %}
-{{ ptx.asynchronous_copy() }}
+{{ ampere.asynchronous_copy() }}
 {% for k, type in ((16, "f16"), (16, "bf16"), (8, "bf16"), (8, "tf32")) %}
-{{ ptx.mma(k, type) }}
+{{ ampere.mma(k, type) }}
 {% endfor %}
 {% endif %}
 """

@@ -26,6 +26,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.tiles import wasted
 from ...variant import Variant, param, rule
 from ...work import Work
+from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 from .work import FEW_ROWS, MEMORY_LATENCY_NS, decodes, mma_work
 
 #: Rows of an mma's left operand, and columns of its right one.
@@ -39,17 +40,14 @@ RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
 #: What float32 is split into for `Mma.parts`.
 TF32, F16 = "tf32", "f16"
-#: Powers of two in the units of 3xf16: what the largest element of a tensor is brought to, what an element
-#: may grow to before that is done anew, and what a row's largest weight is; where maxima lag, 2^8 times that.
-TOP_EXPONENT, LIMIT_EXPONENT, WEIGHT_EXPONENT = 12, 15, 7
+#: Power of two in the units of 3xf16 to which an element may grow before a tensor's unit is found anew.
+LIMIT_EXPONENT = 15
 #: Head dim beyond which Q in two parts leaves no room for rows enough: one warp for each scheduler at 256.
 WIDE_HEAD_DIM = 128
 #: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
 ENOUGH_BLOCKS = 8
 #: Keys per tile of a decoding block up to which its one warp per ring holds the scores.
 DECODING_KEYS = 64
-#: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
-EXP2_CUBIC = (0.99992807, 0.69326099, 0.24261117, 0.05517169)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.tiles import wasted
 from ...variant import Launch, TensorMap, Variant, param, rule
-from ..mma.family import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
+from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 from .work import GROUP, GROUP_ROWS, SPLITTERS, UNIT_ROWS, GroupWork, wgmma_work
 
 #: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
