@@ -9,6 +9,8 @@ from typing import Any
 
 KIB = 1024
 WARP = 32
+#: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
+MEMORY_LATENCY_NS = 1000
 #: Blocks of a cluster that all cards with clusters form (CUDA C++ Programming Guide, thread block clusters).
 PORTABLE_CLUSTER = 8
 #: Part of a card's room for blocks that clusters of more than two find: they lie within one of its parts,

@@ -10,14 +10,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from .limits import PORTABLE_CLUSTER, DeviceLimits
 from .problem import Problem
-from .work import Work
-
-if TYPE_CHECKING:
-    from .families.wgmma.work import GroupWork
+from .work import Work, count_work
 
 Value = int | str | bool
 T = TypeVar("T")
@@ -225,9 +222,9 @@ class Variant:
         """Estimated 32-bit registers per thread."""
         raise NotImplementedError
 
-    def work(self, problem: Problem, limits: DeviceLimits) -> Work | GroupWork:
-        """What the kernel makes a card do, from which its time is predicted."""
-        raise NotImplementedError
+    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
+        """Returns what the kernel makes a card do, from which its time is predicted."""
+        return count_work(self, problem, limits)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         """What the template needs beyond the parameters, the problem and the limits."""

@@ -1,17 +1,19 @@
 """What a kernel makes a card do: counts of warp-wide instructions, wavefronts, bytes and waits.
 
-A family counts them from its variant; ``tuner/costmodel.py`` turns them into a time. Counts are of what the
-template writes, not of what a compiler makes of it.
+A family counts them from its variant (``families/*/work.py``, registered at `count_work`); the cost model in
+``tuner/predict`` turns them into a time. Counts are of what the template writes, not of what a compiler makes
+of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, singledispatch
 from math import gcd
 
 import numpy as np
 
+from .limits import DeviceLimits
 from .problem import Problem
 
 #: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
@@ -88,6 +90,23 @@ class Walk:
 
 @dataclass(frozen=True)
 class Work:
+    """The base of all kinds of counted work, each of which has a cost model of its own.
+
+    ``registers`` are those per thread that the compiler takes, where they are not what the variant needs.
+    """
+
+    registers: int | None = field(default=None, kw_only=True)
+
+
+@singledispatch
+def count_work(variant: object, problem: Problem, limits: DeviceLimits) -> Work:
+    """Returns the counted work of a variant's kernel on a problem and a card. Each family registers its own
+    count; raises NotImplementedError for a family without one."""
+    raise NotImplementedError(f"nobody counts the work of {type(variant).__name__}; register a count for it")
+
+
+@dataclass(frozen=True)
+class BlockWork(Work):
     """All of a launch: what a block does once and for each K/V tile it brings in, and what one warp does for
     each tile it computes; and how often, for the blocks of one head in the order in which they start."""
 
@@ -108,8 +127,6 @@ class Work:
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0
     """Of the loop over K/V tiles, as they lie in memory."""
-    registers: int | None = None
-    """Per thread, that the compiler takes, where they are not those that the variant needs."""
 
     @property
     def blocks(self) -> int:

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 from flashgen.gen.families import FAMILIES
-from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Illegal, Variant
 from flashgen.gen.work import Work
-from flashgen.tuner.predict.cost_model import TENSOR_COEFFICIENTS, Coefficients, predict_work
+from flashgen.tuner.predict.block_model import TENSOR_COEFFICIENTS, Coefficients
+from flashgen.tuner.predict.cost_model import predict_work
 from flashgen.tuner.predict.warpgroup_model import GROUP_COEFFICIENTS, GroupCoefficients
 
 DATA = Path(__file__).parent / "data"
@@ -172,7 +172,7 @@ def _rows(
 
 
 @lru_cache
-def counted(family: str) -> tuple[tuple[Recording, tuple[tuple[Work | GroupWork, int], ...]], ...]:
+def counted(family: str) -> tuple[tuple[Recording, tuple[tuple[Work, int], ...]], ...]:
     """Every recording with its variants' work and how many blocks of it were resident."""
     limits, sets = recordings(family)
     counts = []

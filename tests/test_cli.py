@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flashgen.tuner import request
+from flashgen.gen import families
 from flashgen.tuner.cli import app
 from flashgen.tuner.prove.emitted_files import read_emitted
 from flashgen.tuner.shelf import library
@@ -202,7 +202,7 @@ def test_a_family_that_computes_something_else_says_so(flashgen, nothing_shipped
 
 
 def test_a_setting_that_several_families_know_needs_one_named(flashgen, nothing_shipped, monkeypatch):
-    monkeypatch.setattr(request, "TEACHING", frozenset())
+    monkeypatch.setattr(families, "TEACHING", frozenset())
     for command in ("tune --device sim:gtx-1080", "emit best.cu --preset gtx-1080"):
         result = flashgen(*command.split(), "--set", "bc=64", code=2)
         words = "--set holds parameters of one family; name just one, --family simt or --family ladder"

@@ -24,14 +24,9 @@ from flashgen.gen.limits import PRESETS, DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.shared_memory.banks import wavefronts
 from flashgen.gen.space import enumerate_space
-from flashgen.gen.work import Counts, Walk, Work, walk_tiles
-from flashgen.tuner.predict.cost_model import (
-    COEFFICIENTS,
-    TENSOR_COEFFICIENTS,
-    dram_bytes,
-    predict,
-    predict_work,
-)
+from flashgen.gen.work import BlockWork, Counts, Walk, walk_tiles
+from flashgen.tuner.predict.block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, dram_bytes
+from flashgen.tuner.predict.cost_model import predict, predict_work
 from flashgen.tuner.predict.prediction import Prediction
 from flashgen.tuner.predict.prior import cost_model_version
 
@@ -42,9 +37,9 @@ SMALL = Problem(batch=1, num_q_heads=1, num_kv_heads=1, seqlen_q=128, seqlen_k=1
 PIPES = ("ffma", "alu", "exp", "accesses", "wavefronts", "delivered", "l2_bytes")
 
 
-def work_of(counts: Counts, blocks: int = 132 * 4 * 8, warps: int = 4) -> Work:
+def work_of(counts: Counts, blocks: int = 132 * 4 * 8, warps: int = 4) -> BlockWork:
     """Blocks of one head that each do ``counts`` for their one tile."""
-    return Work(Counts(), counts, Counts(), (Walk(blocks, 1, warps, warps),), heads=1, warps=warps)
+    return BlockWork(Counts(), counts, Counts(), (Walk(blocks, 1, warps, warps),), heads=1, warps=warps)
 
 
 def time_of(counts: Counts, *, blocks: int = 132 * 4 * 8, resident: int = 4) -> float:

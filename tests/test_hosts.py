@@ -40,7 +40,7 @@ from pathlib import Path
 from flashgen.gen.families import FAMILIES
 from flashgen.tuner.store import liveness
 from flashgen.tuner.tune import coordinator as tuning
-from flashgen.tuner.request import SamplerName
+from flashgen.tuner.search.sampler_names import SamplerName
 from test_tune import PROBLEM, StandInDevice, StandInEvaluator, cost
 
 liveness.BEAT_SECONDS, liveness.GRACE_SECONDS = 0.03, 3.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flashgen.tuner.exchange.recorded_spaces import read
 from flashgen.tuner.exchange.replay import GOAL, NO_PRIOR, Replayed, ReplayOptions, replay
-from flashgen.tuner.request import SamplerName
+from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.tune.coordinator import TuneOptions
 
 DATA = Path(__file__).parent / "data"

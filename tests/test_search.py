@@ -19,8 +19,8 @@ from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.ranking import predicted_fastest
-from flashgen.tuner.request import SamplerName
 from flashgen.tuner.search.ask_tell import Search
+from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.search.samplers import Origin
 from flashgen.tuner.store.liveness import OWNER, owner
 from flashgen.tuner.store.studies import OUTCOME, open_storage, open_study, outcomes

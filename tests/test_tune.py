@@ -27,7 +27,7 @@ from flashgen.tuner.cards.device import Build
 from flashgen.tuner.errors import BuildError, FlashgenError, UsageError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.request import SamplerName
+from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.winners import kernels_in_storage
 from flashgen.tuner.store.studies import open_storage

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.evaluate.outcome import Outcome
-from flashgen.tuner.request import SamplerName
+from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.tune.coordinator import TuneOptions, tune
 from flashgen.tuner.tune.wall_time import WallTime
 from flashgen.tuner.view.console import wall_time_words

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class FlashgenError(Exception):
     """Something the user can mend: one message, the way out in it; the command exits 1."""
@@ -26,3 +32,17 @@ class UsageError(FlashgenError):
 
 class NotServed(FlashgenError):
     """Nothing computes this problem on this card; of several problems, others may go on."""
+
+
+def checked(make: Callable[[], T]) -> T:
+    """What ``make`` returns; the ValueError of a value out of range becomes a UsageError."""
+    try:
+        return make()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """``did you mean ...?`` where something is near, else all there is."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"

@@ -1,37 +1,17 @@
-"""What the user typed, turned into problems, families and settings; wrong input gets a UsageError."""
+"""The problems that a request means: one by its shape, or several by lists and suites."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import TypeVar
 
-from ..gen.families import FAMILIES, family_named
-from ..gen.limits import DeviceLimits
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
-from ..gen.variant import Value, Variant
-from .errors import NotServed, UsageError
+from .errors import UsageError, checked, suggestion
 from .suites import SUITES
 
 T = TypeVar("T")
-
-#: The family that comes first where several serve.
-FIRST_FAMILY = "simt"
-#: Families that teach, which no search looks at unless they are named.
-TEACHING = frozenset({"ladder"})
-
-
-class SamplerName(StrEnum):
-    """What ``--sampler`` takes."""
-
-    GP = "gp"
-    FOREST = "forest"
-    TPE = "tpe"
-    RANDOM = "random"
-    EXHAUSTIVE = "exhaustive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,18 +185,6 @@ def _suite(name: str) -> list[Problem]:
     return list(SUITES[name].problems.values())
 
 
-def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
-    """The values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
-    if text is None:
-        return ()
-    try:
-        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(
-            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
-        ) from None
-
-
 def _check_precision(precision: str, dtype: str) -> None:
     """Raises UsageError for a precision that is none, or none of the dtype."""
     known = list(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
@@ -228,113 +196,6 @@ def _check_precision(precision: str, dtype: str) -> None:
             f"precision {precision} is one of {', '.join(of)}, not of {dtype}; leave --precision out, or "
             f"choose --dtype {of[0]}"
         )
-
-
-def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> str | None:
-    """Why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of the
-    choices of the parameter that they wait for, they speak of those that the most rules let through."""
-    rules = [rule for rule in family.rules() if rule.name == "arithmetic"]
-    if not rules:
-        return None
-    awaited = next(parameter for parameter in family.parameters() if parameter.name == rules[0].after)
-    refusals: list[tuple[int, str]] = []
-    for choice in awaited.choices:
-        variant = replace(family(), **{awaited.name: choice})
-        verdicts = (rule.verdict(variant, problem, limits) for rule in rules)
-        refusal = next(((i, reason) for i, reason in enumerate(verdicts) if reason is not None), None)
-        if refusal is None:
-            return None
-        refusals.append(refusal)
-    most = max(passed for passed, _ in refusals)
-    return "; ".join(dict.fromkeys(reason for passed, reason in refusals if passed == most))
-
-
-def serving_families(
-    problem: Problem, limits: DeviceLimits, settings: Sequence[str] = ()
-) -> tuple[type[Variant], ...]:
-    """The families that are searched where none is named: all that compute the problem on the card and, with
-    settings, know those.
-
-    Raises:
-        UsageError: no family has such settings.
-        NotServed: no family computes the problem there; the message says why each does not.
-    """
-    families = [f for name, f in FAMILIES.items() if name not in TEACHING]
-    families.sort(key=lambda family: family.family != FIRST_FAMILY)
-    reasons = {family: why_not(family, problem, limits) for family in families}
-    serving = [family for family, reason in reasons.items() if reason is None]
-    if not serving:
-        told = {family.family: reason for family, reason in reasons.items() if reason is not None}
-        raise none_serves(problem, limits, told)
-    knowing, refusals = [], []
-    for family in serving:
-        try:
-            parse_settings(family, settings)
-            knowing.append(family)
-        except UsageError as error:
-            refusals.append(error)
-    if not knowing:
-        raise refusals[0]
-    return tuple(knowing)
-
-
-def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> NotServed:
-    """``reasons`` tells of each family why it does not serve."""
-    told = "; ".join(
-        reason if f"family {family} " in reason else f"family {family}: {reason}"
-        for family, reason in reasons.items()
-    )
-    return NotServed(
-        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}; choose another "
-        "--dtype, --precision or card"
-    )
-
-
-def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
-    """The only one of the families that ``--set`` may mean. Raises UsageError where there are several."""
-    if len(families) > 1:
-        names = " or ".join(f"--family {family.family}" for family in families)
-        raise UsageError(f"--set holds parameters of one family; name just one, {names}")
-    return families[0]
-
-
-def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
-    """The families called ``names``, each once. Raises UsageError."""
-    return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))
-
-
-def parse_sampler(name: str) -> SamplerName:
-    """The sampler called ``name``. Raises UsageError."""
-    try:
-        return SamplerName(name)
-    except ValueError:
-        known = [each.value for each in SamplerName]
-        raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}") from None
-
-
-def parse_settings(family: type[Variant], settings: Sequence[str]) -> dict[str, Value]:
-    """The typed values of ``name=value`` texts. Raises UsageError for a name or value that is none."""
-    texts: dict[str, str] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or not name.strip() or not text.strip():
-            raise UsageError(f"--set {setting!r} is not of the form name=value, as in --set bc=64")
-        texts[name.strip()] = text.strip()
-    return checked(lambda: family.parse(texts))
-
-
-def checked(make: Callable[[], T]) -> T:
-    """What ``make`` returns; the ValueError of a value out of range becomes a UsageError."""
-    try:
-        return make()
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """``did you mean ...?`` where something is near, else all there is."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
 
 
 def _or(given: T | None, default: T) -> T:

@@ -21,12 +21,12 @@ from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Variant
 from ..build.compile import CompilePool
-from ..cards.device import Build, Device
-from ..errors import BuildError, FlashgenError, UsageError
+from ..build.protocol import Build
+from ..cards.device import Device
+from ..errors import BuildError, FlashgenError, UsageError, suggestion
 from ..evaluate.measure import median, tflops
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..evaluate.worker import Worker
-from ..request import suggestion
 from ..shelf import library
 from ..shelf.emitting import complete
 from ..suites import SUITES

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ...gen.kernel import Kernel
-from ..cards.device import Build, Toolchain
 from ..errors import BuildError, FlashgenError
 from .cache import cache_folder, cache_unwritable, cached
+from .protocol import Build, Toolchain
 from .toolchain import (
     HostCompiler,
     Nvcc,

@@ -19,9 +19,10 @@ from ...gen.arguments import Arguments, describe_maps
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
+from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
 from . import nvml
-from .device import Build, Timing
+from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides

@@ -7,26 +7,13 @@ a pool of processes; its `Runner` lives in a worker process that may die.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from ...gen.kernel import Kernel
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
-
-
-@dataclass(frozen=True)
-class Build:
-    """A compiled kernel. ``artifact`` is a cubin or, emulated, a shared library."""
-
-    kernel: Kernel
-    artifact: Path
-    registers: int
-    spill_bytes: int
-    seconds: float
-    cached: bool = False
+from ..build.protocol import Build, Toolchain
 
 
 @dataclass(frozen=True)
@@ -37,19 +24,6 @@ class Timing:
     stopped_early: bool = False
     busy: str = ""
     """Why the figures are doubtful (another process on the GPU, throttling); empty when they are not."""
-
-
-class Toolchain(Protocol):
-    """Builds kernels. Picklable: it is sent to the processes of the compile pool."""
-
-    def build(self, kernel: Kernel) -> Build:
-        """The compiled kernel, from the cache where it is there. Raises `BuildError`."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Compiler and version, part of the cache key and of every record."""
-        ...
 
 
 class Runner(Protocol):

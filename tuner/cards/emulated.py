@@ -28,10 +28,11 @@ from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
 from ..build.cache import cached
 from ..build.compile import run_compiler, usable_cores
+from ..build.protocol import Build
 from ..build.toolchain import HostCompiler, find_host_compiler
 from ..errors import CorruptedMemory, LaunchError
 from ..predict import cost_model
-from .device import Build, Timing
+from .device import Timing
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
 
 PREFIX = "sim:"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ...gen.limits import PRESETS, DeviceLimits
 from ..build.toolchain import GET_OLD_NVRTC, find_host_compiler, find_nvcc, find_nvrtc
-from ..errors import FlashgenError, UsageError
-from ..request import suggestion
+from ..errors import FlashgenError, UsageError, suggestion
 from .cuda import CudaDevice, count_devices, find_device
 from .device import Device
 from .emulated import PREFIX, SimDevice

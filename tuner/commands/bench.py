@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..build.compile import usable_cores
-from ..errors import UsageError
-from ..request import Shape, checked, suggestion
+from ..errors import UsageError, checked, suggestion
+from ..request import Shape
 from .flags import DEFAULT_OUT, NO_SHAPE, DeviceOption, Jobs, Json, Out, takes_shape
 from .terminal import console_for, ends_softly, print_json
 

@@ -9,8 +9,10 @@ import typer
 
 from ...gen.families import family_named
 from ..build.compile import usable_cores
-from ..errors import UsageError
-from ..request import Shapes, checked, one_family, parse_settings, serving_families
+from ..errors import UsageError, checked
+from ..option_words import one_family, parse_settings
+from ..request import Shapes
+from ..serving import serving_families
 from .flags import DEFAULT_OUT, NO_SHAPES, Jobs, Json, Out, Settings, Storage, takes_shapes
 from .terminal import console_for, print_json
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ..request import Shape, Shapes, parse_list
+from ..option_words import parse_list
+from ..request import Shape, Shapes
 
 DEFAULT_OUT = Path("out")
 NO_SHAPE, NO_SHAPES = Shape(), Shapes()

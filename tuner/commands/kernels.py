@@ -9,7 +9,8 @@ import typer
 
 from ...gen.families import family_named
 from ...gen.limits import PRESETS
-from ..request import Shapes, checked
+from ..errors import checked
+from ..request import Shapes
 from .flags import DEFAULT_OUT, NO_SHAPES, Json, OfDevice, OfFamily, Out, Seed, Storage, takes_shapes
 from .terminal import console_for, print_json
 

@@ -10,8 +10,8 @@ import typer
 
 from ...gen.families import family_named
 from ..build.compile import usable_cores
-from ..errors import UsageError
-from ..request import Shape, checked, suggestion
+from ..errors import UsageError, checked, suggestion
+from ..request import Shape
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPE,

@@ -11,17 +11,11 @@ from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ..build.compile import usable_cores
-from ..request import (
-    SamplerName,
-    Shape,
-    Shapes,
-    checked,
-    one_family,
-    parse_families,
-    parse_sampler,
-    parse_settings,
-    serving_families,
-)
+from ..errors import checked
+from ..option_words import one_family, parse_families, parse_settings
+from ..request import Shape, Shapes
+from ..search.sampler_names import SamplerName, parse_sampler
+from ..serving import serving_families
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPE,

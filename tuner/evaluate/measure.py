@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...gen.problem import Problem
-from ..cards.device import Build, Timing
+from ..build.protocol import Build
+from ..cards.device import Timing
 from .outcome import Measurement
 
 

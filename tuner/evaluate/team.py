@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from ...gen.problem import Problem
-from ..cards.device import Build
+from ..build.protocol import Build
 from ..cards.lock import GaveUp
 from .outcome import Outcome
 

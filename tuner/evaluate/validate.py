@@ -41,7 +41,8 @@ import numpy as np
 
 from ...gen.problem import TOLERANCES, Problem
 from ...gen.variant import Variant
-from ..cards.device import Build, Runner
+from ..build.protocol import Build
+from ..cards.device import Runner
 from ..errors import FlashgenError
 from . import reference
 from .reference import Reference

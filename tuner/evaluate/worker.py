@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from ...gen.problem import Problem
-from ..cards.device import Build, Device, Timing
+from ..build.protocol import Build
+from ..cards.device import Device, Timing
 from ..cards.lock import CardLock
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
 from .measure import summarize

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...gen.problem import Problem
-from ..cards.device import Build, Device, Runner, Timing
+from ..build.protocol import Build
+from ..cards.device import Device, Runner, Timing
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
 from .validate import Depth, validate
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import optuna
 from optuna.study import Study, get_all_study_names, load_study
@@ -19,10 +18,10 @@ from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
+from ..cards.slug import SIM_PREFIX, same_card
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..request import Shape
-from ..shelf import library
 from ..store.studies import (
     OUTCOME,
     distributions,
@@ -31,6 +30,7 @@ from ..store.studies import (
     outcome_to_dict,
     outcomes,
     plain_figures,
+    require_existing,
     storage_errors,
     study_name,
     without_password,
@@ -56,7 +56,7 @@ class About:
 
     @property
     def slug(self) -> str:
-        return (library.SIM_PREFIX if self.predicted else "") + self.limits.slug
+        return (SIM_PREFIX if self.predicted else "") + self.limits.slug
 
     @property
     def study(self) -> str:
@@ -122,7 +122,7 @@ def fits(shape: Shape, limits: DeviceLimits | None, family: type[Variant] | None
     problem = shape.problem()
 
     def wanted(about: About) -> bool:
-        if limits is not None and not library.same_card(about.slug, limits.slug):
+        if limits is not None and not same_card(about.slug, limits.slug):
             return False
         if family is not None and about.family is not family:
             return False
@@ -153,12 +153,6 @@ def put(where: str, trials: Trials) -> Imported:
             _add(study, about.family, each)
             added += 1
     return Imported(about.study, without_password(where), added, known)
-
-
-def require_existing(where: str) -> None:
-    """Raises FlashgenError for a file that is not there: opening it would make an empty one."""
-    if "://" not in where and not Path(where).exists():
-        raise FlashgenError(f"the storage {where} does not exist; name one that `flashgen tune` wrote")
 
 
 def _trials(study: Study) -> Trials | None:

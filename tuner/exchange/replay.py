@@ -16,11 +16,11 @@ import numpy as np
 import optuna
 
 from ...gen.variant import Variant
-from ..errors import UsageError
+from ..errors import UsageError, suggestion
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..predict.prior import prior_of
-from ..request import SamplerName, suggestion
 from ..search.ask_tell import Proposal, Search
+from ..search.sampler_names import SamplerName
 from ..store.liveness import Pulse
 from . import strategies
 from .recorded_spaces import Entry, RecordedSpace

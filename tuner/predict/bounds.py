@@ -10,7 +10,6 @@ from statistics import median
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
-from ..evaluate.outcome import Measurement
 from .cost_model import predict
 from .prediction import Prediction
 
@@ -68,16 +67,20 @@ def predicted(variant: Variant, problem: Problem, limits: DeviceLimits) -> Predi
 
 def bounds_of(
     variant: Variant,
-    measurement: Measurement,
+    us: float,
+    registers: int,
     others: Sequence[Prediction],
     problem: Problem,
     limits: DeviceLimits,
 ) -> Bounds | None:
-    """What limits the kernel; ``others`` are predictions of its family's trials, its own among them."""
+    """What limits a kernel that was timed at ``us`` microseconds and takes so many registers per thread; None
+    for one that the cost model calls impossible.
+
+    ``others`` are predictions of its family's trials, its own among them.
+    """
     prediction = predicted(variant, problem, limits)
     if prediction is None:
         return None
-    us = measurement.median_us
     parts = [
         Part(
             name,
@@ -94,18 +97,15 @@ def bounds_of(
         parts=tuple(parts),
         predicted_us=prediction.median_us,
         waves=prediction.waves,
-        residency=residency(variant, measurement, problem, limits),
+        residency=residency(variant, registers, problem, limits),
         dram_gbps=gbps,
         dram_share=gbps / limits.dram_gbps,
     )
 
 
-def residency(
-    variant: Variant, measurement: Measurement, problem: Problem, limits: DeviceLimits
-) -> Residency:
-    """Blocks per SM by what was compiled."""
-    threads, registers = variant.threads(), measurement.registers
-    smem = variant.smem_bytes(problem, limits)
+def residency(variant: Variant, registers: int, problem: Problem, limits: DeviceLimits) -> Residency:
+    """The blocks of a kernel that an SM holds, compiled to so many registers per thread."""
+    threads, smem = variant.threads(), variant.smem_bytes(problem, limits)
     roomy = replace(
         limits,
         max_threads_per_sm=PLENTY,

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ...gen.families.wgmma.work import GROUP, GroupWork
+from ...gen.families.wgmma.family import GROUP
+from ...gen.families.wgmma.work import GroupWork
 from ...gen.limits import DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
 from .prediction import Prediction, join, stretch
@@ -75,9 +76,15 @@ GROUP_COEFFICIENTS = GroupCoefficients()
 
 
 def predict_groups(
-    work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int, coefficients: GroupCoefficients
+    work: GroupWork,
+    problem: Problem,
+    limits: DeviceLimits,
+    resident: int,
+    coefficients: GroupCoefficients | None = None,
 ) -> Prediction:
-    """The time of counted work with ``resident`` blocks per SM."""
+    """Returns the time of work counted by warpgroups with ``resident`` blocks per SM; by the coefficients in
+    use unless others are given."""
+    coefficients = coefficients or GROUP_COEFFICIENTS
     shared = _shared_cycles(work, resident * work.groups, coefficients)
     chain = _chain_cycles(work, coefficients)
     tile = join([join(list(shared.values()), coefficients.overlap), chain], coefficients.hiding)

@@ -25,16 +25,17 @@ from ...gen.kernel import Kernel
 from ...gen.limits import PRESETS, DeviceLimits
 from ...gen.problem import PRECISIONS, Problem
 from ...gen.variant import Illegal, Launch, TensorMap
+from ..build.protocol import Build, Toolchain
 from ..cards.cuda import CudaDevice, CudaRunner
-from ..cards.device import Build, Device, Toolchain
+from ..cards.device import Device
 from ..cards.dtypes import numpy_dtype, require_inputs
 from ..cards.emulated import PREFIX, SimDevice, SimRunner
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
 from ..cards.names import cards, resolve
+from ..cards.slug import same_card
 from ..errors import FlashgenError, LaunchError, UsageError
 from ..evaluate.validate import Depth, cases, validate
 from ..evaluate.worker import DEADLINE_S, Worker
-from ..shelf.library import same_card
 
 #: What compute-sanitizer looks for, tool by tool.
 SANITIZER_TOOLS = {

@@ -18,9 +18,9 @@ from optuna.storages import BaseStorage
 from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
+from ..cards.slug import SIM_PREFIX, same_card
 from ..errors import FlashgenError, UsageError
 from ..request import Shape
-from ..shelf.library import SIM_PREFIX, same_card
 from ..store.studies import open_storage, storage_errors, without_password
 
 #: Groups that an error lists.

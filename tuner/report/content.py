@@ -320,7 +320,7 @@ def _winner(
         number=own.number if own else None,
         tuned_at=tuned_at,
         worth=worth_of(variant, [t.variant for t in timed], times) if times else (),
-        bounds=bounds_of(variant, measurement, others, problem, limits),
+        bounds=bounds_of(variant, measurement.median_us, measurement.registers, others, problem, limits),
         source=source,
         source_note=note,
     )

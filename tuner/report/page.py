@@ -13,8 +13,8 @@ from ...gen.limits import KIB, PRESETS
 from ...gen.problem import Problem
 from ...gen.render import TEMPLATES, shape_options
 from ...gen.variant import Parameter, Value
+from ..cards.slug import SIM_PREFIX, same_card
 from ..search.importance import varied
-from ..shelf.library import SIM_PREFIX, same_card
 from ..version import flashgen_version
 from . import charts
 from .charts import NO_BREAK, Bar, Chart, Column, Line, Mark, Stops, Unit, unit_for

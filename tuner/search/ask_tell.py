@@ -19,10 +19,10 @@ from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior
 from ..predict.ranking import Ranking
-from ..request import SamplerName
 from ..store.claims import Others
 from ..store.liveness import OWNER, Pulse
 from ..store.studies import OUTCOME, distributions, outcome_to_dict, outcomes, plain_figures
+from .sampler_names import SamplerName
 from .samplers import FIRST_LOOK, LegalSampler, Origin, make_sampler
 
 

@@ -24,10 +24,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ..predict.catalogue import Catalogue
 from ..predict.ranking import Ranking
-from ..request import SamplerName
 from ..store.studies import distributions
 from .gaussian_process import process
 from .random_forest import forest
+from .sampler_names import SamplerName
 from .surrogate import Model, Outlook, Seen, features, single_threaded, with_predictions
 
 #: Trials before TPE models them.

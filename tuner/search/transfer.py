@@ -23,9 +23,9 @@ from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior, prior_of
-from ..shelf.library import masks_differ, shape_distance
 from ..store.studies import outcomes, study_name
 from .gaussian_process import process
+from .nearness import masks_differ, shape_distance
 
 #: Neighbours that are learned from, and the fewest times that teach anything.
 NEIGHBOURS, FEWEST_TIMES = 2, 8

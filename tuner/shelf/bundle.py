@@ -12,6 +12,7 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..build.compile import CompilePool, cuda_toolchain
+from ..cards.slug import same_card
 from ..errors import BuildError, FlashgenError, UsageError
 from ..prove.emitted_files import read_emitted, with_mask
 from ..request import Shapes
@@ -75,7 +76,7 @@ def widened(
     tuned = [
         entry.kernel.problem
         for entry in known
-        if library.same_card(entry.slug, limits.slug) and shapes.fits(entry.kernel.problem)
+        if same_card(entry.slug, limits.slug) and shapes.fits(entry.kernel.problem)
     ]
     missing = [problem for problem in problems if problem.stem not in {each.stem for each in tuned}]
     return list(dict.fromkeys([*tuned, *missing]))

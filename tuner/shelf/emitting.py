@@ -18,12 +18,14 @@ from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
 from ..build.cache import write_atomically
+from ..cards.slug import same_card
 from ..errors import FlashgenError, UsageError
-from ..exchange.portable import require_existing
 from ..predict.catalogue import build_catalogue
 from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
-from ..request import Shape, serving_families, why_not
+from ..request import Shape
+from ..serving import serving_families, why_not
+from ..store.studies import require_existing
 from . import library
 from .winners import kernels_in_storage
 
@@ -279,7 +281,7 @@ def card_of_last(known: list[library.Entry], problems: Sequence[Problem]) -> Dev
 
 def _limits_of(entry: library.Entry) -> DeviceLimits:
     """The card a kernel was tuned for; the nearest preset's limits where it is none."""
-    same = [c for c in PRESETS.values() if library.same_card(c.slug, entry.slug)]
+    same = [c for c in PRESETS.values() if same_card(c.slug, entry.slug)]
     alike = [c for c in PRESETS.values() if c.arch == entry.kernel.arch]
     for card in same + alike:
         return replace(card, name=entry.kernel.device)

@@ -30,13 +30,10 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..build.cache import write_atomically
-from ..cards.device import Device
+from ..cards.slug import same_card
 from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, TunedKernel
-
-SIM_PREFIX = "sim_"
-#: Doublings of a length weigh this much, doublings of batch · heads half.
-LENGTH_WEIGHT, HEADS_WEIGHT = 1.0, 0.5
+from ..search.nearness import masks_differ, shape_distance
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,6 @@ class Match:
     entry: Entry
     how: str
     exact: bool
-
-
-def device_slug(device: Device) -> str:
-    """The folder of a device's kernels: ``nvidia_h200``; emulated ``sim_h200``."""
-    return (SIM_PREFIX if device.predicted else "") + device.limits.slug
 
 
 def to_record(kernel: TunedKernel) -> dict[str, Any]:
@@ -296,25 +288,6 @@ def nearest_variants(
     same = [e for e in known if type(e.kernel.variant) is family and e.kernel.problem.dtype == problem.dtype]
     chosen = dict.fromkeys(e.kernel.variant for e in sorted(same, key=rank))
     return list(chosen)[:count]
-
-
-def same_card(slug: str, other: str) -> bool:
-    """Whether two slugs name one card: ``nvidia_h200``, ``sim_h200`` and ``h200`` do."""
-    names = [s.removeprefix(SIM_PREFIX).split("_") for s in (slug, other)]
-    short, long = sorted(names, key=len)
-    return long[-len(short) :] == short
-
-
-def masks_differ(tuned: Problem, asked: Problem) -> bool:
-    """Whether the kernel's mask makes another function of what is asked for: not of a single row."""
-    return asked.seqlen_q > 1 and tuned.causal != asked.causal
-
-
-def shape_distance(tuned: Problem, asked: Problem) -> float:
-    """Doublings between two shapes, weighted; 0 for the same."""
-    lengths = sum(abs(log2(getattr(tuned, name) / getattr(asked, name))) for name in ("seqlen_q", "seqlen_k"))
-    heads = abs(log2(tuned.batch * tuned.num_q_heads / (asked.batch * asked.num_q_heads)))
-    return LENGTH_WEIGHT * lengths + HEADS_WEIGHT * heads
 
 
 def shape_words(problem: Problem) -> str:

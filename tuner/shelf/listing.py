@@ -11,8 +11,9 @@ from typing import Any
 
 from ...gen.limits import DeviceLimits
 from ...gen.variant import Value, Variant
-from ..errors import UsageError
-from ..request import Shapes, suggestion
+from ..cards.slug import same_card
+from ..errors import UsageError, suggestion
+from ..request import Shapes
 from . import library
 
 #: Files of a kernel's three that name it.
@@ -49,7 +50,7 @@ def fitting(
         entry
         for entry in each.values()
         if shapes.fits(entry.kernel.problem)
-        and (limits is None or library.same_card(entry.slug, limits.slug))
+        and (limits is None or same_card(entry.slug, limits.slug))
         and (family is None or type(entry.kernel.variant) is family)
     ]
     return sorted(left, key=_order)

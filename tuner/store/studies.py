@@ -129,6 +129,12 @@ def default_storage(out: Path) -> str:
     return str(out / DEFAULT_FILE)
 
 
+def require_existing(where: str) -> None:
+    """Raises FlashgenError for a file that is not there: opening it would make an empty one."""
+    if "://" not in where and not Path(where).exists():
+        raise FlashgenError(f"the storage {where} does not exist; name one that `flashgen tune` wrote")
+
+
 def open_storage(where: str) -> BaseStorage:
     """The storage ``where`` names: a database's URL, Optuna's gRPC proxy (``grpc://host:port``), a
     ``.journal`` or ``.log`` file, or an SQLite file.

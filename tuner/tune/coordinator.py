@@ -24,8 +24,10 @@ from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
 from ..build.compile import CompilePool
-from ..cards.device import Build, Device
+from ..build.protocol import Build
+from ..cards.device import Device
 from ..cards.lock import GaveUp
+from ..cards.slug import device_slug
 from ..errors import BuildError, FlashgenError, NotServed, UsageError
 from ..evaluate.outcome import Outcome, Status, TunedKernel
 from ..evaluate.reasons import NUMBER, count_alike, count_reasons, first_line
@@ -33,9 +35,10 @@ from ..evaluate.team import Evaluator, Team
 from ..evaluate.worker import Worker
 from ..predict.catalogue import Catalogue, build_catalogue
 from ..predict.prior import cost_model_version, prior_of
-from ..request import SamplerName, none_serves, why_not
 from ..search.ask_tell import Proposal, Search
+from ..search.sampler_names import SamplerName
 from ..search.transfer import informed, neighbours
+from ..serving import none_serves, why_not
 from ..shelf import library
 from ..shelf.winners import TUNED
 from ..store.liveness import Pulse
@@ -279,7 +282,7 @@ def tune(
     winner = _winner(finalists, candidates)
     rendered = render(winner.variant, options.problem, device.limits)
     kernel = _tuned(options, winner, rendered.source, toolchain.version)
-    slug = library.device_slug(device)
+    slug = device_slug(device)
     winning_run = next(run for run in runs if run.family is type(winner.variant))
     kept = _faster_in_library(options, slug, kernel)
     paths = library.Paths.of(options.out, slug, kernel.problem.name)
@@ -387,7 +390,7 @@ def _prepare(
     device, problem = options.device, options.problem
     catalogue = space.catalogue
     family = catalogue.family
-    slug = library.device_slug(device)
+    slug = device_slug(device)
     mark = fingerprint(toolkit, cost_model_version() if device.predicted else "")
     about = {
         "slug": slug,

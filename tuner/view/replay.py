@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..errors import FlashgenError
 from ..exchange.replay import GOAL, HIGH, LOW, MARKS, Replayed
-from ..request import SamplerName
+from ..search.sampler_names import SamplerName
 from .console import make_room, microseconds, problem_words
 
 #: The method that is compared with the others.

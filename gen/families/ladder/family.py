@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 from ...limits import KIB, DeviceLimits
 from ...problem import Problem
 from ...variant import Variant, ieee_float32_only, param, rule
-from ...work import Work
-from .work import ladder_work
 
 FLOAT_BYTES = 4
 #: Shared memory the steps' tiles are chosen for: what one block of a GTX 1080 may have.
@@ -66,9 +64,6 @@ class Ladder(Variant):
     def _registers(self, head_dim: int) -> int:
         # A tile's weights are in flight at once even where they come from shared memory.
         return (head_dim if self.q_in_registers else 0) + self.bc + 4 * self.vec + OTHER_REGISTERS
-
-    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
-        return ladder_work(self, problem, limits)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         chunks = self.bc * problem.head_dim // self.vec

@@ -1,25 +1,23 @@
-"""What a `Ladder` kernel makes a card do, counted along ``templates/ladder.cu.jinja``."""
+"""What a `Ladder` kernel makes a card do, counted along ``templates/families/ladder/main.cu.jinja``."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.banks import wavefronts
-from ...work import Counts, Walk, Work, walk_tiles
-
-if TYPE_CHECKING:
-    from .family import Ladder
+from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
+from .family import Ladder
 
 #: A division: its reciprocal and the instructions that make it exact.
 ALU_PER_DIVISION = 8.0
 ALU_PER_COPY = 6.0
 
 
-def ladder_work(variant: Ladder, problem: Problem, limits: DeviceLimits) -> Work:
-    """The counts of ``variant`` on ``problem``."""
+@count_work.register
+def ladder_work(variant: Ladder, problem: Problem, limits: DeviceLimits) -> BlockWork:
+    """Returns the work of a kernel of this family on a problem and a card."""
     d, warps = problem.head_dim, variant.br // WARP
     q_tile = _copy(variant, variant.br, d, transposed=variant.transposed and not variant.q_in_registers)
     once = _output(variant, d).of_warps(warps) + Counts(global_waits=2)
@@ -35,7 +33,7 @@ def ladder_work(variant: Ladder, problem: Problem, limits: DeviceLimits) -> Work
         once = once * q_tiles
         tiles = sum(walk.blocks * walk.tiles for walk in walks)
         walks = (Walk(1, tiles, tiles * warps, tiles * warps),)
-    return Work(
+    return BlockWork(
         once=once,
         per_tile=per_tile,
         per_warp_tile=_tile(variant, d),

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from ...limits import WARP, DeviceLimits
+from ...limits import MEMORY_LATENCY_NS, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.tiles import wasted
 from ...variant import Variant, param, rule
-from ...work import Work
 from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
-from .work import FEW_ROWS, MEMORY_LATENCY_NS, decodes, mma_work
+from .decoding import FEW_ROWS, decodes
 
 #: Rows of an mma's left operand, and columns of its right one.
 TILE_ROWS, TILE_COLUMNS = 16, 8
@@ -235,9 +234,6 @@ class Mma(Variant):
         needed += 8 if self.layout == SWIZZLED else 0  # addresses
         needed += 8 if self.heads > 1 else 0
         return int(needed)
-
-    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
-        return mma_work(self, problem, limits)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         size = ITEM_BYTES[problem.dtype]

@@ -1,15 +1,12 @@
-"""What an `Mma` kernel makes a card do, counted along ``templates/mma.cu.jinja``."""
+"""What an `Mma` kernel makes a card do, counted along ``templates/families/mma/main.cu.jinja``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...work import Counts, Walk, Work, walk_tiles
-
-if TYPE_CHECKING:
-    from .family import Mma
+from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
+from .decoding import decodes
+from .family import Mma
 
 #: Floating-point operations of an m16n8k16 product.
 WIDE_FLOPS = 2 * 16 * 8 * 16
@@ -35,22 +32,11 @@ ACCESSES_PER_MISSING = 3.5
 ALU_PER_MASKED = 2
 #: Key tiles that float32 sums apart before it adds them to the output.
 TILES_PER_SUM = 4
-#: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
-FEW_ROWS = 64
-#: Keys for each of them that make such a kernel's time: of fewer, Q and O are as much to read and write.
-MANY_KEYS = 8
-#: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
-MEMORY_LATENCY_NS = 1000
 
 
-def decodes(problem: Problem) -> bool:
-    """Whether there are few query rows for many keys, so that device memory bounds a kernel."""
-    rows = problem.seqlen_q * problem.group
-    return rows <= FEW_ROWS and problem.seqlen_k >= MANY_KEYS * rows
-
-
-def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
-    """The counts of ``variant`` on ``problem``."""
+@count_work.register
+def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
+    """Returns the work of a kernel of this family on a problem and a card."""
     packed = problem.group if variant.pack_heads else 1
     row_warps = variant.warps // variant.key_warps
     walks = walk_tiles(problem, variant.br, variant.bc, row_warps, skips=True, packed=packed)
@@ -72,7 +58,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> Work:
         once = once * variant.heads
         walks = tuple(_repeated(walk, variant.heads) for walk in walks)
         heads = -(-heads // variant.heads)
-    return Work(
+    return BlockWork(
         once=once,
         per_tile=copies + Counts(barriers=_barriers(variant, problem)),
         per_warp_tile=compute,

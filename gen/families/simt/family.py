@@ -28,8 +28,6 @@ from ...shared_memory.tiles import (
     wasted,
 )
 from ...variant import Variant, ieee_float32_only, param, rule
-from ...work import Work
-from .work import simt_work
 
 FLOAT_BYTES = 4
 #: Micro-tile entries per lane beyond which S and O cannot both stay in registers.
@@ -168,9 +166,6 @@ class Simt(Variant):
         if self.stages == 2 and not limits.has_async_copy:
             staged = -(-self.bc * d // self.threads_per_block)
         return accumulators + fragments + resident_q + staged + 40
-
-    def work(self, problem: Problem, limits: DeviceLimits) -> Work:
-        return simt_work(self, problem, limits)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d = problem.head_dim

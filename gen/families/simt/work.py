@@ -1,20 +1,17 @@
-"""What a `Simt` kernel makes a card do, counted along ``templates/simt.cu.jinja``."""
+"""What a `Simt` kernel makes a card do, counted along ``templates/families/simt/main.cu.jinja``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
-from typing import TYPE_CHECKING
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, Layout, lane_spot, plan_copy
-from ...work import Counts, Work, walk_tiles
-
-if TYPE_CHECKING:
-    from .family import Simt
+from ...work import BlockWork, Counts, count_work, walk_tiles
+from .family import Simt
 
 #: Integer instructions around one step of a product: addresses, loop.
 ALU_PER_STEP = 2.0
@@ -40,8 +37,9 @@ class _Access:
         return self.instructions * self.width
 
 
-def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> Work:
-    """The counts of ``variant`` on ``problem``."""
+@count_work.register
+def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWork:
+    """Returns the work of a kernel of this family on a problem and a card."""
     d, bc = problem.head_dim, variant.bc
     tm, tn, td = variant.tm, variant.tn, variant.td(d)
     steps_s, steps_o = d / variant.vec, bc / KEY_STEP
@@ -73,7 +71,7 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> Work:
     products = tm * tn * variant.vec * unrolled_s + tm * td * KEY_STEP * unrolled_o
     moves = 4 * (copies[0].accesses + copies[1].accesses) / variant.warps
     per_tile = copies[0] + copies[1] + Counts(barriers=barriers, global_waits=waits)
-    return Work(
+    return BlockWork(
         once=_once(variant, problem, limits),
         per_tile=per_tile,
         per_warp_tile=compute,

@@ -28,8 +28,12 @@ from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.tiles import wasted
 from ...variant import Launch, TensorMap, Variant, param, rule
 from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
-from .work import GROUP, GROUP_ROWS, SPLITTERS, UNIT_ROWS, GroupWork, wgmma_work
 
+#: Threads of a warpgroup, and rows of its products.
+GROUP, GROUP_ROWS = 128, 64
+#: Rows of float32 that share a unit, as many as are swizzled alike, and warps that split them: of those that
+#: copy, all but one.
+UNIT_ROWS, SPLITTERS = 8, 3
 #: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
 CHUNK_BYTES, CHUNK = 128, 64
 #: Where chunks must start, and so what shared memory is measured in.
@@ -177,9 +181,6 @@ class Wgmma(Variant):
         rest = 16 if _has_parts(problem) and self.bc <= MANY_KEYS else 28
         rest += queries + descriptors + (4 if self.poly_exp else 0)
         return outputs + self.bc // 2 + weights + rest
-
-    def work(self, problem: Problem, limits: DeviceLimits) -> GroupWork:
-        return wgmma_work(self, problem, limits)
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         columns = CHUNK_BYTES // ITEM_BYTES[problem.dtype]

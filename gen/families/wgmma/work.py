@@ -1,29 +1,22 @@
-"""What a `Wgmma` kernel makes a card do, counted along ``templates/wgmma.cu.jinja``.
+"""What a `Wgmma` kernel makes a card do, counted along ``templates/families/wgmma/main.cu.jinja``.
 
 Counted by warpgroups: they take turns at the tensor cores of their SM, and each waits for its own products
-alone. ``tuner/groupmodel.py`` turns the counts into a time.
+alone. ``tuner/predict/warpgroup_model.py`` turns the counts into a time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...work import Work, count_work
+from .family import GROUP, GROUP_ROWS, SPLITTERS, UNIT_ROWS, Wgmma
 
-if TYPE_CHECKING:
-    from .family import Wgmma
-
-#: Threads of a warpgroup, and rows of its products.
-GROUP, GROUP_ROWS = 128, 64
 #: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
 WGMMA_FLOPS_PER_CLOCK = 4096
 #: Products of float32 in two parts each, but for that of the small ones.
 PARTS_PRODUCTS = 3
-#: Rows of float32 that share a unit, as many as are swizzled alike, and warps that split them: of those that
-#: copy, all but one.
-UNIT_ROWS, SPLITTERS = 8, 3
 #: Columns that come together, and how many such boxes of rows that share a unit a warp holds at a time.
 BOX_COLUMNS, HELD_BOXES = 32, 4
 #: Issue slots beside what 16 bits take: per score to leave its key's unit and be split, per eight keys for
@@ -34,7 +27,7 @@ SPLIT_LATE = 1.3
 
 
 @dataclass(frozen=True)
-class GroupWork:
+class GroupWork(Work):
     """One warpgroup's work on one tile of keys, and how many there are of both."""
 
     groups: int
@@ -81,8 +74,6 @@ class GroupWork:
     """of a computing warp for a tile, and"""
     splitter_slots: float = 0.0
     """of a scheduler for the warps that split, by computing warp."""
-    registers: int | None = None
-    """Per thread, that the compiler takes: those of the variant."""
 
     @property
     def is_even(self) -> bool:
@@ -90,8 +81,12 @@ class GroupWork:
         return self.walks[0] == self.walks[-1]
 
 
+@count_work.register
 def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupWork:
-    """The counts of ``variant`` on ``problem``. The warpgroup that copies counts for nothing: it waits."""
+    """Returns the work of a kernel of this family on a problem and a card.
+
+    The warpgroup that copies counts for nothing: it waits.
+    """
     bc, groups = variant.bc, variant.consumers
     d, dv = -(-problem.head_dim // 16) * 16, problem.head_dim_v
     flops = 2 * GROUP_ROWS * bc

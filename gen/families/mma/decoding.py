@@ -1,0 +1,16 @@
+"""Which problems decode: few query rows for many keys, where device memory bounds a kernel."""
+
+from __future__ import annotations
+
+from ...problem import Problem
+
+#: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
+FEW_ROWS = 64
+#: Keys for each of them that make such a kernel's time: of fewer, Q and O are as much to read and write.
+MANY_KEYS = 8
+
+
+def decodes(problem: Problem) -> bool:
+    """Whether there are few query rows for many keys, so that device memory bounds a kernel."""
+    rows = problem.seqlen_q * problem.group
+    return rows <= FEW_ROWS and problem.seqlen_k >= MANY_KEYS * rows

@@ -1,0 +1,34 @@
+"""What builds kernels, for a CUDA card or an emulated one, and what it makes of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ...gen.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Build:
+    """A compiled kernel. ``artifact`` is a cubin or, emulated, a shared library."""
+
+    kernel: Kernel
+    artifact: Path
+    registers: int
+    spill_bytes: int
+    seconds: float
+    cached: bool = False
+
+
+class Toolchain(Protocol):
+    """Builds kernels. Picklable: it is sent to the processes of the compile pool."""
+
+    def build(self, kernel: Kernel) -> Build:
+        """The compiled kernel, from the cache where it is there. Raises `BuildError`."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Compiler and version, part of the cache key and of every record."""
+        ...

@@ -1,0 +1,48 @@
+"""The words of options that name families, their parameters and lists of values, as what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ..gen.families import family_named
+from ..gen.variant import Value, Variant
+from .errors import UsageError, checked
+
+T = TypeVar("T")
+
+
+def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """The values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
+        ) from None
+
+
+def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
+    """The families called ``names``, each once. Raises UsageError."""
+    return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))
+
+
+def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
+    """The only one of the families that ``--set`` may mean. Raises UsageError where there are several."""
+    if len(families) > 1:
+        names = " or ".join(f"--family {family.family}" for family in families)
+        raise UsageError(f"--set holds parameters of one family; name just one, {names}")
+    return families[0]
+
+
+def parse_settings(family: type[Variant], settings: Sequence[str]) -> dict[str, Value]:
+    """The typed values of ``name=value`` texts. Raises UsageError for a name or value that is none."""
+    texts: dict[str, str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name.strip() or not text.strip():
+            raise UsageError(f"--set {setting!r} is not of the form name=value, as in --set bc=64")
+        texts[name.strip()] = text.strip()
+    return checked(lambda: family.parse(texts))

@@ -1,0 +1,72 @@
+"""Which families serve a problem on a card and, where none does, why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..gen.families import searched_families
+from ..gen.limits import DeviceLimits
+from ..gen.problem import Problem
+from ..gen.variant import Variant
+from .errors import NotServed, UsageError
+from .option_words import parse_settings
+
+
+def serving_families(
+    problem: Problem, limits: DeviceLimits, settings: Sequence[str] = ()
+) -> tuple[type[Variant], ...]:
+    """The families that are searched where none is named: all that compute the problem on the card and, with
+    settings, know those.
+
+    Raises:
+        UsageError: no family has such settings.
+        NotServed: no family computes the problem there; the message says why each does not.
+    """
+    families = searched_families()
+    reasons = {family: why_not(family, problem, limits) for family in families}
+    serving = [family for family, reason in reasons.items() if reason is None]
+    if not serving:
+        told = {family.family: reason for family, reason in reasons.items() if reason is not None}
+        raise none_serves(problem, limits, told)
+    knowing, refusals = [], []
+    for family in serving:
+        try:
+            parse_settings(family, settings)
+            knowing.append(family)
+        except UsageError as error:
+            refusals.append(error)
+    if not knowing:
+        raise refusals[0]
+    return tuple(knowing)
+
+
+def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> str | None:
+    """Why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of the
+    choices of the parameter that they wait for, they speak of those that the most rules let through."""
+    rules = [rule for rule in family.rules() if rule.name == "arithmetic"]
+    if not rules:
+        return None
+    awaited = next(parameter for parameter in family.parameters() if parameter.name == rules[0].after)
+    refusals: list[tuple[int, str]] = []
+    for choice in awaited.choices:
+        variant = replace(family(), **{awaited.name: choice})
+        verdicts = (rule.verdict(variant, problem, limits) for rule in rules)
+        refusal = next(((i, reason) for i, reason in enumerate(verdicts) if reason is not None), None)
+        if refusal is None:
+            return None
+        refusals.append(refusal)
+    most = max(passed for passed, _ in refusals)
+    return "; ".join(dict.fromkeys(reason for passed, reason in refusals if passed == most))
+
+
+def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> NotServed:
+    """``reasons`` tells of each family why it does not serve."""
+    told = "; ".join(
+        reason if f"family {family} " in reason else f"family {family}: {reason}"
+        for family, reason in reasons.items()
+    )
+    return NotServed(
+        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}; choose another "
+        "--dtype, --precision or card"
+    )
