@@ -125,7 +125,7 @@ class ChildProcess:
         return self._printed.read().decode(errors="replace").strip()
 
     def reason(self) -> str:
-        """Says in a few words why the process ended: the signal that killed it or the last line it printed."""
+        """Says in a few words why the process ended: the signal that killed it or what it printed last."""
         status, lines = self.exit_status(), self.last_words().splitlines()
         killed = status is not None and status < 0
         return self.ending().removeprefix("was ") if killed or not lines else lines[-1]

@@ -26,7 +26,8 @@ DEADLINE_S = 60.0
 FINAL_ROUNDS = 25
 #: The reference's matrices are small, and compilers hold the other cores: threads that wait for one another
 #: there take twenty times as long as one alone.
-ONE_BLAS_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+ONE_BLAS_THREAD: dict[str, str] = dict.fromkeys(BLAS_THREADS, "1")
 #: No kernel ends a process so: the system short of memory, or a person.
 KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 #: What a process is to do before it says what it has begun with.
