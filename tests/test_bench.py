@@ -14,16 +14,18 @@ from types import SimpleNamespace
 import pytest
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
-from flashgen.tuner.bench import figures, peers, run
+from flashgen.tuner.bench import ceilings, figures, run
 from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
 from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
-from flashgen.tuner.bench.run import BenchOptions, contender_names, make_plan, run_bench
+from flashgen.tuner.bench.plan import BenchOptions, contender_names, make_plan
+from flashgen.tuner.bench.run import run_bench
 from flashgen.tuner.cards import names
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.shelf import library
 from flashgen.tuner.suites import SUITES, Workload
 from test_library import H200, tuned
+from test_peers import served
 from typer.testing import CliRunner
 
 FAKES = Path(__file__).parent / "fake_torch"
@@ -73,7 +75,7 @@ def fake(monkeypatch, tmp_path):
     def no_nvcc(arch):
         raise FlashgenError("no nvcc here")
 
-    monkeypatch.setattr(run.ceilings, "build", no_nvcc)
+    monkeypatch.setattr(ceilings, "build", no_nvcc)
 
     def behave(**how):
         monkeypatch.setenv("FAKE_TORCH", json.dumps(how))
@@ -281,7 +283,7 @@ def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
         "pci_bus_id": "none",
         "rows": [
             {
-                "problem": problem.to_dict(),
+                "problem": problem,
                 "module": None,
                 "contenders": {"ladder-4.2.2": 0},
                 "steps": {"ladder-4.2.2": str(module)},
@@ -289,7 +291,7 @@ def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
         ],
         "cubins": {},
         "tasks": [(0, 0)],
-        "skip": {"0": {OURS: "none"}},
+        "skip": {0: {OURS: "none"}},
         "until": time.time() + 60,
         "budget_ms": 1.0,
         "contender_s": 60,
@@ -297,13 +299,13 @@ def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
         "host": False,
         "ceilings": None,
     }
-    child = run._Child(request, tmp_path, ())
+    child = run._Child(request, ())
     events = list(child.events(threading.Event()))
     child.close()
     assert child.ended, child.reason
     cells = next(event["cells"] for event in events if event["event"] == "cells")
     # 100 ms at 512 rows: 2048 would take 1.6 s by the square, 4096 6.4.
-    assert cells["ladder-4.2.2"]["ms"] == 6400.0 and cells["ladder-4.2.2"]["scaled_from"] == 512
+    assert cells["ladder-4.2.2"].ms == 6400.0 and cells["ladder-4.2.2"].scaled_from == 512
 
 
 # -- the timer -----------------------------------------------------------------------------------------------
@@ -336,13 +338,12 @@ def test_rounds_follow_from_how_long_calls_take(clock):
     clock.BEHAVIOUR.clear()
 
 
-def test_peers_are_timed_as_contenders_are(clock, capsys):
+def test_peers_are_timed_as_contenders_are(clock):
     """The yardstick of `flashgen ladder`: backends in turns, those that refuse left out."""
     clock.BEHAVIOUR.update(ms={"FLASH_ATTENTION": 2.0, "MATH": 30.0}, refuse=["CUDNN_ATTENTION"])
-    peers.serve(json.dumps({"problems": [HALF.to_dict(), SINGLE.to_dict()], "device": 0, "budget_ms": 4.0}))
+    told = served((HALF, SINGLE), budget_ms=4.0)
     clock.BEHAVIOUR.clear()
-    lines = [json.loads(line.removeprefix(peers.MARK)) for line in capsys.readouterr().out.splitlines()]
-    found = {(e["problem"], e["backend"]): (e["fused"], e["median_us"], e["reason"]) for e in lines}
+    found = {(e.problem, e.backend): (e.fused, e.median_us, e.reason) for e in told}
     refused = (True, None, "CUDNN_ATTENTION is not for you")
     assert found == {
         (0, "flash"): (True, 2000.0, ""),

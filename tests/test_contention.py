@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 from fakes import FakeDevice, Fault, fake_build
 from flashgen.tuner.cards import nvml
@@ -32,7 +34,7 @@ FAKED = fake_build().kernel.problem
 
 
 class FakeNvml:
-    """The library as ctypes calls it, of one card."""
+    """The library's bindings on one card."""
 
     def __init__(self) -> None:
         self.mask = 0
@@ -44,56 +46,50 @@ class FakeNvml:
         self.percent: dict[int, int] = {}
         self.asked_since: list[int] = []
 
-    def nvmlDeviceGetHandleByPciBusId_v2(self, bus_id: bytes, handle: Any) -> int:
-        handle._obj.value = 0xCA7D
-        return 0 if bus_id == b"0000:3B:00.0" else 6
+    def __getattr__(self, question: str) -> Any:
+        assert hasattr(pynvml, question), "the bindings have no such function"
+        return lambda *arguments: self._refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, value: Any) -> int:
-        return self._give(value, self.celsius) if sensor == 0 else 2
+    def nvmlDeviceGetHandleByPciBusId(self, bus_id: str) -> int:
+        return 0xCA7D if bus_id == "0000:3B:00.0" else self._refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int, value: Any) -> int:
-        return self._give(value, self.clock_mhz) if clock == 1 else 2
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        assert handle == 0xCA7D
+        return self.celsius if sensor == 0 else self._refuse()
 
-    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int, value: Any) -> int:
-        return self._give(value, self.max_clock_mhz) if clock == 1 else 2
+    def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:
+        return self.clock_mhz if clock == 1 else self._refuse()
 
-    def nvmlDeviceGetPowerUsage(self, handle: Any, value: Any) -> int:
-        return self._give(value, self.milliwatts)
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:
+        return self.max_clock_mhz if clock == 1 else self._refuse()
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, value: Any) -> int:
-        return self._give(value, self.limit_milliwatts)
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return self.milliwatts
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, mask: Any) -> int:
-        return self._give(mask, self.mask)
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return self.limit_milliwatts
 
-    def nvmlDeviceGetViolationStatus(self, handle: Any, policy: int, status: Any) -> int:
-        status._obj.held_down = self.held_down_ns[policy]
-        return 0
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return self.mask
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, processes: Any) -> int:
-        return self._list(self.computing, count, processes)
+    def nvmlDeviceGetViolationStatus(self, handle: int, policy: int) -> Any:
+        return SimpleNamespace(violationTime=self.held_down_ns[policy])
 
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any, count: Any, processes: Any) -> int:
-        return self._list(self.drawing, count, processes)
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        return [SimpleNamespace(pid=pid) for pid in self.computing]
 
-    def nvmlDeviceGetProcessUtilization(self, handle: Any, samples: Any, count: Any, since: Any) -> int:
-        self.asked_since.append(since.value)
-        for i, (pid, percent) in enumerate(self.percent.items()):
-            samples[i].pid, samples[i].sm_percent = pid, percent
-        count._obj.value = len(self.percent)
-        return 0 if self.percent else 6  # not found: no samples
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: int) -> list[Any]:
+        return [SimpleNamespace(pid=pid) for pid in self.drawing]
 
-    @staticmethod
-    def _give(value: Any, number: int) -> int:
-        value._obj.value = number
-        return 0
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since_us: int) -> list[Any]:
+        self.asked_since.append(since_us)
+        if not self.percent:
+            self._refuse(pynvml.NVML_ERROR_NOT_FOUND)  # no samples
+        return [SimpleNamespace(pid=pid, smUtil=percent) for pid, percent in self.percent.items()]
 
     @staticmethod
-    def _list(pids: list[int], count: Any, processes: Any) -> int:
-        for i, pid in enumerate(pids):
-            processes[i].pid = pid
-        count._obj.value = len(pids)
-        return 0
+    def _refuse(error: int = pynvml.NVML_ERROR_INVALID_ARGUMENT) -> Any:
+        raise pynvml.NVMLError(error)
 
 
 @pytest.fixture
@@ -161,6 +157,11 @@ def test_a_library_that_knows_less_says_less(card, monkeypatch):
     assert disturbance(card) == "clocks held down: power brake"
     monkeypatch.setattr(nvml, "_library", lambda: None)
     assert disturbance(card) == "" and str(CardMonitor("x").condition()) == ""
+
+
+@pytest.mark.skipif(nvml._library() is not None, reason="there is a driver")
+def test_without_a_driver_there_are_no_answers():
+    assert nvml.driver_version() == "" and CardMonitor("0000:3B:00.0").begin().disturbance() == ""
 
 
 # -- repeated, told and kept ------------------------------------------------------------------------------

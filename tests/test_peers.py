@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.tuner.bench.peers import MARK, PeerTime, serve
+from flashgen.tuner.bench import peers
+from flashgen.tuner.bench.peers import PeerTime
 
 PROBLEM = Problem(batch=1, num_q_heads=4, num_kv_heads=4, seqlen_q=8, seqlen_k=8)
 
@@ -100,17 +102,22 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
     return state
 
 
-def times(capsys: pytest.CaptureFixture[str], *problems: Problem) -> list[PeerTime]:
-    serve(json.dumps({"problems": [p.to_dict() for p in problems], "device": 0, "budget_ms": 10}))
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(MARK)]
-    return [PeerTime(**json.loads(line.removeprefix(MARK))) for line in lines]
+def served(problems: Sequence[Problem], budget_ms: float) -> list[PeerTime]:
+    """What the child process would send, taken from it in this one."""
+    ours, theirs = Pipe()
+    with ours, theirs:
+        ours.send(peers._Request(tuple(problems), 0, budget_ms))
+        peers.serve(theirs)
+        return list(iter(ours.recv, None))
+
+
+def times(*problems: Problem) -> list[PeerTime]:
+    return served(problems, budget_ms=10)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("f16", "float16"), ("bf16", "bfloat16")])
-def test_sixteen_bits_are_asked_of_every_backend(
-    torch: Torch, capsys: pytest.CaptureFixture[str], dtype: str, name: str
-) -> None:
-    found = times(capsys, replace(PROBLEM, dtype=dtype, head_dim=192, head_dim_v=128))
+def test_sixteen_bits_are_asked_of_every_backend(torch: Torch, dtype: str, name: str) -> None:
+    found = times(replace(PROBLEM, dtype=dtype, head_dim=192, head_dim_v=128))
     backends = [(entry.backend, entry.fused, entry.median_us) for entry in found]
     assert backends == [
         ("flash", True, 2500),
@@ -125,8 +132,8 @@ def test_sixteen_bits_are_asked_of_every_backend(
     assert "enable_gqa" not in torch.calls[0]
 
 
-def test_float32_is_multiplied_as_its_class_says(torch: Torch, capsys: pytest.CaptureFixture[str]) -> None:
-    found = times(capsys, PROBLEM, replace(PROBLEM, precision="tf32"))
+def test_float32_is_multiplied_as_its_class_says(torch: Torch) -> None:
+    found = times(PROBLEM, replace(PROBLEM, precision="tf32"))
     assert [(e.problem, e.backend) for e in found] == [
         (index, name) for index in (0, 1) for name in ("memory-efficient", "cudnn", "math")
     ]
@@ -135,7 +142,7 @@ def test_float32_is_multiplied_as_its_class_says(torch: Torch, capsys: pytest.Ca
     assert all(x.dtype == "float32" for call in torch.calls for x in call["tensors"])
 
 
-def test_grouped_heads_are_left_to_the_backend(torch: Torch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grouped_heads_are_left_to_the_backend(torch: Torch) -> None:
     def refuse() -> None:
         warnings.warn(
             "Memory efficient kernel not used because: (Triggered internally at a.cpp)", stacklevel=1
@@ -146,7 +153,7 @@ def test_grouped_heads_are_left_to_the_backend(torch: Torch, capsys: pytest.Capt
         raise RuntimeError("No available kernel. Aborting execution.")
 
     torch.refuses["efficient"] = refuse
-    found = times(capsys, replace(PROBLEM, dtype="f16", num_kv_heads=2))
+    found = times(replace(PROBLEM, dtype="f16", num_kv_heads=2))
     reasons = {entry.backend: entry.reason for entry in found if entry.median_us is None}
     assert list(reasons) == ["memory-efficient"]
     assert reasons["memory-efficient"].startswith("For dense input, both fused kernels require")
@@ -154,16 +161,16 @@ def test_grouped_heads_are_left_to_the_backend(torch: Torch, capsys: pytest.Capt
     assert torch.calls[0]["enable_gqa"] is True and torch.calls[0]["tensors"][1].shape[1] == 2
 
 
-def test_a_refusal_without_a_cause_is_told_as_it_is(torch: Torch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_without_a_cause_is_told_as_it_is(torch: Torch) -> None:
     def refuse() -> None:
         raise TypeError("unexpected keyword argument 'enable_gqa'\nmore")
 
     torch.refuses["math"] = refuse
-    assert times(capsys, PROBLEM)[-1].reason == "unexpected keyword argument 'enable_gqa'"
+    assert times(PROBLEM)[-1].reason == "unexpected keyword argument 'enable_gqa'"
 
 
-def test_another_causal_mask_is_not_timed(torch: Torch, capsys: pytest.CaptureFixture[str]) -> None:
-    found = times(capsys, replace(PROBLEM, causal=True, seqlen_q=4), replace(PROBLEM, causal=True))
+def test_another_causal_mask_is_not_timed(torch: Torch) -> None:
+    found = times(replace(PROBLEM, causal=True, seqlen_q=4), replace(PROBLEM, causal=True))
     assert {e.reason for e in found if e.problem == 0} == {
         "PyTorch aligns the causal mask top-left, which differs for 4 queries and 8 keys"
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from flashgen.tuner.bench.figures import OURS
 from flashgen.tuner.bench.peers import torch_installed
-from flashgen.tuner.bench.run import BenchOptions, run_bench
+from flashgen.tuner.bench.plan import BenchOptions
+from flashgen.tuner.bench.run import run_bench
 from flashgen.tuner.suites import workload_named
 
 pytestmark = [

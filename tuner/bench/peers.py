@@ -6,18 +6,15 @@ PyTorch lives in the device's primary context and may claim all of its memory; n
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
-import tempfile
-import threading
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection
 from statistics import median
-from typing import IO, Any
 
 from ...gen.problem import Problem
+from ..evaluate.child_process import ChildProcess, Ended
 from .contenders import Call, Inputs, sdpa, tried
 from .event_timer import EventTimer
 
@@ -30,8 +27,6 @@ BACKENDS = {
 }
 #: For all problems together.
 TIMEOUT_S = 600.0
-#: Begins the child's lines; PyTorch may print others.
-MARK = "peer "
 
 
 @dataclass(frozen=True)
@@ -46,79 +41,56 @@ class PeerTime:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class _Request:
+    problems: tuple[Problem, ...]
+    device: int
+    budget_ms: float
+
+
 def torch_installed() -> bool:
+    """Tells whether this interpreter finds PyTorch, without importing it."""
     return importlib.util.find_spec("torch") is not None
 
 
 def torch_times(problems: Sequence[Problem], device: int, *, budget_ms: float = 200.0) -> Iterator[PeerTime]:
-    """Times of every backend of scaled_dot_product_attention in the problem's dtype, problem by problem,
-    measured as `flashgen bench` does; ``budget_ms`` is for each backend on each problem.
+    """Times every backend of scaled_dot_product_attention in the problem's dtype, problem by problem, as
+    `flashgen bench` does; ``budget_ms`` is for each backend on each problem.
 
     A backend that does not serve a problem is an entry with the reason. A child process that dies ends the
     list early, with one last entry that carries its last words.
     """
-    request = json.dumps(
-        {"problems": [p.to_dict() for p in problems], "device": device, "budget_ms": budget_ms}
-    )
-    # As this interpreter imports, so does that one; nothing in the current folder gets in between.
-    boot = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(sys.argv[1])"
-    # Warnings go to a file: a pipe that nobody empties would stop the child.
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as told,
-        subprocess.Popen(
-            [sys.executable, "-c", boot, request],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=told,
-            text=True,
-        ) as child,
-    ):
-        assert child.stdout is not None
-        late = threading.Event()
-        watchdog = threading.Timer(TIMEOUT_S, lambda: (late.set(), child.kill()))
-        watchdog.daemon = True
-        watchdog.start()
-        last = -1
+    deadline = time.monotonic() + TIMEOUT_S
+    following = 0
+    with ChildProcess(serve) as child:
         try:
-            for line in child.stdout:
-                if not line.startswith(MARK):
-                    continue
-                entry = PeerTime(**json.loads(line.removeprefix(MARK)))
-                last = entry.problem
+            child.send(_Request(tuple(problems), device, budget_ms))
+            while (entry := child.receive(deadline - time.monotonic())) is not None:
+                following = min(entry.problem + 1, len(problems) - 1)
                 yield entry
-            if child.wait():
-                why = (
-                    f"no end within {TIMEOUT_S:.0f} s"
-                    if late.is_set()
-                    else _last_words(told, child.returncode)
-                )
-                yield PeerTime(min(last + 1, len(problems) - 1), "torch", True, None, why)
+        except (Ended, TimeoutError) as failure:
+            late = isinstance(failure, TimeoutError)
+            reason = f"no end within {TIMEOUT_S:.0f} s" if late else child.reason()
+            yield PeerTime(following, "torch", True, None, reason)
         finally:
-            watchdog.cancel()
             child.kill()
 
 
-def _last_words(told: IO[str], returncode: int) -> str:
-    """The last line that a child printed, or how it ended."""
-    told.seek(0)
-    words = told.read().strip().splitlines()
-    ending = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-    return words[-1] if words else ending
+def serve(pipe: Connection) -> None:
+    """Times the backends on every problem, in turns, and sends each time; None after the last.
 
-
-def serve(text: str) -> None:
-    """The child: times the backends on every problem, in turns, and prints a marked JSON line for each."""
-    request: dict[str, Any] = json.loads(text)
+    It is what the child process runs.
+    """
+    request: _Request = pipe.recv()
     import torch
 
-    with torch.cuda.device(request["device"]), torch.no_grad():
+    with torch.cuda.device(request.device), torch.no_grad():
         timer = EventTimer(torch)
-        for index, data in enumerate(request["problems"]):
-            problem = Problem.from_dict(data)
+        for index, problem in enumerate(request.problems):
             torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
-            for name, (median_us, reason) in _times(timer, problem, request["budget_ms"]).items():
-                entry = PeerTime(index, name, name != "math", median_us, reason)
-                print(MARK + json.dumps(asdict(entry)), flush=True)
+            for name, (median_us, reason) in _times(timer, problem, request.budget_ms).items():
+                pipe.send(PeerTime(index, name, name != "math", median_us, reason))
+    pipe.send(None)
 
 
 def _times(timer: EventTimer, problem: Problem, budget_ms: float) -> dict[str, tuple[float | None, str]]:

@@ -1,39 +1,31 @@
 """The process that times contenders: PyTorch, the emitted modules and all others on one card, in one run.
 
-It tells what it finds, and what it is about to do, in marked lines of JSON: the parent ends it where
-something hangs, and starts another for what is left.
+It tells what it finds, and what it is about to do: the parent ends it where something hangs, and starts
+another for what is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from math import isnan
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ..cards.nvml import CardMonitor
-from ..evaluate import reference
 from ..evaluate.measure import median, spread
 from .ceilings import measure
 from .contenders import CONTENDERS, LADDER, Inputs, sdpa, tried
+from .emitted import load
 from .event_timer import EventTimer
-from .figures import OURS, Cell
+from .figures import OURS, Cell, KernelErrors
+from .sample import SEED, Sample
 
-#: Begins the lines meant for the parent; libraries print others.
-MARK = "bench "
-#: Query rows of the first and the last head that are compared with float64.
-SAMPLED_ROWS = 256
 #: What starting and a round of all timings may take at most, in seconds.
 START_S, TURNS_S = 180.0, 120.0
 #: Calls in a row for the host's share, taken so many times.
@@ -42,58 +34,58 @@ HOST_CALLS, HOST_TIMES = 100, 7
 LIMIT_MS, SAFE_LENGTH, LENGTH_FACTOR = 400.0, 512, 4
 #: The problems that errors alone are taken on: (batch, query heads, key heads) and the longest sequences.
 ERROR_SHAPE, ERROR_LENGTH = (2, 4, 4), 4096
-SEED = 0
 
 
-def serve(path: str) -> None:
-    """Does what the request in a JSON file asks; `bench` writes it."""
-    request: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    tell("begin", row=None, contender=None, seconds=START_S)
-    import torch  # pyright: ignore[reportMissingImports]
-
-    with torch.cuda.device(request["device"]), torch.no_grad():
-        _Server(torch, request).run()
-    tell("end")
-
-
-def tell(event: str, **content: Any) -> None:
-    print(MARK + json.dumps({"event": event, **content}), flush=True)
+def serve(pipe: Connection) -> None:
+    """Does what the request on the pipe asks and sends what it finds; `bench.run` has both sides' terms."""
+    _Server(pipe, pipe.recv()).run()
 
 
 class _Server:
-    def __init__(self, torch: Any, request: dict[str, Any]) -> None:
-        self._torch = torch
+    def __init__(self, pipe: Connection, request: dict[str, Any]) -> None:
+        self._pipe = pipe
+        self._tell("begin", row=None, contender=None, seconds=START_S)
+        import torch  # pyright: ignore[reportMissingImports]
+
+        self._torch: Any = torch
         self._request = request
         self._rows: list[dict[str, Any]] = request["rows"]
-        self._problems = [Problem.from_dict(row["problem"]) for row in self._rows]
-        self._skip: dict[str, dict[str, str]] = request["skip"]
+        self._problems: list[Problem] = [row["problem"] for row in self._rows]
+        self._skip: dict[int, dict[str, str]] = request["skip"]
         self._modules: dict[str, ModuleType] = {}
         self._monitor = CardMonitor(request["pci_bus_id"])
-        self._timer = EventTimer(torch)
+
+    def _tell(self, event: str, **content: Any) -> None:
+        self._pipe.send({"event": event, **content})
 
     def run(self) -> None:
+        """Does all of the request."""
+        with self._torch.cuda.device(self._request["device"]), self._torch.no_grad():
+            self._timer = EventTimer(self._torch)
+            self._serve()
+        self._tell("end")
+
+    def _serve(self) -> None:
         torch, request = self._torch, self._request
-        tell("about", libraries=_versions(torch))
+        self._tell("about", libraries=_versions(torch))
         if request["ceilings"] is not None:
-            tell("begin", row=None, contender="ceilings", seconds=START_S)
-            tell("condition", when="before", condition=str(self._monitor.condition()))
-            cubin = request["ceilings"]["cubin"]
-            limits = DeviceLimits(**request["ceilings"]["limits"])
-            found = measure(torch, limits, None if cubin is None else Path(cubin))
-            tell("ceilings", **found.to_dict())
+            self._tell("begin", row=None, contender="ceilings", seconds=START_S)
+            self._tell("condition", when="before", condition=str(self._monitor.condition()))
+            found = measure(torch, request["ceilings"]["limits"], request["ceilings"]["cubin"])
+            self._tell("ceilings", ceilings=found)
         if request["host"]:
-            tell("begin", row=None, contender="host", seconds=START_S)
+            self._tell("begin", row=None, contender="host", seconds=START_S)
             self._host_times()
         for turn, index in request["tasks"]:
             if time.time() > request["until"]:
-                tell("over")
+                self._tell("over")
                 break
             if request["errors_alone"]:
                 self._errors(index)
             else:
                 self._times(turn, index)
             torch.cuda.empty_cache()
-        tell("condition", when="after", condition=str(self._monitor.condition()))
+        self._tell("condition", when="after", condition=str(self._monitor.condition()))
 
     # -- times -----------------------------------------------------------------------------------------------
 
@@ -104,14 +96,14 @@ class _Server:
         torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
         self._begin(index, None)
         inputs = Inputs.draw(torch, problem)
-        sample = _Sample(inputs, problem)
+        sample = Sample(inputs, problem)
         names = [n for n in self._rows[index]["contenders"] if self._rows[index]["contenders"][n] == turn]
         cells: dict[str, Cell] = {}
         calls: dict[str, Callable[[], Any]] = {}
         for name in (OURS, *names):
             self._begin(index, name)
-            if name in self._skip.get(str(index), {}):
-                cells[name] = Cell(reason=self._skip[str(index)][name])
+            if name in self._skip.get(index, {}):
+                cells[name] = Cell(reason=self._skip[index][name])
                 continue
             make, scaled = self._maker(index, name, inputs), None
             if name.startswith(LADDER):
@@ -129,7 +121,7 @@ class _Server:
                 cells[name] = Cell(reason=reason)
                 torch.cuda.empty_cache()
             del o
-        tell("begin", row=index, contender=None, seconds=TURNS_S)
+        self._tell("begin", row=index, contender=None, seconds=TURNS_S)
         interval = self._monitor.begin()
         if calls and (turn == 0 or set(calls) - {OURS}):
             times = self._timer.in_turns(calls, self._request["budget_ms"])
@@ -142,17 +134,11 @@ class _Server:
                     repeats=len(values),
                     ours_ms=None if name == OURS else ours_ms,
                 )
-        tell(
-            "cells",
-            turn=turn,
-            row=index,
-            cells={name: asdict(cell) for name, cell in cells.items()},
-            disturbance=interval.disturbance(),
-        )
+        self._tell("cells", turn=turn, row=index, cells=cells, disturbance=interval.disturbance())
 
     def _begin(self, index: int, name: str | None) -> None:
         """``name``: the contender that is to blame for what happens now; None: nobody is."""
-        tell("begin", row=index, contender=name, seconds=self._request["contender_s"])
+        self._tell("begin", row=index, contender=name, seconds=self._request["contender_s"])
 
     def _maker(self, index: int, name: str, inputs: Inputs) -> Callable[[], Callable[[], Any]]:
         """What makes the contender's call."""
@@ -205,7 +191,7 @@ class _Server:
         """The caller's microseconds per call on a tiny problem: each dtype's first kernel, and PyTorch."""
         done: set[str] = set()
         for index, (row, problem) in enumerate(zip(self._rows, self._problems, strict=True)):
-            if problem.dtype in done or row["module"] is None or OURS in self._skip.get(str(index), {}):
+            if problem.dtype in done or row["module"] is None or OURS in self._skip.get(index, {}):
                 continue
             done.add(problem.dtype)
             # Under the mask that was compiled ahead.
@@ -220,7 +206,7 @@ class _Server:
                 call, _, _ = tried(make)
                 if call is not None:
                     found[name] = self._host_us(call)
-            tell("host", dtype=problem.dtype, microseconds=found)
+            self._tell("host", dtype=problem.dtype, microseconds=found)
 
     def _without_out(self, index: int, inputs: Inputs) -> Callable[[], Any]:
         module = self._module(self._rows[index]["module"])
@@ -252,64 +238,19 @@ class _Server:
             for causal in (False, True):
                 problem = replace(tuned, **shape, seqlen_q=length, seqlen_k=length, causal=causal)
                 inputs = Inputs.draw(torch, problem, inputs_kind)
-                sample = _Sample(inputs, problem)
+                sample = Sample(inputs, problem)
                 errors: dict[str, float] = {}
                 for name in (OURS, *(n for n, turn in row["contenders"].items() if turn < 2)):
                     self._begin(index, name)
-                    if name.startswith(LADDER) or name in self._skip.get(str(index), {}):
+                    if name.startswith(LADDER) or name in self._skip.get(index, {}):
                         continue
                     call, o, _ = tried(self._maker(index, name, inputs))
                     if call is not None:
                         errors[name] = sample.error(o)
-                tell(
-                    "errors",
-                    row=index,
-                    kernel=Path(row["module"]).stem,
-                    problem=problem.to_dict(),
-                    inputs=inputs_kind,
-                    errors=errors,
-                )
-        tell("cells", turn=0, row=index, cells={}, disturbance="")
-
-
-class _Sample:
-    """Some rows of the first and the last head, and what float64 says of them."""
-
-    def __init__(self, inputs: Inputs, problem: Problem) -> None:
-        rng = np.random.default_rng(SEED)
-        length = problem.seqlen_q
-        self._rows = np.sort(rng.permutation(length)[:SAMPLED_ROWS])
-        group = problem.num_q_heads // problem.num_kv_heads
-        self._expected: dict[tuple[int, int], np.ndarray] = {}
-        for batch, head in ((0, 0), (problem.batch - 1, problem.num_q_heads - 1)):
-            q = _host(inputs.q[batch, head])[None, None]
-            k, v = (_host(x[batch, head // group])[None, None] for x in (inputs.k, inputs.v))
-            found = reference.attention(
-                q, k, v, scale=problem.head_dim**-0.5, causal=problem.causal, rows=self._rows
-            )
-            self._expected[batch, head] = found.o[0, 0]
-
-    def error(self, o: Any) -> float:
-        """Largest ‖o - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
-        found = []
-        for (batch, head), expected in self._expected.items():
-            difference = _host(o[batch, head])[self._rows] - expected
-            found.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
-        return next(filter(isnan, found), max(found))
-
-
-def _host(tensor: Any) -> np.ndarray:
-    """(seqlen, head_dim) in float64."""
-    return tensor.double().cpu().numpy()
-
-
-def load(path: Path) -> ModuleType:
-    """The emitted module in a file."""
-    spec = importlib.util.spec_from_file_location(f"flashgen_bench_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+                kernel = Path(row["module"]).stem
+                found = KernelErrors(kernel=kernel, problem=problem, inputs=inputs_kind, errors=errors)
+                self._tell("errors", row=index, errors=found)
+        self._tell("cells", turn=0, row=index, cells={}, disturbance="")
 
 
 def _versions(torch: Any) -> dict[str, str]:

@@ -83,7 +83,8 @@ def bench_command(
     """
     from ..bench import figures
     from ..bench.ladder import parse_names
-    from ..bench.run import BenchOptions, contender_names, run_bench
+    from ..bench.plan import BenchOptions, contender_names
+    from ..bench.run import run_bench
     from ..cards.names import resolve
     from ..suites import SUITES, Workload, workload_named, workloads
     from ..view.bench import row_line, show

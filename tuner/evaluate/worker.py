@@ -1,23 +1,12 @@
-"""The handle of the process that runs kernels: what kills it does not kill the tuning run.
-
-The process, `serving.serve`, is a fresh interpreter that talks over a pipe, not a fork: it shares no CUDA
-state and none of its parent's imports, and the parent's main module need not be importable. What it prints
-goes to a file that is quoted when it dies.
-"""
+"""The handle of the process that runs kernels: what kills it does not kill the tuning run."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from ...gen.problem import Problem
@@ -25,6 +14,7 @@ from ..build.protocol import Build
 from ..cards.device import Device, Timing
 from ..cards.lock import CardLock
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
+from .child_process import ChildProcess, Ended
 from .measure import summarize
 from .outcome import Measurement, Outcome, Status
 from .validate import WrongResult
@@ -35,13 +25,10 @@ START_DEADLINE_S = 120.0
 #: Until it has answered one request about one build.
 DEADLINE_S = 60.0
 FINAL_ROUNDS = 25
-#: How long a process may take to end when asked, and when killed: the driver then frees what it held.
-GRACE_S, KILLED_S = 2.0, 30.0
-LAST_WORDS_BYTES = 2000
 #: The reference's matrices are small, and compilers hold the other cores: threads that wait for one another
 #: there take twenty times as long as one alone.
-ONE_BLAS_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
-POLL_S = 0.1
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+ONE_BLAS_THREAD: dict[str, str] = dict.fromkeys(BLAS_THREADS, "1")
 #: No kernel ends a process so: the system short of memory, or a person.
 KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 #: What a process is to do before it says what it has begun with.
@@ -64,14 +51,9 @@ class _DiedIdle(_DiedOtherwise):
     """It ended before it began with the request."""
 
 
-@dataclass
-class _Process:
-    """A running worker process: its pipe, the pipe whose end tells it that we are gone, what it prints."""
+class _Process(ChildProcess):
+    """A running worker process, and what it is to do."""
 
-    popen: subprocess.Popen[bytes]
-    pipe: Connection
-    lifeline: int
-    printed: Any
     phase: str = OPENING
 
 
@@ -205,7 +187,7 @@ class Worker:
         self._killed = True
         process = self._process
         if self._busy and process is not None:
-            process.popen.kill()
+            process.kill()
 
     def close(self) -> None:
         """Ends the process. The handle may be used again."""
@@ -216,19 +198,8 @@ class Worker:
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        # Closing both pipes asks it to go; a kernel that hangs needs more than asking.
-        process.pipe.close()
-        os.close(process.lifeline)
-        process.printed.close()
-        try:
-            process.popen.wait(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.popen.kill()
-            # One that is stuck in the driver does not die even so; it is left behind.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(timeout=KILLED_S)
+        if process is not None:
+            process.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -341,7 +312,8 @@ class Worker:
 
     def _start(self) -> _Process:
         """Starts the process and waits until it has opened the device. Raises what that raised."""
-        process = self._process = self._spawn()
+        inherited = self._lock.inherited if self._lock is not None else ()
+        process = self._process = _Process(serve, inherited=inherited, environment=ONE_BLAS_THREAD)
         try:
             answer = self._converse(process, self.device, START_DEADLINE_S)
         except (TimedOut, Died) as failure:
@@ -354,43 +326,13 @@ class Worker:
             raise RuntimeError(f"the worker process could not start:\n{answer.trace}") from answer.error
         return process
 
-    def _spawn(self) -> _Process:
-        """A fresh interpreter in `serve`."""
-        ours, theirs = Pipe()
-        lifeline_theirs, lifeline_ours = os.pipe()
-        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        fds = (theirs.fileno(), lifeline_theirs)
-        # sys.path goes along, so that what this interpreter can import, that one can unpickle.
-        boot = f"import sys; sys.path[:] = {sys.path!r}; from {serve.__module__} import serve; serve{fds}"
-        try:
-            popen = subprocess.Popen(
-                [sys.executable, "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                pass_fds=(*fds, *(self._lock.inherited if self._lock is not None else ())),
-                # A session of its own: the terminal's Ctrl-C does not reach it.
-                start_new_session=True,
-                env={**os.environ, **ONE_BLAS_THREAD},
-            )
-        except BaseException:
-            ours.close()
-            os.close(lifeline_ours)
-            printed.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_theirs)
-        return _Process(popen, ours, lifeline_ours, printed)
-
     def _converse(self, process: _Process, message: Any, deadline_s: float) -> Answer:
         """Sends what is asked and awaits the answer. Kills a process that does not give one in time."""
         try:
-            try:
-                process.pipe.send(message)
-            except OSError:
-                raise self._obituary(process) from None
+            process.send(message)
             return self._listen(process, deadline_s)
+        except Ended:
+            raise self._obituary(process) from None
         except FlashgenError:
             raise
         except BaseException:
@@ -399,44 +341,33 @@ class Worker:
             raise
 
     def _listen(self, process: _Process, deadline_s: float) -> Answer:
-        deadline = time.monotonic() + deadline_s
         phase_began = time.monotonic()
+        deadline = phase_began + deadline_s
         while True:
             try:
-                if process.pipe.poll(max(0.0, min(deadline - time.monotonic(), POLL_S))):
-                    message = process.pipe.recv()
-                    now = time.monotonic()
-                    self._seconds[process.phase] = now - phase_began
-                    if isinstance(message, Answer):
-                        return message
-                    process.phase, phase_began = message.name, now
-                    continue
-            except (EOFError, OSError):
-                raise self._obituary(process) from None
-            if process.popen.poll() is not None and not process.pipe.poll(0):
-                raise self._obituary(process)
-            if time.monotonic() >= deadline:
+                message = process.receive(deadline - time.monotonic())
+            except TimeoutError:
                 phase = process.phase
                 self._discard()
-                raise TimedOut(f"no answer within {deadline_s:.0f} s while it was to {phase}; killed")
+                raise TimedOut(
+                    f"no answer within {deadline_s:.0f} s while it was to {phase}; killed"
+                ) from None
+            now = time.monotonic()
+            self._seconds[process.phase] = now - phase_began
+            if isinstance(message, Answer):
+                return message
+            process.phase, phase_began = message.name, now
 
     def _obituary(self, process: _Process) -> Died:
         """How the process ended and what it last said."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.popen.wait(timeout=5)
-        code, phase = process.popen.poll(), process.phase
-        process.printed.seek(0, os.SEEK_END)
-        process.printed.seek(max(0, process.printed.tell() - LAST_WORDS_BYTES))
-        words = process.printed.read().decode(errors="replace").strip()
+        status, how, words = process.exit_status(), process.ending(), process.last_words()
+        phase = process.phase
         self._discard()
-        how = "closed its pipe"
-        if code is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        died = _DiedIdle if phase == IDLE else _DiedOtherwise if code in KILLED_FROM_OUTSIDE else Died
+        died = _DiedIdle if phase == IDLE else _DiedOtherwise if status in KILLED_FROM_OUTSIDE else Died
         return died(f"the worker process {how} while it was to {phase}" + (f": {words}" if words else ""))
 
     def _discard(self) -> None:
         """Kills the process; the next request starts another."""
         if self._process is not None:
-            self._process.popen.kill()
+            self._process.kill()
         self._end()

@@ -1,15 +1,12 @@
 """The life of a worker process: it opens the device, then answers one request after another.
 
-It ends when its parent does, whatever it is doing; it ignores Ctrl-C, which is for the parent to handle. The
-messages either side sends are here too; `worker.Worker` is the parent's side.
+The messages either side sends are here too; `worker.Worker` is the parent's side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -80,12 +77,8 @@ class Answer:
 # -- answering -----------------------------------------------------------------------------------
 
 
-def serve(pipe_fd: int, lifeline_fd: int) -> None:
+def serve(pipe: Connection) -> None:
     """Answers requests until the parent is gone. The process's whole life; never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # PR_SET_PDEATHSIG would fire when the thread that started us ends; a pipe ends with the process.
-    threading.Thread(target=_end_with_parent, args=(lifeline_fd,), daemon=True).start()
-    pipe = Connection(pipe_fd)
     runner: Runner | None = None
     try:
         device: Device = pipe.recv()
@@ -109,15 +102,6 @@ def serve(pipe_fd: int, lifeline_fd: int) -> None:
             with contextlib.suppress(Exception):
                 runner.close()
         os._exit(0)
-
-
-def _end_with_parent(lifeline_fd: int) -> None:
-    """Blocks until the parent's end of the pipe closes, by its will or by its death."""
-    with contextlib.suppress(OSError):
-        os.read(lifeline_fd, 1)
-    # An orderly end is the main thread's; one that hangs in a kernel does not come to it.
-    time.sleep(1)
-    os._exit(0)
 
 
 def _answer(pipe: Connection, runner: Runner, emulated: bool, request: Request) -> Answer:

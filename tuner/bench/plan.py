@@ -1,0 +1,144 @@
+"""What a benchmark times: its workloads, the kernel that serves each, and who is timed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ...gen.emit.module import emit_module
+from ...gen.families.ladder.family import STEPS, steps
+from ...gen.limits import DeviceLimits
+from ...gen.render import render
+from ...gen.variant import Illegal
+from ..cards.device import Device
+from ..shelf import library
+from ..suites import SUITES, Workload
+from .contenders import CONTENDERS, LADDER, LADDER_TURN
+from .figures import OURS, Row, row_of
+
+#: Milliseconds of launches for one workload's turns, after warming up.
+BUDGET_MS = 400.0
+#: Longest that one contender may take for its first call, compiling included.
+CONTENDER_S = 90.0
+LADDER_SUITE = "report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What to time where. ``contenders``: their names, None for all; ``minutes``: after which nothing more is
+    begun; ``errors_alone``: errors on inputs of two kinds instead of times."""
+
+    device: Device
+    workloads: tuple[Workload, ...]
+    out: Path = Path("out")
+    contenders: tuple[str, ...] | None = None
+    minutes: float | None = None
+    errors_alone: bool = False
+    jobs: int = 1
+    budget_ms: float = BUDGET_MS
+    contender_s: float = CONTENDER_S
+
+
+@dataclass
+class Plan:
+    """The rows under way, and what the serving process needs to know of each."""
+
+    rows: list[Row]
+    modules: list[str | None]
+    contenders: list[dict[str, int]]
+    steps: list[dict[str, str]]
+    cubins: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Files of what was compiled ahead, by module and by mask ("True", "False")."""
+    skip: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def leave_out(self, index: int, name: str, reason: str) -> None:
+        self.skip.setdefault(index, {})[name] = reason
+
+    def tasks(self, errors_alone: bool) -> list[tuple[int, int]]:
+        """(turn, row): the cheap contenders of all rows first."""
+        indices = range(len(self.rows))
+        if errors_alone:
+            seen: dict[str, int] = {}
+            for i in indices:
+                module = self.modules[i]
+                if module is not None:
+                    seen.setdefault(module, i)
+            return [(0, i) for i in seen.values()]
+        last = max((turn for row in self.contenders for turn in row.values()), default=0)
+        return [
+            (turn, i)
+            for turn in range(last + 1)
+            for i in indices
+            if not turn or turn in self.contenders[i].values()
+        ]
+
+
+def contender_names() -> list[str]:
+    """All there are, the report's steps last."""
+    return [*CONTENDERS, *(LADDER + name for name in STEPS)]
+
+
+def make_plan(options: BenchOptions, folder: Path) -> Plan:
+    """The rows with the kernel that serves each, the nearest where none was tuned for just that."""
+    limits = options.device.limits
+    known = [e for e in library.entries(library.folders(options.out)) if not e.predicted]
+    plan = Plan([], [], [], [])
+    for index, workload in enumerate(options.workloads):
+        row, module = row_of(workload), None
+        match = library.find(known, workload.problem, limits)
+        if match is None:
+            plan.leave_out(
+                index, OURS, f"no kernel is known for {workload.problem.stem}; `flashgen tune` makes one"
+            )
+        else:
+            assert match.entry.json_path is not None
+            path = match.entry.json_path.with_suffix(".py")
+            module = str(path.resolve())
+            if not path.exists():
+                module = None
+                plan.leave_out(index, OURS, f"{path} is missing")
+            kernel = match.entry.kernel
+            row = replace(
+                row,
+                kernel=kernel.problem.name,
+                family=kernel.variant.family,
+                exact=kernel.problem == workload.problem,
+                how=match.how,
+            )
+        plan.rows.append(row)
+        plan.modules.append(module)
+        plan.contenders.append(_contenders(workload, options.contenders))
+        plan.steps.append(_steps(plan, index, limits, folder))
+    return plan
+
+
+def _contenders(workload: Workload, wanted: Sequence[str] | None) -> dict[str, int]:
+    """The turns of the contenders for a workload: all of its dtype, and the ladder on the report's cases."""
+    dtype = workload.problem.dtype
+    found = {c.name: c.turn for c in CONTENDERS.values() if dtype in c.dtypes}
+    if SUITES[LADDER_SUITE].problems.get(workload.name) == workload.problem:
+        found |= {LADDER + name: LADDER_TURN for name in STEPS}
+    return {name: turn for name, turn in found.items() if wanted is None or name in wanted}
+
+
+def _steps(plan: Plan, index: int, limits: DeviceLimits, folder: Path) -> dict[str, str]:
+    """The report's steps as modules in ``folder``, by contender."""
+    problem, found = plan.rows[index].problem, {}
+    if not any(name.startswith(LADDER) for name in plan.contenders[index]):
+        return {}
+    for step, variant in steps(problem.head_dim).items():
+        name = LADDER + step
+        if name not in plan.contenders[index]:
+            continue
+        path = folder / f"{name.replace('-', '_').replace('.', '_')}_{problem.stem}.py"
+        try:
+            if not path.exists():
+                path.write_text(
+                    emit_module(render(variant, problem, limits), device=limits.name), encoding="utf-8"
+                )
+        except Illegal as error:
+            plan.leave_out(index, name, str(error))
+            continue
+        found[name] = str(path)
+    return found

@@ -1,0 +1,47 @@
+"""How far a contender's output is from attention in float64, on some rows of two heads."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import Any
+
+import numpy as np
+
+from ...gen.problem import Problem
+from ..evaluate import reference
+from .contenders import Inputs
+
+SEED = 0
+#: Query rows of the first and the last head that are compared with float64.
+SAMPLED_ROWS = 256
+
+
+class Sample:
+    """Some rows of the first and the last head, and what float64 says of them."""
+
+    def __init__(self, inputs: Inputs, problem: Problem) -> None:
+        rng = np.random.default_rng(SEED)
+        length = problem.seqlen_q
+        self._rows = np.sort(rng.permutation(length)[:SAMPLED_ROWS])
+        group = problem.num_q_heads // problem.num_kv_heads
+        self._expected: dict[tuple[int, int], np.ndarray] = {}
+        for batch, head in ((0, 0), (problem.batch - 1, problem.num_q_heads - 1)):
+            q = _host(inputs.q[batch, head])[None, None]
+            k, v = (_host(x[batch, head // group])[None, None] for x in (inputs.k, inputs.v))
+            found = reference.attention(
+                q, k, v, scale=problem.head_dim**-0.5, causal=problem.causal, rows=self._rows
+            )
+            self._expected[batch, head] = found.o[0, 0]
+
+    def error(self, o: Any) -> float:
+        """Largest ‖o - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
+        found = []
+        for (batch, head), expected in self._expected.items():
+            difference = _host(o[batch, head])[self._rows] - expected
+            found.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
+        return next(filter(isnan, found), max(found))
+
+
+def _host(tensor: Any) -> np.ndarray:
+    """(seqlen, head_dim) in float64."""
+    return tensor.double().cpu().numpy()
