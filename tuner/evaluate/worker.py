@@ -24,9 +24,9 @@ from ...gen.problem import Problem
 from ..cards.device import Build, Device, Timing
 from ..cards.lock import CardLock
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
+from .comparison import WrongResult
 from .measure import summarize
 from .outcome import Measurement, Outcome, Status
-from .validate import WrongResult
 from .worker_process import PHASES, Answer, Evaluate, Interleave, Request, Validate, serve
 
 #: Until the process has imported numpy and opened the device.

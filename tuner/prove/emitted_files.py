@@ -32,7 +32,8 @@ from ..cards.emulated import PREFIX, SimDevice, SimRunner
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
 from ..cards.names import cards, resolve
 from ..errors import FlashgenError, LaunchError, UsageError
-from ..evaluate.validate import Depth, cases, validate
+from ..evaluate.cases import Depth, cases
+from ..evaluate.validate import validate
 from ..evaluate.worker import DEADLINE_S, Worker
 from ..shelf.library import same_card
 
