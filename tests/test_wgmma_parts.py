@@ -18,7 +18,7 @@ from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.comparison import compare
 from flashgen.tuner.predict.cost_model import predict
-from flashgen.tuner.prove.emitted_files import for_sanitizer
+from flashgen.tuner.prove.sanitizers import for_sanitizer
 from test_mma import COURSES, assert_tidy
 from test_wgmma import check, inputs, is_caught, needs_compiler
 
