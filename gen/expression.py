@@ -173,20 +173,24 @@ def _lifted(value: Expression | int) -> Expression:
 
 
 def _sum(left: Expression, right: Expression) -> Expression:
-    """A sum whose plain numbers stand together, at the end: no ``+ 1 - 1`` is ever printed."""
-    if isinstance(left, Constant) and not left.c_name and not isinstance(right, Constant):
-        left, right = right, left
-    if isinstance(right, Constant) and not right.c_name:
-        if right.number == 0:
-            return left
-        if isinstance(left, Constant) and not left.c_name:
-            return Constant(left.number + right.number)
-        if isinstance(left, _Binary) and left.sign == "+" and _is_plain(left.right):
-            return _sum(left.left, Constant(left.right.number + right.number))
-    elif isinstance(left, _Binary) and left.sign == "+" and _is_plain(left.right):
-        return _sum(_Binary("+", left.left, right), left.right)
-    return _Binary("+", left, right)
+    """A sum whose plain number stands alone, at the end: no ``+ 1 - 1`` is ever printed."""
+    left_rest, left_number = _split(left)
+    right_rest, right_number = _split(right)
+    number = left_number + right_number
+    if left_rest is None or right_rest is None:
+        rest = left_rest or right_rest
+    else:
+        rest = _Binary("+", left_rest, right_rest)
+    if rest is None:
+        return Constant(number)
+    return _Binary("+", rest, Constant(number)) if number else rest
 
 
-def _is_plain(node: Expression) -> Any:
-    return isinstance(node, Constant) and not node.c_name
+def _split(node: Expression) -> tuple[Expression | None, int]:
+    """A sum's named terms, and its plain number."""
+    if isinstance(node, Constant) and not node.c_name:
+        return None, node.number
+    if isinstance(node, _Binary) and node.sign == "+" and isinstance(node.right, Constant):
+        rest, number = _split(node.right)
+        return (node.left, number) if rest is None else (node, 0)
+    return node, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .problem import Problem
@@ -36,3 +36,10 @@ class Kernel:
     def digest(self) -> str:
         """Sixteen hex digits of the source's SHA-256."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+    def with_mask(self, causal: bool) -> Kernel:
+        """Returns the kernel under that mask, chosen as the compiler's -DFLASHGEN_CAUSAL would."""
+        if causal == self.problem.causal:
+            return self
+        source = f"#define FLASHGEN_CAUSAL {int(causal)}\n{self.source}"
+        return replace(self, problem=replace(self.problem, causal=causal), source=source)

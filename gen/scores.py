@@ -126,7 +126,7 @@ class Scores:
 
 
 def _names(names: Mapping[str, str]) -> Mapping[str, str]:
-    return {NUM_KEYS.name: "args.seqlen_k"} | names
+    return {NUM_KEYS.name: "args.seqlen_k", **names}
 
 
 def _at(bound: Bound, row: str | Expression, names: Mapping[str, str]) -> str:

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from flashgen.gen.limits import PRESETS
 from flashgen.tuner.errors import FlashgenError, NotServed, UsageError
-from flashgen.tuner.prove.emitted_files import read_each
 from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.emitted_kernels import read_each
 from flashgen.tuner.tune.batch import tune_each
 from flashgen.tuner.tune.coordinator import NoneLegal, TuneOptions, tune
 from flashgen.tuner.view.console import RunView, show_batch

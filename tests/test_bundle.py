@@ -18,10 +18,11 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.errors import BuildError, FlashgenError, LaunchError
-from flashgen.tuner.prove.emitted_files import prove_each, read_each, read_emitted
+from flashgen.tuner.prove.proof import prove_each
 from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf import bundle, library
 from flashgen.tuner.shelf.bundle import module_name, pick, widened
+from flashgen.tuner.shelf.emitted_kernels import read_each, read_emitted
 from flashgen.tuner.suites import SUITES
 from test_library import H100, H200, LADDER, entry, tuned
 from test_listing import flashgen as flashgen
@@ -223,7 +224,7 @@ def test_each_kernel_of_a_module_is_proved(tmp_path, monkeypatch):
         proved.append((emitted.name, kernel.problem.causal))
         return 1e-7
 
-    monkeypatch.setattr("flashgen.tuner.prove.emitted_files._prove_mask", prove_mask)
+    monkeypatch.setattr("flashgen.tuner.prove.proof._prove_mask", prove_mask)
     proofs = prove_each(path, device="sim:gtx-1080")
     assert next(proofs).kernel == kernels[0].problem.name and len(proved) == 2
     with pytest.raises(FlashgenError, match=r"several\.py, f32_d16_b1_n64, causal mask: wrong"):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from flashgen.gen import families
 from flashgen.tuner.cli import app
-from flashgen.tuner.prove.emitted_files import read_emitted
 from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from typer.testing import CliRunner
 
 SIM = ["--device", "sim:gtx-1080"]

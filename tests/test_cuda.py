@@ -18,8 +18,11 @@ from flashgen.tuner.cards import cuda, driver, nvml
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.evaluate.cases import Case
+from flashgen.tuner.evaluate.comparison import compare
+from flashgen.tuner.evaluate.inputs import make_inputs
 from flashgen.tuner.evaluate.reference import attention
-from flashgen.tuner.evaluate.validate import Case, compare, make_inputs, validate
+from flashgen.tuner.evaluate.validate import validate
 
 DTYPES = tuple(NUMPY_DTYPES)
 PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, seqlen_k=60, head_dim=32)

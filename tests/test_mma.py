@@ -34,7 +34,8 @@ from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
-from flashgen.tuner.evaluate.validate import WrongResult, compare, validate
+from flashgen.tuner.evaluate.comparison import WrongResult, compare
+from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
 
 needs_compiler = pytest.mark.skipif(

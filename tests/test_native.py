@@ -24,7 +24,7 @@ from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
-from flashgen.tuner.prove.emitted_files import read_emitted
+from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from typer.testing import CliRunner
 
 H200 = preset("h200")

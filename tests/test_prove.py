@@ -26,8 +26,11 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.validate import validate
-from flashgen.tuner.prove import emitted_files as proving
-from flashgen.tuner.prove.emitted_files import Emitted, find_compute_sanitizer, prove, read_emitted
+from flashgen.tuner.prove.module_device import ModuleDevice
+from flashgen.tuner.prove.proof import prove
+from flashgen.tuner.prove.sanitizers import find_compute_sanitizer, run_quick_suite, sanitize_on_card
+from flashgen.tuner.prove.target import check_fits, default_device
+from flashgen.tuner.shelf.emitted_kernels import EmittedKernel, read_emitted
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 FIGURES: dict[str, Any] = {"median_us": 10.0, "tflops": 1.0, "error": 3e-7, "predicted": False}
@@ -50,7 +53,7 @@ def write(folder: Path, kernel: Kernel, suffix: str, edit: tuple[str, str] | Non
 
 @pytest.fixture(autouse=True)
 def _no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proving, "cards", lambda: ([], "no CUDA device"))
+    monkeypatch.setattr("flashgen.tuner.prove.target.cards", lambda: ([], "no CUDA device"))
 
 
 @pytest.mark.parametrize("step", ["4.2.2", "4.2.10"])
@@ -58,7 +61,7 @@ def _no_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_is_read_without_being_run(tmp_path: Path, step: str, causal: bool) -> None:
     kernel = make(step, causal=causal, batch=3, seqlen_k=77)
     path = write(tmp_path, kernel, ".py", ("import numpy as np\n", "import numpy as np\nraise SystemExit\n"))
-    assert read_emitted(path) == Emitted(path, kernel, "GTX 1080")
+    assert read_emitted(path) == EmittedKernel(path, kernel, "GTX 1080")
 
 
 @pytest.mark.parametrize("step", ["4.2.2", "4.2.10"])
@@ -66,9 +69,9 @@ def test_a_module_is_read_without_being_run(tmp_path: Path, step: str, causal: b
 def test_a_cuda_file_is_read(tmp_path: Path, step: str, causal: bool) -> None:
     kernel = make(step, causal=causal)
     path = write(tmp_path, kernel, ".cu")
-    assert read_emitted(path) == Emitted(path, replace(kernel, source=path.read_text()), "GTX 1080")
+    assert read_emitted(path) == EmittedKernel(path, replace(kernel, source=path.read_text()), "GTX 1080")
     path.write_text(kernel.source)  # without figures: the card is known by its architecture alone
-    assert read_emitted(path) == Emitted(path, kernel, "sm_61")
+    assert read_emitted(path) == EmittedKernel(path, kernel, "sm_61")
 
 
 CLASSES: list[dict[str, Any]] = [
@@ -237,13 +240,13 @@ def test_a_card_that_is_too_small_or_unknown(tmp_path: Path) -> None:
     emitted = read_emitted(path)
     big = replace(emitted.kernel, launch=replace(emitted.kernel.launch, smem_bytes=70000))
     with pytest.raises(FlashgenError, match=r"needs 70000 bytes.*T4 allows 65536.*made for GTX 1080"):
-        proving._check_fits(replace(emitted, kernel=big), preset("t4"))
+        check_fits(replace(emitted, kernel=big), preset("t4"))
     strange = replace(emitted, device="Riva 128", kernel=replace(emitted.kernel, arch=35))
     with pytest.raises(FlashgenError, match="Riva 128 resembles no preset"):
-        proving._default_device(strange)
+        default_device(strange)
     # Another card of the same architecture stands in.
     strange = replace(emitted, device="Quadro GV100", kernel=replace(emitted.kernel, arch=70))
-    assert proving._default_device(strange).limits == PRESETS["v100"]
+    assert default_device(strange).limits == PRESETS["v100"]
     with pytest.raises(FlashgenError, match="unknown device"):
         prove(path, device="sum:gtx-1080")
 
@@ -290,17 +293,17 @@ def test_every_tool_of_compute_sanitizer_runs_the_suite(
     tool = fake_sanitizer(tmp_path, passes)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert find_compute_sanitizer() == tool
-    monkeypatch.setattr(proving, "_pickled", lambda *_: b"")
+    monkeypatch.setattr("flashgen.tuner.prove.sanitizers._pickled", lambda *_: b"")
     monkeypatch.setattr(
         subprocess, "run", _replacing(subprocess.run, "import sys; print('largest error 3e-07')")
     )
-    error = proving._sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
+    error = sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
     assert error == 3e-7
     assert log.read_text().split() == ["memcheck", "racecheck", "initcheck", "synccheck"]
     fails = run + "print('========= Invalid __global__ read of size 4'); sys.exit(86)\n"
     fake_sanitizer(tmp_path, fails)
     with pytest.raises(FlashgenError, match=r"(?s)memcheck \(out-of-bounds.*Invalid __global__ read"):
-        proving._sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
+        sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
 
 
 def _replacing(run: Any, script: str) -> Any:
@@ -325,10 +328,10 @@ def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -
 
     from fakes import Fault, fake_build
 
-    proving.run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(), 1))))
+    run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(), 1))))
     assert float(capsys.readouterr().out.split()[-1]) < 2e-6
     with pytest.raises(SystemExit):
-        proving.run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(Fault.ONE_ELEMENT), 1))))
+        run_quick_suite(io.BytesIO(pickle.dumps((Card(), fake_build(Fault.ONE_ELEMENT), 1))))
     assert "wrong result" in capsys.readouterr().out
 
 
@@ -412,7 +415,7 @@ def test_a_module_is_run_in_guarded_memory(
     shape = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 50, "head_dim": 32}
     problem = Problem(**(shape | kind))
     path.write_text(MODULE.replace("FAULT", fault).replace("ARITHMETIC", arithmetic_of(problem)))
-    runner = proving.ModuleDevice(fake_card, path).open()
+    runner = ModuleDevice(fake_card, path).open()
     try:
         if message is None:
             assert 0 < validate(runner, fake_build(problem=problem), seed=0) < problem.tolerance
@@ -427,4 +430,4 @@ def test_a_module_that_does_not_import(tmp_path: Path, fake_card: Any) -> None:
     path = tmp_path / "best.py"
     path.write_text("import nothing_called_so\n")
     with pytest.raises(FlashgenError, match=r"best\.py cannot be imported: ModuleNotFoundError"):
-        proving.ModuleDevice(fake_card, path).open()
+        ModuleDevice(fake_card, path).open()

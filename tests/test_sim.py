@@ -16,8 +16,11 @@ from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, LaunchError
+from flashgen.tuner.evaluate.cases import LAYOUTS, Case
+from flashgen.tuner.evaluate.comparison import compare
+from flashgen.tuner.evaluate.inputs import make_inputs
 from flashgen.tuner.evaluate.reference import attention
-from flashgen.tuner.evaluate.validate import LAYOUTS, Case, compare, make_inputs, validate
+from flashgen.tuner.evaluate.validate import validate
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"

@@ -10,19 +10,13 @@ from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.errors import CorruptedMemory
-from flashgen.tuner.evaluate import validate as module
+from flashgen.tuner.evaluate.cases import LAYOUTS, Case, cases
+from flashgen.tuner.evaluate.comparison import WrongResult, compare
+from flashgen.tuner.evaluate.error_bounds import error_bound, lse_bound
+from flashgen.tuner.evaluate.inputs import make_inputs
 from flashgen.tuner.evaluate.reference import DISTRIBUTIONS, Reference, attention
-from flashgen.tuner.evaluate.validate import (
-    Case,
-    WrongResult,
-    cases,
-    compare,
-    error_bound,
-    lse_bound,
-    make_inputs,
-    sample_problem,
-    validate,
-)
+from flashgen.tuner.evaluate.sampled_problem import SAMPLE_BYTES, sample_problem
+from flashgen.tuner.evaluate.validate import validate
 
 PROBLEM = Problem(batch=3, num_q_heads=4, num_kv_heads=2, seqlen_q=150, seqlen_k=130, head_dim=32)
 CAUSAL = replace(PROBLEM, causal=True)
@@ -200,7 +194,7 @@ def test_packed_heads_meet_groups_that_tiles_cut():
     ("head_dim", "head_dim_v", "width"), [(1, 1, 1), (6, 6, 2), (32, 32, 4), (64, 64, 8), (24, 40, 8)]
 )
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("layout", module.LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
 def test_layouts_keep_the_values_and_the_alignment(layout, head_dim, head_dim_v, width, dtype, heads):
     case = Case(2, *heads, 9, 9, layout=layout)
@@ -288,7 +282,7 @@ def test_sample_keeps_lengths_and_group_and_fits():
     assert quick is not None and full is not None
     assert (quick.batch, quick.num_q_heads, quick.num_kv_heads, quick.seqlen_q) == (1, 2, 1, 2048)
     assert (full.num_q_heads, full.num_kv_heads, full.seqlen_k) == (32, 8, 2048)
-    assert full.min_bytes <= module.SAMPLE_BYTES < replace(full, batch=full.batch + 1).min_bytes
+    assert full.min_bytes <= SAMPLE_BYTES < replace(full, batch=full.batch + 1).min_bytes
     assert sample_problem(PROBLEM, "full") == PROBLEM
     assert sample_problem(big, "quick", max_flops=1e6) is None
     assert sample_problem(big, "full", max_flops=5e9) == quick

@@ -24,7 +24,8 @@ from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
-from flashgen.tuner.evaluate.validate import WrongResult, validate
+from flashgen.tuner.evaluate.comparison import WrongResult
+from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
 from test_mma import assert_tidy
 

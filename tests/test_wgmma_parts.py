@@ -16,9 +16,9 @@ from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.evaluate import reference
-from flashgen.tuner.evaluate.validate import compare
+from flashgen.tuner.evaluate.comparison import compare
 from flashgen.tuner.predict.cost_model import predict
-from flashgen.tuner.prove.emitted_files import for_sanitizer
+from flashgen.tuner.prove.sanitizers import for_sanitizer
 from test_mma import COURSES, assert_tidy
 from test_wgmma import check, inputs, is_caught, needs_compiler
 

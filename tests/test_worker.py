@@ -15,8 +15,8 @@ import pytest
 from fakes import FakeDevice, Fault, fake_build
 from flashgen.gen.problem import Problem
 from flashgen.tuner.errors import FlashgenError, LaunchError
+from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.outcome import Status
-from flashgen.tuner.evaluate.validate import WrongResult
 from flashgen.tuner.evaluate.worker import Died, TimedOut, Worker
 
 PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=2, seqlen_q=100, seqlen_k=100, head_dim=32)

@@ -3,7 +3,7 @@
 Draws variants of the simt, mma and wgmma families that between them take every value of every parameter
 where they can, of the latter two in every number format, adds the steps of the ladder, builds them, and
 launches each over small ragged problems under memcheck, racecheck, initcheck and synccheck, a process per
-tool: for racecheck as `flashgen.tuner.prove.emitted_files.for_sanitizer` has them. Prints a table; exits
+tool: for racecheck as `flashgen.tuner.prove.sanitizers.for_sanitizer` has them. Prints a table; exits
 with 1 when a tool reports anything or a result is wrong, with 77 where compute-sanitizer cannot run.
 
 The launching process needs numpy, for bfloat16 ml_dtypes, and the CUDA driver; no PyCUDA. Every tensor is an
@@ -418,7 +418,7 @@ def parse(tool: str, output: str, code: int, seconds: float) -> Report:
 def main() -> int:
     from flashgen.tuner.cards.cuda import find_device
     from flashgen.tuner.errors import FlashgenError
-    from flashgen.tuner.prove.emitted_files import find_compute_sanitizer, for_sanitizer
+    from flashgen.tuner.prove.sanitizers import find_compute_sanitizer, for_sanitizer
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(

@@ -20,7 +20,8 @@ from flashgen.gen.render import render
 from flashgen.tuner.build.compile import CompilePool
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from flashgen.tuner.errors import BuildError, FlashgenError
-from flashgen.tuner.evaluate.validate import Depth, validate
+from flashgen.tuner.evaluate.cases import Depth
+from flashgen.tuner.evaluate.validate import validate
 
 #: Variants in full depth, and lengths of the real problem they are then tried on.
 FULL_DEPTH, LENGTH = 40, 1000

@@ -18,7 +18,7 @@ from flashgen.gen.render import render
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.prove.emitted_files import prove_each
+from flashgen.tuner.prove.proof import prove_each
 from flashgen.tuner.shelf.bundle import build_cubins
 
 SHORT: dict[str, Any] = {"batch": 8, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 128, "seqlen_k": 128}

@@ -31,7 +31,8 @@ from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.prove.emitted_files import find_compute_sanitizer, prove
+from flashgen.tuner.prove.proof import prove
+from flashgen.tuner.prove.sanitizers import find_compute_sanitizer
 
 D = 64
 BOUND = 2e-6

@@ -20,8 +20,9 @@ from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import bits_dtype, numpy_dtype
 from flashgen.tuner.errors import BuildError, CorruptedMemory, LaunchError
+from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.measure import median, spread
-from flashgen.tuner.evaluate.validate import WrongResult, validate
+from flashgen.tuner.evaluate.validate import validate
 
 PROBLEMS = [
     Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, head_dim=d, causal=causal)

@@ -20,9 +20,9 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.prove.emitted_files import read_emitted
 from flashgen.tuner.serving import serving_families
 from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from flashgen.tuner.shelf.emitting import best_guess
 
 D = 64

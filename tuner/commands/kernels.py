@@ -121,7 +121,7 @@ def validate_command(
 
     Of a module that holds several, each.
     """
-    from ..prove.emitted_files import prove_each
+    from ..prove.proof import prove_each
 
     proofs = []
     for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed):

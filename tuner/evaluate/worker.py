@@ -15,9 +15,9 @@ from ..cards.device import Device, Timing
 from ..cards.lock import CardLock
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
 from .child_process import ChildProcess, Ended
+from .comparison import WrongResult
 from .measure import summarize
 from .outcome import Measurement, Outcome, Status
-from .validate import WrongResult
 from .worker_process import PHASES, Answer, Evaluate, Interleave, Request, Validate, serve
 
 #: Until the process has imported numpy and opened the device.

@@ -18,7 +18,8 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Device, Runner, Timing
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
-from .validate import Depth, validate
+from .cases import Depth
+from .validate import validate
 
 #: What the sample of the real problem may cost an emulated card in the quick and in the full validation.
 EMULATED_SAMPLE_FLOPS: dict[Depth, float] = {"quick": 2e7, "full": 4e8}

@@ -14,9 +14,9 @@ from ...gen.variant import Variant
 from ..build.compile import CompilePool, cuda_toolchain
 from ..cards.slug import same_card
 from ..errors import BuildError, FlashgenError, UsageError
-from ..prove.emitted_files import read_emitted, with_mask
 from ..request import Shapes
 from . import library
+from .emitted_kernels import read_emitted
 from .listing import find
 
 #: Classes of problems that an error names.
@@ -122,7 +122,7 @@ def bundle(entries: Sequence[library.Entry], *, name: str, command: Sequence[str
 def build_cubins(kernels: Sequence[Kernel], jobs: int) -> dict[tuple[str, bool], bytes]:
     """By digest and mask, the kernels compiled for the cards they are for. Raises FlashgenError."""
     wanted = {
-        (kernel.digest, causal): with_mask(kernel, causal) for kernel in kernels for causal in (False, True)
+        (kernel.digest, causal): kernel.with_mask(causal) for kernel in kernels for causal in (False, True)
     }
     built: dict[tuple[str, bool], bytes] = {}
     for arch in sorted({kernel.arch for kernel in kernels}):

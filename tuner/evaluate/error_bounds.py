@@ -1,0 +1,75 @@
+"""How large an error may be that rounding explains.
+
+Inputs are taken as rounded to the problem's type. Per head, ‖o - ref‖ / ‖ref‖ stays within the class's
+bound, `Problem.tolerance`, as long as no score exceeds `plain_score`. A larger score is itself rounded in
+proportion to its size, and exp turns that absolute error into a relative error of the weight. So the bound
+grows for each unit of the largest score beyond `plain_score`, by
+
+- float32, 3xTF32 and 3xf16: 2⁻²⁴ · (3/2 + √d / 9), more, the longer the dot product. That is about twice the
+  worst met in models of the kernels' arithmetic (sequential FMA; tensor cores that sum four exact products
+  and cut off what does not fit), exp2 good to 2 ulp, over d = 1 .. 256, all distributions and several scales,
+  plus one unit for scale · log2 e, which is rounded twice before it meets every score alike.
+- f16 and bf16: twice that, since tensor cores cut off rather than round; the products are exact. P and o are
+  rounded once each, by up to 2⁻¹¹ or 2⁻⁸, whatever the scores: that is the class's bound.
+- TF32: 2⁻¹¹ / √d, at least 2⁻¹¹ / 8. Each factor of each product is rounded, by up to 2⁻¹¹ of itself. Such
+  errors add up as random ones do, with √d, where the products that make a large score add up with d. The
+  worst met in a model is about half of it.
+- e4m3: 2⁻¹⁴ · (3/2 + √d / 9). Tensor cores keep thirteen bits behind the largest product's first, and add
+  the next products to a sum cut off like that. The worst met on an emulated card is a third of it.
+
+Elementwise, |o - ref| <= factor · bound · max|v| + bound · |ref|: an output is an average of v. The factor is
+6 for float32, 3 for TF32 and 1 for 16-bit numbers, whose bounds hold for P's rounding element by element.
+
+The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
+1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3) plus the growth above, that of
+the others to factor · bound; in proportion to its size where that exceeds 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...gen.problem import Problem
+
+#: Scores up to this leave the bound as it is; those of TF32 up to a quarter of it.
+PLAIN_SCORE = 16.0
+UNIT_ROUNDOFF = 2.0**-24
+#: Largest relative rounding error of eleven bits: TF32's factors.
+TF32_ROUNDOFF = 2.0**-11
+#: How much larger than the bound, times max|v|, the error of one element may be: by dtype, or TF32.
+ELEMENT_FACTORS = {"f32": 6.0, "tf32": 3.0, "f16": 1.0, "bf16": 1.0, "e4m3": 1.0}
+#: Of a sum of products of e4m3, tensor cores keep thirteen bits behind the largest term's first.
+E4M3_ROUNDOFF = 2.0**-14
+#: Largest error of a 16-bit kernel's log-sum-exp, and of one of eight bits.
+HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE = 2e-4, 5e-3
+
+
+def error_bound(problem: Problem, max_score: float) -> float:
+    """The largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
+    return problem.tolerance + _growth(problem, max_score)
+
+
+def lse_bound(problem: Problem, max_score: float) -> float:
+    """The largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
+    if problem.dtype != "f32":
+        tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
+        return tolerance + _growth(problem, max_score)
+    return element_factor(problem) * error_bound(problem, max_score)
+
+
+def plain_score(problem: Problem) -> float:
+    """The largest score that leaves the class's bound as it is."""
+    return PLAIN_SCORE / 4 if problem.precision == "tf32" else PLAIN_SCORE
+
+
+def _growth(problem: Problem, max_score: float) -> float:
+    """What the rounding of large scores adds to a bound."""
+    beyond, root = max(0.0, max_score - plain_score(problem)), math.sqrt(problem.head_dim)
+    if problem.precision == "tf32":
+        return beyond * TF32_ROUNDOFF * max(1 / root, 1 / 8)
+    unit = {"f32": UNIT_ROUNDOFF, "e4m3": E4M3_ROUNDOFF}.get(problem.dtype, 2 * UNIT_ROUNDOFF)
+    return beyond * unit * (1.5 + root / 9)
+
+
+def element_factor(problem: Problem) -> float:
+    return ELEMENT_FACTORS.get(problem.precision, ELEMENT_FACTORS[problem.dtype])

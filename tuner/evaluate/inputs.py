@@ -1,0 +1,61 @@
+"""Inputs of a case: random tensors as views of memory in the layout that the case names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...gen.problem import Problem
+from . import reference
+from .cases import Case
+
+
+def make_inputs(
+    case: Case, problem: Problem, rng: np.random.Generator, *, access_width: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale.
+
+    Of ``problem`` only the type and the head dims count. All strides are multiples of ``access_width``
+    elements, as long as the head dims are.
+    """
+    d, dv = problem.head_dim, problem.head_dim_v
+    scale = float(np.float32(case.scale / math.sqrt(d)))
+    q_shape = (case.batch, case.num_q_heads, case.seqlen_q, d)
+    kv_shape = (case.batch, case.num_kv_heads, case.seqlen_k, d)
+    q, k, v = reference.random_inputs(
+        case.inputs, q_shape, kv_shape, scale=scale, rng=rng, dtype=problem.dtype, head_dim_v=dv
+    )
+    if case.layout == "packed":
+        q, k, v = _packed_where_alike(q, k, v)
+    elif case.layout == "bnhd":
+        q, k, v = (_packed(x)[0] for x in (q, k, v))
+    elif case.layout == "padded":
+        q, k, v = (_padded(x, access_width) for x in (q, k, v))
+    return q, k, v, scale
+
+
+def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The tensors side by side in one array (batch, seqlen, tensor, heads, head_dim)."""
+    whole = np.ascontiguousarray(np.stack([x.transpose(0, 2, 1, 3) for x in tensors], axis=2))
+    return tuple(whole[:, :, i].transpose(0, 2, 1, 3) for i in range(len(tensors)))
+
+
+def _packed_where_alike(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Those of one shape side by side in one array, the others each in its own."""
+    if q.shape == k.shape == v.shape:
+        return _packed(q, k, v)
+    if k.shape == v.shape:
+        return *_packed(q), *_packed(k, v)
+    if q.shape == k.shape:
+        return *_packed(q, k), *_packed(v)
+    return *_packed(q), *_packed(k), *_packed(v)
+
+
+def _padded(x: np.ndarray, access_width: int) -> np.ndarray:
+    """The same values with a gap of NaN after each row, to the next stride that suits the accesses."""
+    head_dim = x.shape[-1]
+    gap = access_width - head_dim % access_width
+    wide = np.full((*x.shape[:-1], head_dim + gap), np.nan, x.dtype)
+    wide[..., :head_dim] = x
+    return wide[..., :head_dim]

@@ -1,0 +1,129 @@
+"""A card whose kernels are called through an emitted module's ``attention()``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...gen.limits import DeviceLimits
+from ..cards.cuda import CudaDevice, CudaRunner
+from ..cards.device import Build, Toolchain
+from ..cards.dtypes import numpy_dtype, require_inputs
+from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
+from ..errors import FlashgenError, LaunchError
+
+
+@dataclass(frozen=True)
+class ModuleDevice:
+    """A card whose kernels are run by an emitted module's ``attention()``."""
+
+    card: CudaDevice
+    module: Path
+    kernel: str = ""
+    """The name of the kernel to call in a module of several, else empty."""
+
+    @property
+    def spec(self) -> str:
+        return self.card.spec
+
+    @property
+    def limits(self) -> DeviceLimits:
+        return self.card.limits
+
+    @property
+    def driver(self) -> str:
+        return self.card.driver
+
+    @property
+    def predicted(self) -> bool:
+        return False
+
+    @property
+    def lock_key(self) -> str:
+        return self.card.lock_key
+
+    def toolchain(self) -> Toolchain:
+        """The card's own; the module compiles by itself."""
+        return self.card.toolchain()
+
+    def open(self) -> ModuleRunner:
+        return ModuleRunner(self.card, self.module, self.kernel)
+
+
+class ModuleRunner(CudaRunner):
+    """Calls an emitted module on PyCUDA arrays that lie in guarded memory."""
+
+    def __init__(self, card: CudaDevice, path: Path, kernel: str = "") -> None:
+        super().__init__(card)
+        spec = importlib.util.spec_from_file_location(f"flashgen_proved_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise FlashgenError(f"{path} cannot be imported")
+        self._module = importlib.util.module_from_spec(spec)
+        # Its dataclasses look it up.
+        sys.modules[spec.name] = self._module
+        try:
+            spec.loader.exec_module(self._module)
+            if kernel:
+                self._module.use(kernel)
+        except Exception as error:
+            raise FlashgenError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+
+    def attend(
+        self,
+        build: Build,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float,
+        want_lse: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Runner.attend`. The log-sum-exp is allocated by the module, from guarded memory too."""
+        from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
+
+        require_inputs(build.kernel.problem, q, k, v)
+        image = GuardedImage(q.dtype)
+        placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
+        o_shape = (*q.shape[:3], v.shape[3])
+        output = numpy_dtype(build.kernel.problem.output_dtype)
+        placed.append((*image.add_output("o", o_shape, output_strides(q, v.shape[3]), output), o_shape))
+        rows = q.shape[:3]
+        lse_at = None
+        if want_lse:
+            lse_at, _ = image.add_output("the log-sum-exp", rows, contiguous_strides(rows), FLOAT32)
+        before = image.before()
+        after = np.empty_like(before)
+        with self._launch_errors(build):
+            base = self._arena_of(image.floats)
+            self._cuda.memcpy_htod(base, before)
+
+            def allocate(size: int) -> int:
+                if lse_at is None or size != 4 * rows[0] * rows[1] * rows[2]:
+                    raise LaunchError(f"attention() allocated {size} bytes that nothing asked for")
+                return base + q.itemsize * lse_at
+
+            arrays = [
+                GPUArray(
+                    shape,
+                    dtype,
+                    allocator=allocate,
+                    gpudata=base + q.itemsize * at,
+                    strides=tuple(dtype.itemsize * s for s in strides),
+                )
+                for (at, strides, shape), dtype in zip(placed, [q.dtype] * 3 + [output], strict=True)
+            ]
+            causal = build.kernel.problem.causal
+            try:
+                self._module.attention(
+                    *arrays[:3], causal=causal, scale=scale, out=arrays[3], return_lse=want_lse
+                )
+            except (ImportError, RuntimeError, TypeError, ValueError) as error:
+                raise LaunchError(f"attention() refused: {error}") from error
+            self._cuda.Context.synchronize()
+            self._cuda.memcpy_dtoh(after, base)
+        outputs = image.outputs(before, after)
+        return outputs[0], outputs[1] if want_lse else None

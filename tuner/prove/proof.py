@@ -1,0 +1,124 @@
+"""Proving an emitted file again on this machine: `flashgen validate best.py` or ``best.cu``.
+
+A module is imported and called through its ``attention()``; a .cu file, and anything on an emulated card, is
+built from its source. Both masks go through the full suite of `validate`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...gen.kernel import Kernel
+from ..cards.cuda import CudaDevice
+from ..cards.device import Build, Device
+from ..cards.emulated import SimDevice
+from ..cards.names import resolve
+from ..errors import FlashgenError
+from ..evaluate.cases import Depth, cases
+from ..evaluate.worker import DEADLINE_S, Worker
+from ..shelf.emitted_kernels import EmittedKernel, read_each, read_emitted
+from .module_device import ModuleDevice
+from .sanitizers import sanitize_emulated, sanitize_on_card
+from .target import check_fits, default_device
+
+#: The full suite of a large tile takes an emulated card minutes.
+EMULATED_DEADLINE_S = 4 * DEADLINE_S
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved: on which device, how, with how many cases, and the largest per-head error by mask."""
+
+    file: str
+    device: str
+    how: str
+    sanitized: bool
+    cases: int
+    errors: dict[str, float]
+    bound: float
+    kernel: str = ""
+    """The name of the kernel in a module of several, else empty."""
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors.values(), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"worst": self.worst}
+
+
+def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0) -> Proof:
+    """Proves an emitted file of one kernel correct on ``device`` (`0`, `sim:gtx-1080`), under both masks.
+
+    Without ``device``: this machine's first card, or else the file's own card emulated. ``sanitize`` runs a
+    quick suite under AddressSanitizer (emulated) or compute-sanitizer (a card).
+
+    Raises:
+        FlashgenError: the file cannot be read or is none of flashgen's, the device or a tool is missing, or
+            the kernel is wrong; then the message names the case.
+    """
+    return _prove(read_emitted(path), device, sanitize, seed)
+
+
+def prove_each(
+    path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0
+) -> Iterator[Proof]:
+    """Proves every kernel of the file in turn, as `prove` does one: a module may hold several."""
+    for emitted in read_each(path):
+        yield _prove(emitted, device, sanitize, seed)
+
+
+def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int) -> Proof:
+    path = emitted.path
+    target = resolve(device) if device is not None else default_device(emitted)
+    kernel = replace(emitted.kernel, arch=target.limits.arch)
+    check_fits(emitted, target.limits)
+    depth: Depth = "quick" if sanitize else "full"
+    errors: dict[str, float] = {}
+    count = 0
+    for causal in (kernel.problem.causal, not kernel.problem.causal):
+        masked = kernel.with_mask(causal)
+        mask = "causal" if causal else "full"
+        with _named(path, f"{emitted.name}, {mask}" if emitted.name else mask):
+            errors[mask] = _prove_mask(emitted, masked, target, sanitize, seed)
+        rng = np.random.default_rng([seed, int(masked.digest, 16)])
+        count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
+    how = "compiled from its source"
+    if isinstance(target, SimDevice):
+        how = "emulated, from its source"
+    elif emitted.is_module and not sanitize:
+        how = "through its attention()"
+    bound = kernel.problem.tolerance
+    return Proof(str(path), target.limits.name, how, sanitize, count, errors, bound, emitted.name)
+
+
+def _prove_mask(emitted: EmittedKernel, kernel: Kernel, target: Device, sanitize: bool, seed: int) -> float:
+    if isinstance(target, SimDevice):
+        if sanitize:
+            return sanitize_emulated(kernel, target, seed)
+        with Worker(target, seed=seed, deadline_s=EMULATED_DEADLINE_S) as worker:
+            return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
+    assert isinstance(target, CudaDevice)
+    if sanitize:
+        return sanitize_on_card(kernel, target, seed)
+    if emitted.is_module:
+        build = Build(kernel, emitted.path.resolve(), registers=0, spill_bytes=0, seconds=0.0)
+        with Worker(ModuleDevice(target, emitted.path.resolve(), emitted.name), seed=seed) as worker:
+            return worker.validate_full(build, kernel.problem)
+    with Worker(target, seed=seed) as worker:
+        return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
+
+
+@contextlib.contextmanager
+def _named(path: Path, mask: str) -> Iterator[None]:
+    """Puts the file and the mask before what a failure says."""
+    try:
+        yield
+    except FlashgenError as error:
+        raise type(error)(f"{path}, {mask} mask: {error}") from error

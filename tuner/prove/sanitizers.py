@@ -1,0 +1,111 @@
+"""The quick suite under AddressSanitizer, on an emulated card, or compute-sanitizer, on a real one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...gen.kernel import Kernel
+from ..cards.cuda import CudaDevice
+from ..cards.device import Build
+from ..cards.emulated import SimDevice, SimRunner
+from ..errors import FlashgenError, LaunchError
+from ..evaluate.validate import validate
+
+#: What compute-sanitizer looks for, tool by tool.
+SANITIZER_TOOLS = {
+    "memcheck": "out-of-bounds and misaligned accesses",
+    "racecheck": "races in shared memory",
+    "initcheck": "reads of memory nobody wrote",
+    "synccheck": "barriers that threads miss",
+}
+SANITIZER_EXIT = 86
+SANITIZER_TIMEOUT_S = 1800
+
+
+def sanitize_emulated(kernel: Kernel, target: SimDevice, seed: int) -> float:
+    """Each launch is a program of its own under AddressSanitizer, so nothing here can crash."""
+    build = replace(target, sanitize=True).toolchain().build(kernel)
+    return validate(SimRunner(target.limits, sanitize=True, seed=seed), build, seed=seed, depth="quick")
+
+
+def for_sanitizer(kernel: Kernel, tool: str) -> Kernel:
+    """The kernel as that tool of compute-sanitizer understands it.
+
+    racecheck takes an arrival at a barrier in shared memory for the arriving lane's alone: what other lanes
+    of its warp did before a ``__syncwarp`` looks unordered to it. Under ``FLASHGEN_RACECHECK`` all of them
+    arrive.
+    """
+    if tool != "racecheck":
+        return kernel
+    return replace(kernel, source=f"#define FLASHGEN_RACECHECK\n{kernel.source}")
+
+
+def sanitize_on_card(kernel: Kernel, target: CudaDevice, seed: int) -> float:
+    """The quick suite in a process under each tool of compute-sanitizer."""
+    tool = find_compute_sanitizer()
+    error = 0.0
+    for name, finds in SANITIZER_TOOLS.items():
+        build = target.toolchain().build(for_sanitizer(kernel, name))
+        command = [str(tool), "--tool", name, "--error-exitcode", str(SANITIZER_EXIT), "--print-limit", "3"]
+        script = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from {__name__} import run_quick_suite; run_quick_suite(sys.stdin.buffer)"
+        )
+        try:
+            done = subprocess.run(
+                [*command, sys.executable, "-c", script],
+                input=_pickled(target, build, seed),
+                capture_output=True,
+                timeout=SANITIZER_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"no end within {SANITIZER_TIMEOUT_S} s under {name}") from None
+        told = (done.stdout + done.stderr).decode(errors="replace")
+        result = re.search(r"^largest error (\S+)$", told, re.MULTILINE)
+        if done.returncode or result is None:
+            raise LaunchError(f"compute-sanitizer {name} ({finds}):\n{told.strip()[-2000:]}")
+        error = max(error, float(result[1]))
+    return error
+
+
+def find_compute_sanitizer() -> Path:
+    """compute-sanitizer of $PATH, /usr/local/cuda or PyPI. Raises FlashgenError where there is none."""
+    found = shutil.which("compute-sanitizer")
+    places = [Path(found)] if found else sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))
+    for folder in filter(None, sys.path):
+        places += sorted(Path(folder, "nvidia").glob("*/bin/compute-sanitizer"))
+    if not places:
+        raise FlashgenError(
+            "compute-sanitizer was not found; it comes with the CUDA toolkit (or `pip install "
+            "nvidia-cuda-sanitizer-api`). Or sanitize on an emulated card: --device sim:<preset>"
+        )
+    return places[0]
+
+
+def _pickled(target: CudaDevice, build: Build, seed: int) -> bytes:
+    import pickle
+
+    return pickle.dumps((target, build, seed))
+
+
+def run_quick_suite(stream: Any) -> None:
+    """The process under compute-sanitizer: validates the build that comes in by ``stream``."""
+    import pickle
+
+    target, build, seed = pickle.load(stream)
+    runner = target.open()
+    try:
+        error = validate(runner, build, seed=seed, depth="quick")
+    except FlashgenError as failure:
+        print(failure)
+        sys.exit(1)
+    finally:
+        runner.close()
+    print(f"largest error {error:.9g}")
