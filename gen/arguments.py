@@ -1,75 +1,175 @@
-"""The arguments every kernel takes, as C declares them and as Python packs them.
+"""The arguments of a kernel: one list of typed fields, from which all declarations and packings are made.
 
-``AttentionArgs`` is the first, or the only one; the C declaration stands in ``templates/_kernel.cu.jinja``.
-Strides are in elements; the head dim is contiguous. ``lse`` may be null; else it is contiguous
-``(batch, num_q_heads, seqlen_q)`` and receives the natural logarithm of each row's softmax denominator.
-Kernels of tensors with scales take that of the values last; those of q and k are in ``scale``.
+``AttentionArgs`` is a kernel's first argument, or its only one. Its fields are listed here once, by the
+arrays of the operation; the C struct of the kernel, that of the library's header, the bytes that are packed
+for a launch and what an emitted module knows of them follow from the list. Strides are in elements.
 
-The second, where a launch has tensor maps, is a struct of as many ``CUtensorMap``: opaque, and made by the
-driver from what `describe_maps` says. By what they are aligned within a kernel's parameters differs from one
-toolkit to the next: such kernels are launched with an array of pointers to the arguments, which the driver
-puts where they belong.
+The second argument, where a launch has tensor maps, is a struct of as many ``CUtensorMap``: opaque, and made
+by the driver from what `describe_maps` says. By what they are aligned within a kernel's parameters differs
+from one toolkit to the next: such kernels are launched with an array of pointers to the arguments, which the
+driver puts where they belong.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 
-from .problem import ITEM_BYTES, Problem
-from .variant import Launch
+from .launch import Launch
+from .operation import FLOAT, FORWARD, INPUT, ITEM_BYTES, OUTPUT, Array, Operation
+from .problem import Problem
 
-#: q, k, v, o, lse; (batch, head, row) strides of q, k, v, o; batch, num_q_heads, num_kv_heads, seqlen_q,
-#: seqlen_k; scale. Pointers first, so that no padding arises.
-ARGS_FORMATS = ("5Q", "12q5i", "f")
-ARGS_FORMAT = "<" + "".join(ARGS_FORMATS)
-#: With the values' scale behind, and what fills the struct up to a multiple of its alignment.
-SCALED_FORMAT = ARGS_FORMATS[2] + "f4x"
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 #: Byte strides that a map can hold are multiples of the one and below the other.
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
+#: The codes by which `struct` packs them.
+ADDRESS, LONG, INT, SINGLE = "Q", "q", "i", "f"
+_C_TYPES = {LONG: "long long", INT: "int", SINGLE: "float"}
+#: Over which axes an array has strides, the outermost first.
+STRIDE_AXES = ("batch", "head", "row")
+SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 
 
-def args_formats(problem: Problem) -> tuple[str, str, str]:
-    """``AttentionArgs`` of the problem's kernels, for `struct`: pointers, extents, scales."""
-    return (*ARGS_FORMATS[:2], SCALED_FORMAT) if problem.has_scales else ARGS_FORMATS
+@dataclass(frozen=True)
+class Field:
+    """One member of a kernel's arguments: its name and the code by which `struct` packs it.
+
+    ``array`` is the array that an address is of.
+    """
+
+    name: str
+    code: str
+    array: Array | None = None
+    comment: str = ""
+
+    def c_type(self, elements: Mapping[str, str]) -> str:
+        """The member's type in C, ``elements`` being what arrays' elements are called there."""
+        if self.array is None:
+            return f"{_C_TYPES[self.code]} "
+        const = "" if self.array.is_output else "const "
+        return f"{const}{elements[self.array.element]}* "
 
 
-def args_bytes(problem: Problem) -> int:
-    """How large it is in C."""
-    return struct.calcsize("<" + "".join(args_formats(problem)))
+@dataclass(frozen=True)
+class ArgumentStruct:
+    """A struct of arguments, as lines of fields that are declared together."""
+
+    name: str
+    lines: tuple[tuple[Field, ...], ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """All fields in the order in which they lie in memory."""
+        return tuple(field for line in self.lines for field in line)
+
+    @cached_property
+    def format(self) -> str:
+        """All fields for `struct`, filled up to a multiple of the widest's alignment, as C does."""
+        fields = "<" + "".join(field.code for field in self.fields)
+        alignment = max(struct.calcsize(field.code) for field in self.fields)
+        padding = -struct.calcsize(fields) % alignment
+        return fields + (f"{padding}x" if padding else "")
+
+    @property
+    def num_bytes(self) -> int:
+        """The struct's size in C."""
+        return struct.calcsize(self.format)
+
+    def declared(self, elements: Mapping[str, str], comment: str = "// %s") -> list[str]:
+        """The struct's members as lines of C, ``elements`` being what arrays' elements are called there."""
+        return [
+            f"{line[0].c_type(elements)}{', '.join(field.name for field in line)};"
+            + (f"  {comment % line[0].comment}" if line[0].comment else "")
+            for line in self.lines
+        ]
+
+    def pack(self, values: Mapping[str, float]) -> bytes:
+        """The struct's bytes, each field of its name's value; raises KeyError for one without."""
+        return struct.pack(self.format, *(values[field.name] for field in self.fields))
+
+    def unpack(self, packed: bytes) -> dict[str, float]:
+        """The values of all fields, by name."""
+        return dict(zip((f.name for f in self.fields), struct.unpack(self.format, packed), strict=True))
 
 
-def pack_args(
-    pointers: Sequence[int],
-    strides: Sequence[int],
-    sizes: Sequence[int],
-    scale: float,
-    value_scale: float | None = None,
-) -> bytes:
-    """``AttentionArgs`` as bytes: five addresses, twelve strides, five sizes, the softmax scale and, for
-    kernels of tensors with scales, that of the values."""
-    if value_scale is None:
-        return struct.pack(ARGS_FORMAT, *pointers, *strides, *sizes, scale)
-    return struct.pack(
-        f"<{''.join(ARGS_FORMATS[:2])}{SCALED_FORMAT}", *pointers, *strides, *sizes, scale, value_scale
-    )
+@cache
+def argument_struct(operation: Operation = FORWARD, *, has_scales: bool = False) -> ArgumentStruct:
+    """``AttentionArgs`` of an operation: pointers first, so that no padding arises between its fields.
+
+    With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
+    q and k are in ``scale``.
+    """
+    addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
+    strides = [
+        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in STRIDE_AXES) for each in operation.strided
+    ]
+    sizes = tuple(Field(name, INT) for name in SIZES)
+    usual = "multiplies q k^T{} 1 / sqrt(head_dim)"
+    if has_scales:
+        scale = Field("scale", SINGLE, comment=usual.format(": usually") + ", times the scales of q and k")
+        scalars = [(scale,), (Field("value_scale", SINGLE, comment="multiplies o: the scale of v"),)]
+    else:
+        scalars = [(Field("scale", SINGLE, comment=usual.format(", usually")),)]
+    return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *scalars))
+
+
+def format_groups(problem: Problem) -> tuple[str, str, str]:
+    """``AttentionArgs`` of the problem's kernels for `struct`: its addresses, then strides and sizes, then
+    the rest with its padding."""
+    whole = argument_struct(problem.operation, has_scales=problem.has_scales)
+    codes = whole.format.removeprefix("<")
+    extents = codes.lstrip(ADDRESS)
+    scalars = extents.lstrip(LONG + INT)
+    return codes[: len(codes) - len(extents)], extents[: len(extents) - len(scalars)], scalars
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `pack_args` packs."""
+    """The values of one launch's arguments, by the names of their fields."""
 
-    pointers: tuple[int, ...]
-    strides: tuple[int, ...]
-    sizes: tuple[int, ...]
-    scale: float
-    value_scale: float | None = None
+    struct: ArgumentStruct
+    values: Mapping[str, float]
 
     def pack(self) -> bytes:
-        return pack_args(self.pointers, self.strides, self.sizes, self.scale, self.value_scale)
+        """The bytes that a kernel takes."""
+        return self.struct.pack(self.values)
+
+    def address(self, array: str) -> int:
+        """Where an array begins; 0 for one that is absent."""
+        return int(self.values[array])
+
+    def strides(self, array: str) -> tuple[int, ...]:
+        """The strides of an array's outer axes in elements, the outermost first."""
+        return tuple(int(self.values[f"{array}_stride_{axis}"]) for axis in STRIDE_AXES)
+
+
+def make_arguments(
+    problem: Problem,
+    addresses: Mapping[str, int],
+    strides: Mapping[str, Sequence[int]],
+    *,
+    scale: float,
+    sizes: Mapping[str, int] | None = None,
+    value_scale: float | None = None,
+) -> Arguments:
+    """A kernel's arguments from its arrays' addresses and strides by name.
+
+    ``strides`` are of the outer axes in elements, the outermost first; arrays left out of ``addresses`` are
+    absent. ``sizes`` are the problem's unless they are given. ``value_scale`` is for kernels of arrays with
+    scales, 1 by default.
+    """
+    operation = problem.operation
+    values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
+    for each in operation.strided:
+        for axis, stride in zip(STRIDE_AXES, strides[each.name][:3], strict=True):
+            values[f"{each.name}_stride_{axis}"] = stride
+    values |= {name: getattr(problem, name) for name in SIZES} if sizes is None else dict(sizes)
+    values["scale"] = scale
+    values["value_scale"] = 1.0 if value_scale is None else value_scale
+    return Arguments(argument_struct(operation, has_scales=problem.has_scales), values)
 
 
 @dataclass(frozen=True)
@@ -97,32 +197,31 @@ class MapDescription:
 
 
 def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tuple[MapDescription, ...]:
-    """The launch's maps, in order, of the arrays that ``arguments`` names; of ``problem`` only the type and
-    the head dims count. Nothing is checked: the driver refuses what it cannot take."""
-    batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k = arguments.sizes
+    """The maps of one launch, in order, of the arrays that ``arguments`` names.
+
+    Of ``problem`` only the types and the head dims count. Nothing is checked: the driver refuses what it
+    cannot take.
+    """
     described = []
     for each in launch.tensor_maps:
-        index = "qkvo".index(each.array)
-        dtype = problem.output_dtype if each.array == "o" else problem.dtype
-        size = ITEM_BYTES[dtype]
-        heads, rows = (num_kv_heads, seqlen_k) if each.array in "kv" else (num_q_heads, seqlen_q)
-        lengths, address = (rows, heads, batch), arguments.pointers[index]
+        array = problem.operation.array(each.array)
+        item_bytes = ITEM_BYTES[array.dtype(problem)]
+        heads, rows = int(arguments.values[array.heads]), int(arguments.values[array.rows])
+        lengths, address = (rows, heads, int(arguments.values["batch"])), arguments.address(array.name)
         if rows == 0:
             # Nothing is read of an array without rows, but a map must be of something.
-            lengths, address = (1, 1, 1), arguments.pointers[0]
-        columns = problem.head_dim if each.array in "qk" else problem.head_dim_v
-        of_batch, of_head, of_row = arguments.strides[3 * index : 3 * index + 3]
+            lengths, address = (1, 1, 1), arguments.address(problem.operation.arrays[0].name)
         # The stride of a dimension of one is never used, but must be one that can be held.
         of_row, of_head, of_batch = (
-            size * stride if length > 1 else MAP_STRIDE_UNIT
-            for length, stride in zip(lengths, (of_row, of_head, of_batch), strict=True)
+            item_bytes * stride if length > 1 else MAP_STRIDE_UNIT
+            for length, stride in zip(lengths, reversed(arguments.strides(array.name)), strict=True)
         )
         described.append(
             MapDescription(
                 each.array,
-                dtype,
+                array.dtype(problem),
                 address,
-                (columns, *lengths),
+                (getattr(problem, array.columns), *lengths),
                 (of_row, of_head, of_batch),
                 each.columns,
                 each.rows,
@@ -131,3 +230,7 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
             )
         )
     return tuple(described)
+
+
+#: What elements of arrays are called where the type does not matter: in a C header.
+VOID_ELEMENTS = {INPUT: "void", OUTPUT: "void", FLOAT: "float"}

@@ -37,7 +37,7 @@ class Expression:
         return _sum(self, Constant(-other)) if isinstance(other, int) else _Binary("-", self, other)
 
     def __mul__(self, other: Expression | int) -> Expression:
-        return self if other == 1 else _Binary("*", self, _lifted(other))
+        return self if other in (1, Constant(1)) else _Binary("*", self, _lifted(other))
 
     def __floordiv__(self, other: Expression | int) -> Expression:
         return self if other == 1 else _Binary("/", self, _lifted(other))
@@ -58,6 +58,10 @@ class Expression:
         """This expression with other expressions in the place of names."""
         raise NotImplementedError
 
+    def names(self) -> frozenset[str]:
+        """The names that must be known for this expression to be computed."""
+        return frozenset()
+
     def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
         """The text, and how tightly it binds."""
         raise NotImplementedError
@@ -75,6 +79,9 @@ class Name(Expression):
 
     def value(self, values: Mapping[str, Any]) -> Any:
         return values[self.name]
+
+    def names(self) -> frozenset[str]:
+        return frozenset({self.name})
 
     def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
         return replaced.get(self.name, self)
@@ -119,6 +126,9 @@ class _Binary(Expression):
             case _:
                 return left // right
 
+    def names(self) -> frozenset[str]:
+        return self.left.names() | self.right.names()
+
     def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
         left, right = self.left.with_names(replaced), self.right.with_names(replaced)
         return left + right if self.sign == "+" else _Binary(self.sign, left, right)
@@ -144,6 +154,9 @@ class _Extreme(Expression):
         choose = np.minimum if self.function == "min" else np.maximum
         chosen = choose(self.left.value(values), self.right.value(values))
         return chosen if isinstance(chosen, np.ndarray) else int(chosen)
+
+    def names(self) -> frozenset[str]:
+        return self.left.names() | self.right.names()
 
     def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
         return _Extreme(self.function, self.left.with_names(replaced), self.right.with_names(replaced))

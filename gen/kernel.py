@@ -6,17 +6,19 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from .launch import MAIN_ROLE, Launch
 from .problem import Problem
-from .variant import Launch, Variant
+from .variant import Variant
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One variant's CUDA C++ for one problem.
 
-    ``entry`` is the ``extern "C"`` host launcher, ``symbol`` the ``extern "C"`` ``__global__`` function; both
-    take an ``AttentionArgs`` (see ``abi.py``), the function also a struct of the launch's tensor maps, if it
-    has any. ``arch`` is the compute capability times ten (90 for sm_90).
+    ``entry`` is the ``extern "C"`` host launcher, which makes all ``launches`` in their order. It and the
+    ``extern "C"`` ``__global__`` functions that they name take an ``AttentionArgs`` (see
+    `flashgen.gen.arguments`), the functions also a struct of their launch's tensor maps, if it has any.
+    ``arch`` is the compute capability times ten (90 for sm_90).
     """
 
     problem: Problem
@@ -24,8 +26,21 @@ class Kernel:
     arch: int
     source: str
     entry: str
-    symbol: str
-    launch: Launch
+    launches: tuple[Launch, ...]
+
+    @property
+    def launch(self) -> Launch:
+        """The launch of the function that makes the products."""
+        return next(each for each in self.launches if each.role == MAIN_ROLE)
+
+    @property
+    def symbol(self) -> str:
+        """The name of the function that makes the products."""
+        return self.symbol_of(self.launch)
+
+    def symbol_of(self, launch: Launch) -> str:
+        """The name of the function that ``launch`` runs."""
+        return f"{self.entry}_{launch.role}"
 
     @property
     def sm(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .operation import FORWARD, ITEM_BYTES, Operation
 from .scores import Scores, scores_of
 
 MAX_HEAD_DIM = 256
-ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
 #: What outputs are where they are not of the inputs' type: eight bits hold factors, not averages.
 OUTPUT_DTYPES = {"e4m3": "bf16"}
 #: How accurate the result must be, the default first. ``auto``: the dtype's own accuracy, by whichever
@@ -77,6 +77,11 @@ class Problem:
             )
 
     @property
+    def operation(self) -> Operation:
+        """What is computed, and from which arrays."""
+        return FORWARD
+
+    @property
     def scores(self) -> Scores:
         """What each query row sees of the keys."""
         return scores_of(causal=self.causal)
@@ -105,16 +110,12 @@ class Problem:
     def flops(self) -> int:
         """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask."""
         pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k
-        full = 2 * pairs * (self.head_dim + self.head_dim_v)
-        return full // 2 if self.causal else full
+        return self.operation.flops(self, pairs) // (2 if self.causal else 1)
 
     @property
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: q, k, v read once and o written once."""
-        queries, keys = self.num_q_heads * self.seqlen_q, self.num_kv_heads * self.seqlen_k
-        read = queries * self.head_dim + keys * (self.head_dim + self.head_dim_v)
-        written = queries * self.head_dim_v
-        return self.batch * (read * ITEM_BYTES[self.dtype] + written * ITEM_BYTES[self.output_dtype])
+        return self.operation.min_bytes(self)
 
     @property
     def tolerance(self) -> float:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from .arguments import args_bytes
+from .arguments import argument_struct
 from .kernel import Kernel
 from .limits import DeviceLimits
+from .operation import FLOAT, INPUT, OUTPUT
 from .problem import ITEM_BYTES, Problem
 from .variant import Variant
 
@@ -42,7 +43,7 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     Raises `Illegal` when the variant cannot run that problem on that card.
     """
     variant.check(problem, limits)
-    launch = variant.launch(problem, limits)
+    launch, launches = variant.launch(problem, limits), variant.launches(problem, limits)
     entry = f"attention_{problem.stem}"
     element, element_header = ELEMENTS[problem.dtype]
     constants = variant.constants(problem, limits)
@@ -54,9 +55,11 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
             problem=problem,
             limits=limits,
             launch=launch,
+            launches=launches,
             entry=entry,
             symbol=f"{entry}_kernel",
-            args_bytes=args_bytes(problem),
+            arguments=argument_struct(problem.operation, has_scales=problem.has_scales),
+            elements=elements_of(problem),
             element=element,
             output=ELEMENTS[problem.output_dtype][0],
             element_header=element_header,
@@ -71,7 +74,12 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
         )
     )
     source = _tidy(source)
-    return Kernel(problem, variant, limits.arch, source, entry, f"{entry}_kernel", launch)
+    return Kernel(problem, variant, limits.arch, source, entry, launches)
+
+
+def elements_of(problem: Problem) -> dict[str, str]:
+    """What the elements of the problem's arrays are called in CUDA C++."""
+    return {INPUT: ELEMENTS[problem.dtype][0], OUTPUT: ELEMENTS[problem.output_dtype][0], FLOAT: "float"}
 
 
 def shape_options(problem: Problem) -> list[str]:

@@ -12,7 +12,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
-from .limits import PORTABLE_CLUSTER, DeviceLimits
+from .launch import Launch
+from .limits import DeviceLimits
 from .problem import Problem
 from .work import Work, count_work
 
@@ -103,72 +104,6 @@ def ieee_float32_only(family: str, problem: Problem) -> str | None:
 
 
 @dataclass(frozen=True)
-class TensorMap:
-    """One array as the copy engine of sm_90 and later reads or writes it, a box of rows at a time.
-
-    A box has ``columns`` elements of each of ``rows`` positions in the sequence; its rows are swizzled in
-    shared memory within ``swizzle`` bytes, which a row fills; 16 are none. ``l2_promotion`` is the bytes that
-    a miss brings to L2, 0 for no more than are asked for.
-    """
-
-    array: str
-    rows: int
-    columns: int = 64
-    swizzle: int = 128
-    l2_promotion: int = 128
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched: threads per block, dynamic shared memory, query rows a block covers (None: a
-    block walks all rows of its head), heads of a batch that it takes along, the maps it takes as its second
-    parameter, how many blocks there are at most, each of which then covers several tiles, and how many
-    neighbours make a cluster, for whose sake the tiles of a head are filled up with empty ones. With
-    ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys. As ``splits``
-    say, so many blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
-    heads that share keys, a block for each; those of one head of keys are filled up with empty ones."""
-
-    threads: int
-    smem_bytes: int
-    rows_per_block: int | None
-    heads_per_block: int = 1
-    tensor_maps: tuple[TensorMap, ...] = ()
-    max_blocks: int | None = None
-    cluster: int = 1
-    pack_heads: bool = False
-    splits: int = 1
-    heads_per_cluster: int = 1
-
-    @property
-    def smem_alignment(self) -> int:
-        """Bytes on which shared memory starts: swizzles are of addresses."""
-        return 1024 if self.tensor_maps else 16
-
-    @property
-    def blocks_per_cluster(self) -> int:
-        return self.cluster * self.heads_per_cluster * self.splits
-
-    @property
-    def exceeds_portable_cluster(self) -> bool:
-        """Whether the driver must be told that such clusters are wanted, which not all cards can form."""
-        return self.blocks_per_cluster > PORTABLE_CLUSTER
-
-    def grid(self, problem: Problem) -> int:
-        """Blocks along x; y and z stay 1, since only x reaches beyond 65535."""
-        rows, heads = problem.seqlen_q, problem.num_q_heads
-        if self.pack_heads:
-            rows, heads = rows * problem.group, problem.num_kv_heads
-        elif self.heads_per_cluster > 1:
-            clusters = -(-problem.group // self.heads_per_cluster) * problem.num_kv_heads
-            heads = clusters * self.heads_per_cluster
-        tiles = 1
-        if self.rows_per_block is not None:
-            tiles = -(-rows // (self.rows_per_block * self.cluster)) * self.cluster
-        blocks = -(-problem.batch * heads // self.heads_per_block) * tiles * self.splits
-        return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
-
-
-@dataclass(frozen=True)
 class Variant:
     """Base of all families. A subclass adds `param` fields, `rule` methods, a template and the
     properties of its resource use."""
@@ -231,6 +166,7 @@ class Variant:
         return {}
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
+        """How the kernel's main function is launched: the one that makes the products."""
         return Launch(
             self.threads(),
             self.smem_bytes(problem, limits),
@@ -239,6 +175,10 @@ class Variant:
             pack_heads=self.packs_heads(),
             splits=self.blocks_per_tile(),
         )
+
+    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
+        """All launches of the kernel in their order, `launch` among them."""
+        return (self.launch(problem, limits),)
 
     def check(self, problem: Problem, limits: DeviceLimits) -> None:
         """Raises `Illegal` for the first rule this variant breaks on that problem and card."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flashgen.gen.arguments import MAP_BYTES, args_bytes, args_formats
+from flashgen.gen.arguments import MAP_BYTES, ArgumentStruct, argument_struct
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cards.dtypes import numpy_dtype
 
@@ -84,15 +84,26 @@ PROBLEMS: dict[str, Problem] = {}
 NUM_MAPS: dict[str, int] = {}
 
 
+def struct_of(problem: Problem) -> ArgumentStruct:
+    return argument_struct(problem.operation, has_scales=problem.has_scales)
+
+
 class Arguments:
     """AttentionArgs, unpacked, with the tensors as views of device memory, and the maps beside them."""
 
     def __init__(self, buffer: bytes, problem: Problem, maps: list[Map]) -> None:
-        values = struct.unpack("<" + "".join(args_formats(problem)), buffer)
+        values = struct_of(problem).unpack(buffer)
         self.maps = maps
-        self.pointers, self.strides = values[:5], [values[5 + 3 * i : 8 + 3 * i] for i in range(4)]
-        self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = values[17:22]
-        self.scale = values[22]
+        arrays = problem.operation.arrays
+        self.pointers = [values[each.name] for each in arrays]
+        self.strides = [
+            [values[f"{each.name}_stride_{axis}"] for axis in ("batch", "head", "row")]
+            for each in problem.operation.strided
+        ]
+        self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = (
+            values[name] for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
+        )
+        self.scale = values["scale"]
         self.problem, self.dtype = problem, numpy_dtype(problem.dtype)
         self.output_dtype = numpy_dtype(problem.output_dtype)
         self.columns = (problem.head_dim, problem.head_dim, problem.head_dim_v, problem.head_dim_v)
@@ -374,7 +385,7 @@ class Libcuda:
         state.clock_ms += state.durations_ms.get(symbol, 1.0) * (1.0 if state.l2_cold else 0.1)
         state.l2_cold = False
         maps = [] if len(parameters) == 1 else self._maps_at(parameters[1], NUM_MAPS[symbol])
-        packed = ctypes.string_at(parameters[0], args_bytes(PROBLEMS[symbol]))
+        packed = ctypes.string_at(parameters[0], struct_of(PROBLEMS[symbol]).num_bytes)
         KERNELS[symbol](Arguments(packed, PROBLEMS[symbol], maps))
         return 0
 

@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
-from flashgen.gen.variant import Launch
 from flashgen.tuner.cards.device import Build, Timing
 from flashgen.tuner.cards.dtypes import require_inputs
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
@@ -65,8 +65,7 @@ def fake_build(fault: Fault = Fault.NONE, problem: Problem | None = None, *, spi
         90,
         f"// {fault}",
         fault,
-        f"{fault}_kernel",
-        Launch(threads=128, smem_bytes=4096, rows_per_block=16),
+        (Launch(threads=128, smem_bytes=4096, rows_per_block=16),),
     )
     return Build(kernel, Path("/nonexistent"), registers=100, spill_bytes=spill_bytes, seconds=0.25)
 

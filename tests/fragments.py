@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.gen.variant import Launch
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 
@@ -312,9 +312,7 @@ def emulated(
     """A kernel of one's own for the emulated card: ``body`` reads words of ``in`` and ``accumulators`` and
     writes as many words to ``out`` as there are accumulators."""
     source = FRAME % {"body": body, "blocks": blocks, "threads": threads, "smem": smem}
-    kernel = Kernel(
-        Problem(head_dim=1), Simt(), CARD.arch, source, "tiny", "tiny_kernel", Launch(threads, smem, None)
-    )
+    kernel = Kernel(Problem(head_dim=1), Simt(), CARD.arch, source, "tiny", (Launch(threads, smem, None),))
     return SimDevice("a100", CARD, sanitize).toolchain().build(kernel)
 
 

@@ -14,10 +14,11 @@ from typing import ClassVar
 import pytest
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.variant import Illegal, Launch
+from flashgen.gen.variant import Illegal
 from flashgen.tuner.build import toolchain
 from flashgen.tuner.build.compile import (
     CompilePool,
@@ -114,7 +115,7 @@ class OfOneArch(Simt):
 def kernel(source=PLAIN, arch=90, variant=Simt()):  # noqa: B008
     """A kernel of that source; of the variant only which architecture it needs matters here."""
     launch = Launch(threads=128, smem_bytes=0, rows_per_block=64)
-    return Kernel(Problem(), variant, arch, source, "attention_f32_d64", "attention_f32_d64_kernel", launch)
+    return Kernel(Problem(), variant, arch, source, "attention_f32_d64", (launch,))
 
 
 def script(path: Path, text: str) -> Path:

@@ -10,10 +10,10 @@ import fake_cuda
 import numpy as np
 import pytest
 from fakes import arithmetic_of, attend, fake_build
-from flashgen.gen.arguments import Arguments, MapDescription, describe_maps
+from flashgen.gen.arguments import MapDescription, describe_maps, make_arguments
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.problem import Problem
-from flashgen.gen.variant import Launch, TensorMap
 from flashgen.tuner.cards import cuda, driver, nvml
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
@@ -64,12 +64,13 @@ def right(args):
 
 def build_of(tmp_path, kernel, name="kernel", problem=PROBLEM, smem_bytes=65536):
     """A build whose launches call ``kernel``."""
-    fake_cuda.KERNELS[name], fake_cuda.PROBLEMS[name] = kernel, problem
+    symbol = f"{name}_kernel"
+    fake_cuda.KERNELS[symbol], fake_cuda.PROBLEMS[symbol] = kernel, problem
     cubin = tmp_path / f"{name}.cubin"
     cubin.write_bytes(b"\x7fELF")
     plain = fake_build(problem=problem)
     launch = Launch(threads=128, smem_bytes=smem_bytes, rows_per_block=16)
-    return replace(plain, kernel=replace(plain.kernel, symbol=name, launch=launch), artifact=cubin)
+    return replace(plain, kernel=replace(plain.kernel, entry=name, launches=(launch,)), artifact=cubin)
 
 
 # -- the card -----------------------------------------------------------------------------------------
@@ -304,10 +305,10 @@ def with_maps(tmp_path, kernel, name="maps", **problem):
     """A build whose launches call ``kernel`` with maps of all arrays, by at most three blocks."""
     wanted = replace(PROBLEM, **{"dtype": "bf16", "head_dim_v": 48, **problem})
     build = build_of(tmp_path, kernel, name, wanted)
-    fake_cuda.NUM_MAPS[name] = len(MAPS)
+    fake_cuda.NUM_MAPS[f"{name}_kernel"] = len(MAPS)
     launch = replace(build.kernel.launch, tensor_maps=MAPS, max_blocks=3)
     variant = Wgmma(br=64, bc=16)
-    return replace(build, kernel=replace(build.kernel, launch=launch, variant=variant))
+    return replace(build, kernel=replace(build.kernel, launches=(launch,), variant=variant))
 
 
 def test_maps_tell_what_the_arguments_tell(runner, tmp_path, card):
@@ -364,14 +365,17 @@ def test_kernels_with_maps_are_validated_and_timed(runner, tmp_path, card):
     build = with_maps(tmp_path, right, batch=2)
     problem = build.kernel.problem
     assert 0 < validate(runner, build, seed=4, problem=problem) < problem.tolerance
-    card.durations_ms["maps"] = 2.0
+    card.durations_ms["maps_kernel"] = 2.0
     timing = runner.measure(build, problem, budget_ms=10)
     assert timing.times_us == pytest.approx((2000.0,) * len(timing.times_us))
 
 
 def test_an_array_without_rows_has_a_map_of_something():
     launch = Launch(128, 0, 16, tensor_maps=MAPS)
-    arguments = Arguments((4096, 0, 0, 8192, 0), (0,) * 12, (3, 4, 2, 5, 0), 1.0)
+    sizes = {"batch": 3, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 5, "seqlen_k": 0}
+    arguments = make_arguments(
+        PROBLEM, {"q": 4096, "o": 8192}, dict.fromkeys("qkvo", (0, 0, 0)), scale=1.0, sizes=sizes
+    )
     described = describe_maps(launch, replace(PROBLEM, dtype="f16"), arguments)
     assert [each.address for each in described] == [4096, 4096, 4096, 8192]
     assert [each.sizes for each in described[:2]] == [(32, 5, 4, 3), (32, 1, 1, 1)]
@@ -411,7 +415,7 @@ def test_a_map_that_is_refused_is_a_launch_error(runner, tmp_path):
     build = with_maps(tmp_path, right, head_dim_v=44)
     q, k, v, scale = make_inputs(Case(1, 2, 2, 9, 9), build.kernel.problem, np.random.default_rng(0))
     with pytest.raises(
-        LaunchError, match=r"maps: cuTensorMapEncodeTiled failed: invalid argument, for a map of v"
+        LaunchError, match=r"maps_kernel: cuTensorMapEncodeTiled failed: invalid argument, for a map of v"
     ):
         runner.attend(build, q, k, v, scale=scale)
     assert runner.alive
@@ -472,7 +476,7 @@ def test_too_large_a_problem_names_both_numbers(runner, tmp_path):
 
 
 def test_every_timed_launch_finds_a_cold_cache(runner, tmp_path, card):
-    card.durations_ms["kernel"] = 2.0
+    card.durations_ms["kernel_kernel"] = 2.0
     timing = runner.measure(build_of(tmp_path, right), PROBLEM, budget_ms=40)
     assert timing.times_us == pytest.approx((2000.0,) * len(timing.times_us))
     assert 15 <= len(timing.times_us) <= 20 and not timing.stopped_early and timing.busy == ""
@@ -482,7 +486,7 @@ def test_every_timed_launch_finds_a_cold_cache(runner, tmp_path, card):
 def test_repeats_follow_the_budget_within_limits(runner, tmp_path, card):
     build = build_of(tmp_path, right)
     for duration_ms, repeats in ((0.001, cuda.MAX_REPEATS), (500.0, cuda.MIN_REPEATS)):
-        card.durations_ms["kernel"] = duration_ms
+        card.durations_ms["kernel_kernel"] = duration_ms
         assert len(runner.measure(build, PROBLEM, budget_ms=100).times_us) == repeats
     before = len(card.launches)
     runner.measure(build, PROBLEM, budget_ms=100)
@@ -491,7 +495,7 @@ def test_repeats_follow_the_budget_within_limits(runner, tmp_path, card):
 
 def test_beaten_candidates_are_stopped_early(runner, tmp_path, card):
     build = build_of(tmp_path, right)
-    card.durations_ms["kernel"] = 3.0
+    card.durations_ms["kernel_kernel"] = 3.0
     stopped = runner.measure(build, PROBLEM, best_us=1400.0)
     assert stopped.stopped_early and len(stopped.times_us) == cuda.MIN_REPEATS
     hopeless = runner.measure(build, PROBLEM, best_us=10.0)
@@ -504,10 +508,10 @@ def test_beaten_candidates_are_stopped_early(runner, tmp_path, card):
 
 def test_finalists_take_turns_in_both_directions(runner, tmp_path, card):
     builds = [build_of(tmp_path, right, name) for name in "abc"]
-    card.durations_ms = {"a": 20.0, "b": 30.0, "c": 40.0}
+    card.durations_ms = {"a_kernel": 20.0, "b_kernel": 30.0, "c_kernel": 40.0}
     timings = runner.measure_interleaved(builds, PROBLEM, rounds=4)
     assert [t.times_us for t in timings] == [pytest.approx((ms * 1000,) * 4) for ms in (20, 30, 40)]
-    assert "".join(card.launches[-12:]) == "abccbaabccba"
+    assert "".join(name[0] for name in card.launches[-12:]) == "abccbaabccba"
 
 
 @pytest.mark.parametrize(("dtype", "head_dim_v"), [("f32", 32), ("f16", 32), ("bf16", 40), ("f16", 7)])

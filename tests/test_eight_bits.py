@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 import struct
@@ -13,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from covering import E4M3_HEAD_DIMS, e4m3_settings, each_value
-from flashgen.gen.arguments import ARGS_FORMAT, Arguments, args_bytes, args_formats, describe_maps, pack_args
+from flashgen.gen.arguments import argument_struct, describe_maps, make_arguments
 from flashgen.gen.emit.module import emit_module
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
@@ -74,7 +75,8 @@ def test_outputs_are_multiplied_by_the_scale_of_values(monkeypatch):
     shape = (1, 2, 33, 64)
     q, k, v = reference.random_inputs("normal", shape, shape, scale=0.1, rng=rng, dtype="e4m3")
     plain, _ = runner.attend(build, q, k, v, scale=0.1)
-    monkeypatch.setattr(emulated, "unit_scale", lambda problem: -4.0)
+    scaled_values = functools.partial(make_arguments, value_scale=-4.0)
+    monkeypatch.setattr(emulated, "make_arguments", scaled_values)
     scaled, _ = runner.attend(build, q, k, v, scale=0.1)
     np.testing.assert_array_equal(scaled.astype(np.float32), -4 * plain.astype(np.float32))
     assert plain.dtype == numpy_dtype("bf16") and np.abs(plain.astype(np.float32)).max() > 0.1
@@ -139,17 +141,18 @@ def test_scores_take_half_the_time():
 
 
 def test_arguments_end_in_the_scale_of_values():
-    packed = pack_args(range(5), range(12), range(1, 6), 0.5, 0.25)
-    assert len(packed) == args_bytes(EIGHT) == 168 and packed[:160] == pack_args(
-        range(5), range(12), range(1, 6), 0.5
-    )
+    plain, scaled = argument_struct(), argument_struct(has_scales=True)
+    values = {field.name: i for i, field in enumerate(scaled.fields)} | {"value_scale": 0.25}
+    packed = scaled.pack(values)
+    assert len(packed) == scaled.num_bytes == 168 and packed[:160] == plain.pack(values)
     assert struct.unpack_from("<f", packed, 160) == (0.25,)
-    assert "<" + "".join(args_formats(replace(EIGHT, dtype="bf16"))) == ARGS_FORMAT
+    assert scaled.unpack(packed) == values
 
 
 def test_maps_are_of_bytes_but_for_outputs():
     kernel = render(Wgmma(bc=64), replace(EIGHT, head_dim_v=208), H200)
-    arguments = Arguments((16, 32, 48, 64, 0), (10**6, 10**4, 256) * 4, (2, 4, 2, 99, 77), 1.0, 1.0)
+    addresses = {"q": 16, "k": 32, "v": 48, "o": 64}
+    arguments = make_arguments(EIGHT, addresses, dict.fromkeys("qkvo", (10**6, 10**4, 256)), scale=1.0)
     found = {each.array: each for each in describe_maps(kernel.launch, kernel.problem, arguments)}
     assert [found[name].dtype for name in "qkvo"] == ["e4m3", "e4m3", "e4m3", "bf16"]
     assert [found[name].columns for name in "qkvo"] == [128, 128, 128, 64]

@@ -19,11 +19,11 @@ from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import TOLERANCES, Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
-from flashgen.gen.variant import Launch, TensorMap
 
 H200 = preset("h200")
 MEASURED: dict[str, Any] = {
@@ -200,7 +200,7 @@ def by_hand(source: str = "// by hand\n", arch: int = 90, heads_per_block: int =
     wanted = Problem(**problem)
     entry = f"attention_{wanted.stem}"
     launch = Launch(128, 4096, 64, heads_per_block)
-    return Kernel(wanted, Simt(vec=1), arch, source, entry, f"{entry}_kernel", launch)
+    return Kernel(wanted, Simt(vec=1), arch, source, entry, (launch,))
 
 
 PROBLEMS: list[dict[str, Any]] = [

@@ -13,11 +13,11 @@ import pytest
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
-from flashgen.gen.variant import Launch
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
@@ -69,9 +69,7 @@ def build(
 ) -> Build:
     """A kernel of one's own: ``body`` reads q, k and v and writes o, all rows of one float."""
     source = FRAME % {"body": body, "threads": threads, "blocks": blocks, "smem": smem}
-    kernel = Kernel(
-        Problem(head_dim=1), Simt(), CARD.arch, source, "tiny", "tiny_kernel", Launch(threads, smem, None)
-    )
+    kernel = Kernel(Problem(head_dim=1), Simt(), CARD.arch, source, "tiny", (Launch(threads, smem, None),))
     return SimDevice("gtx-1080", CARD, sanitize).toolchain().build(kernel)
 
 

@@ -18,10 +18,10 @@ from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.variant import Launch as GridOf
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from test_module import (
     DRIVER_TYPES,

@@ -27,10 +27,10 @@ from flashgen.gen.families.ladder.family import Ladder, steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.variant import Launch as GridOf
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.evaluate import reference
 
@@ -1211,7 +1211,7 @@ class Emitted:
 def make_kernel(launch: GridOf, source: str = "// by hand\n", arch: int = 90, **problem: Any) -> Kernel:
     wanted = Problem(**{"head_dim": D, **problem})
     entry = f"attention_{wanted.stem}"
-    return Kernel(wanted, Wide(), arch, source, entry, f"{entry}_kernel", launch)
+    return Kernel(wanted, Wide(), arch, source, entry, (launch,))
 
 
 def emitted(driver: Driver, tmp_path: Path, launch: GridOf | None = None, **problem: Any) -> Emitted:

@@ -93,8 +93,7 @@ def of_another_class(heads_per_block: int = 1, **problem: Any) -> Kernel:
         problem=wanted,
         source=kernel.source.replace(kernel.entry, entry),
         entry=entry,
-        symbol=f"{entry}_kernel",
-        launch=replace(kernel.launch, heads_per_block=heads_per_block),
+        launches=(replace(kernel.launch, heads_per_block=heads_per_block),),
     )
 
 
@@ -238,7 +237,7 @@ def test_what_is_not_ours_is_refused(tmp_path: Path) -> None:
 def test_a_card_that_is_too_small_or_unknown(tmp_path: Path) -> None:
     path = write(tmp_path, make(), ".py")
     emitted = read_emitted(path)
-    big = replace(emitted.kernel, launch=replace(emitted.kernel.launch, smem_bytes=70000))
+    big = replace(emitted.kernel, launches=(replace(emitted.kernel.launch, smem_bytes=70000),))
     with pytest.raises(FlashgenError, match=r"needs 70000 bytes.*T4 allows 65536.*made for GTX 1080"):
         check_fits(replace(emitted, kernel=big), preset("t4"))
     strange = replace(emitted, device="Riva 128", kernel=replace(emitted.kernel, arch=35))

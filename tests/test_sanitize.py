@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from covering import HEAD_DIMS, NUMBERS
-from flashgen.gen.arguments import ARGS_FORMAT
+from flashgen.gen.arguments import argument_struct
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
@@ -127,7 +127,7 @@ def test_launches_are_right_and_wrong_ones_told(
                 "head_dim_v": 16,
                 "causal": causal,
                 "allowed_error": 1e-5,
-                "args_format": ARGS_FORMAT,
+                "args_format": argument_struct().format,
                 "shapes": [(1, 2, 1, 69, 35), (2, 1, 1, 3, 13), (1, 1, 1, 65, 1)],
             }
         )

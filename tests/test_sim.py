@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.gen.variant import Launch
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
@@ -97,7 +97,7 @@ def plain(dtype: str, d: int = 16, dv: int = 16, fault: str = "", *, sanitize: b
     source = SOURCE % {**parts, "d": d, "dv": dv, "fault": fault}
     problem = Problem(dtype=dtype, head_dim=d, head_dim_v=dv)
     launch = Launch(threads=64, smem_bytes=0, rows_per_block=64)
-    kernel = Kernel(problem, Plain(br=16, bc=16), CARD.arch, source, "plain", "plain_kernel", launch)
+    kernel = Kernel(problem, Plain(br=16, bc=16), CARD.arch, source, "plain", (launch,))
     return SimDevice("a100", CARD, sanitize=sanitize).toolchain().build(kernel)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from flashgen.gen.emit.module import Made, emit_many, emit_module
-from flashgen.gen.variant import Launch as GridOf
+from flashgen.gen.launch import Launch as GridOf
 from test_module import DRIVER_TYPES, D, Driver, library, make_kernel
 
 __all__ = ["library"]  # the fixture

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.gen.variant import Launch
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 
@@ -162,7 +162,7 @@ def emulated(
     parts = {"body": body, "host": host, "device": device, "maps": maps, "blocks": blocks}
     parts |= {"threads": threads, "smem": smem, "attributes": attributes}
     launch = Launch(threads, smem, None)
-    kernel = Kernel(Problem(head_dim=1), Simt(), CARD.arch, FRAME % parts, "tiny", "tiny_kernel", launch)
+    kernel = Kernel(Problem(head_dim=1), Simt(), CARD.arch, FRAME % parts, "tiny", (launch,))
     return SimDevice("h200", CARD, sanitize).toolchain().build(kernel)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..arguments import args_formats
+from ..arguments import format_groups
 from ..kernel import Kernel
 from ..problem import FEW_QUERIES, ITEM_BYTES, Problem
 from ..render import environment, shape_options
@@ -220,7 +220,7 @@ def _values(made: Made) -> dict[str, Any]:
         "oldest_arch": _oldest_arch(kernel),
         "only_arch": kernel.arch if variant.arch_suffix else None,
         "device": made.device,
-        "args_formats": args_formats(problem),
+        "args_formats": format_groups(problem),
         "tolerance": problem.tolerance,
         "problem_data": to_literal(problem.to_dict()),
         "variant_data": to_literal({"family": variant.family, **variant.to_dict()}),

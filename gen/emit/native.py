@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..arguments import VOID_ELEMENTS, argument_struct
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..variant import Variant
@@ -68,6 +69,8 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
         .get_template(template)
         .render(
             problem=problem,
+            arguments=argument_struct(problem.operation, has_scales=problem.has_scales),
+            elements=VOID_ELEMENTS,
             entry=_entry(problem),
             number=number,
             element_name=dtype_name(problem),

@@ -658,9 +658,10 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long rows = 1LL * args->seqlen_q * (args->num_q_heads / args->num_kv_heads);
-  if (rows > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
-  const long long blocks = (rows + kBr - 1) / kBr * args->num_kv_heads * args->batch;
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

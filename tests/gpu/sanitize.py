@@ -147,14 +147,20 @@ def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: floa
 
 def entry_maps(entry: dict[str, Any], pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
     """The tensor maps of a launch, as the kernel takes them."""
-    from flashgen.gen.arguments import Arguments, describe_maps
+    from flashgen.gen.arguments import SIZES, describe_maps, make_arguments
+    from flashgen.gen.launch import Launch, TensorMap
     from flashgen.gen.problem import Problem
-    from flashgen.gen.variant import Launch, TensorMap
     from flashgen.tuner.cards.driver import encode_maps
 
     maps = tuple(TensorMap(**each) for each in entry["tensor_maps"])
     problem = Problem(dtype=entry["dtype"], head_dim=entry["head_dim"], head_dim_v=entry["head_dim_v"])
-    arguments = Arguments(tuple(pointers), tuple(strides), tuple(sizes), scale)
+    arguments = make_arguments(
+        problem,
+        dict(zip(("q", "k", "v", "o", "lse"), pointers, strict=True)),
+        {name: strides[3 * i : 3 * i + 3] for i, name in enumerate("qkvo")},
+        scale=scale,
+        sizes=dict(zip(SIZES, sizes, strict=True)),
+    )
     return encode_maps(describe_maps(Launch(0, 0, None, tensor_maps=maps), problem, arguments))
 
 
@@ -314,7 +320,7 @@ def choose_ladder(limits: Any) -> list[Any]:
 
 def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
     """Builds all and writes what `launch_all` needs."""
-    from flashgen.gen.arguments import ARGS_FORMAT
+    from flashgen.gen.arguments import argument_struct
     from flashgen.tuner.build.compile import CompilePool
     from flashgen.tuner.errors import BuildError
 
@@ -347,7 +353,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
                 "head_dim_v": problem.head_dim_v,
                 "causal": problem.causal,
                 "allowed_error": allowed_error(kernel),
-                "args_format": ARGS_FORMAT,
+                "args_format": argument_struct().format,
                 # Two tiles of rows by three of keys, both ragged, with shared heads; less than a tile of
                 # each; rows beyond the keys, which a causal mask leaves without any; heads of two batches in
                 # one block and a last block with heads missing; rows longer than those summed in one run.

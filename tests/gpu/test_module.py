@@ -729,7 +729,7 @@ def test_the_c_launcher(device: CudaDevice, tmp_path: Path, torch: Any, family: 
     """best.cu as a shared library of its own, built as its header says, called as a C program would."""
     import ctypes
 
-    from flashgen.gen.arguments import pack_args
+    from flashgen.gen.arguments import make_arguments
     from flashgen.tuner.build.toolchain import find_nvcc
 
     mapped = family == "wgmma"
@@ -747,10 +747,12 @@ def test_the_c_launcher(device: CudaDevice, tmp_path: Path, torch: Any, family: 
     torch.cuda.synchronize()
 
     def args(q: Any, k_row: int = 1) -> bytes:
-        pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), 0]
-        strides = [s for x in (q, k, v, o) for s in x.stride()[:3]]
-        strides[5] *= k_row
-        return pack_args(pointers, strides, (2, 4, 2, 197, 333), 1 / math.sqrt(D))
+        arrays = {"q": q, "k": k, "v": v, "o": o}
+        strides = {name: list(x.stride()[:3]) for name, x in arrays.items()}
+        strides["k"][2] *= k_row
+        problem = replace(kernel.problem, batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=197, seqlen_k=333)
+        addresses = {name: x.data_ptr() for name, x in arrays.items()}
+        return make_arguments(problem, addresses, strides, scale=1 / math.sqrt(D)).pack()
 
     assert launch(args(q), stream.cuda_stream) == 0
     stream.synchronize()

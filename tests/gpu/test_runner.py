@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flashgen.gen.arguments import Arguments
+from flashgen.gen.arguments import make_arguments
 from flashgen.gen.families import family_named
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import PRESETS
@@ -181,15 +181,15 @@ def test_offsets_beyond_32_bits(device: CudaDevice, runner: CudaRunner, tensor: 
     if tensor != "o":
         for batch, part in enumerate({"q": q, "k": k, "v": v}[tensor]):
             cuda.memcpy_htod(int(far) + element.itemsize * gap * batch, np.ascontiguousarray(part))
-    pointers = [int(far) if name == tensor else int(near[name]) for name in "qkvo"]
-    strides = [s for name in "qkvo" for s in (gap if name == tensor else items, items, 64)]
-    arguments = Arguments((*pointers, 0), tuple(strides), (2, 1, 1, 33, 33), 0.1)
+    pointers = {name: int(far) if name == tensor else int(near[name]) for name in "qkvo"}
+    strides = {name: (gap if name == tensor else items, items, 64) for name in "qkvo"}
+    arguments = make_arguments(problem, pointers, strides, scale=0.1)
     runner._launcher(build, problem, arguments)()
     cuda.Context.synchronize()
     found = np.empty(shape, element)
     for batch in range(2):
         stride = gap if tensor == "o" else items
-        cuda.memcpy_dtoh(found[batch], pointers[3] + element.itemsize * stride * batch)
+        cuda.memcpy_dtoh(found[batch], pointers["o"] + element.itemsize * stride * batch)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -268,7 +268,7 @@ def test_too_much_shared_memory_is_refused_and_survived(device: CudaDevice, runn
     # An artifact of another name: the runner keeps loaded kernels by it.
     copy = build.artifact.with_suffix(".copy.cubin")
     copy.write_bytes(build.artifact.read_bytes())
-    greedy = replace(build, kernel=replace(build.kernel, launch=launch), artifact=copy)
+    greedy = replace(build, kernel=replace(build.kernel, launches=(launch,)), artifact=copy)
     try:
         with pytest.raises(LaunchError):
             validate(runner, greedy, seed=0)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import Launch
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import environment
-from flashgen.gen.variant import Launch
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Cores, Instruction
 
@@ -69,9 +69,7 @@ def run(device: CudaDevice, runner: CudaRunner) -> Run:
         body: str, words: np.ndarray, accumulators: np.ndarray, *, blocks: int = 1, threads: int = LANES
     ) -> np.ndarray:
         source = SOURCE % {"functions": functions, "body": body}
-        kernel = Kernel(
-            Problem(head_dim=1), Simt(), arch, source, "tiny", "tiny_kernel", Launch(threads, 1024, None)
-        )
+        kernel = Kernel(Problem(head_dim=1), Simt(), arch, source, "tiny", (Launch(threads, 1024, None),))
         build = device.toolchain().build(kernel)
         function = cuda.module_from_buffer(build.artifact.read_bytes()).get_function("tiny_kernel")
         words, accumulators = (np.ascontiguousarray(x).view(np.uint32).ravel() for x in (words, accumulators))

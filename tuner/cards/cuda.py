@@ -7,7 +7,6 @@ illegal address or a trap the context, and with it the process, is of no further
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import Arguments, describe_maps
+from ...gen.arguments import Arguments, describe_maps, make_arguments
+from ...gen.launch import Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
@@ -24,7 +24,7 @@ from ..errors import FlashgenError, LaunchError
 from . import nvml
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
-from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides
 
 MIN_FLUSH_BYTES = 32 * 2**20
@@ -195,7 +195,7 @@ class CudaRunner:
             ) from error
         self._stream: Any = self._cuda.Stream()
         self._monitor = nvml.CardMonitor(device.pci_bus_id)
-        self._loaded: dict[str, Function] = {}
+        self._loaded: dict[tuple[str, str], Function] = {}
         self._tensors: _Tensors | None = None
         self._flush: Any = None
         self._arena: Any = None
@@ -255,11 +255,13 @@ class CudaRunner:
         )
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
-            pointers = [base + q.itemsize * at for at in (q_at, k_at, v_at, o_at)]
-            pointers.append(0 if lse_at is None else base + q.itemsize * lse_at)
-            strides = tuple(s for each in (q_strides, k_strides, v_strides, o_strides) for s in each[:3])
-            sizes = (batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k)
-            arguments = Arguments(tuple(pointers), strides, sizes, scale, unit_scale(problem))
+            places = {"q": q_at, "k": k_at, "v": v_at, "o": o_at, "lse": lse_at}
+            arguments = make_arguments(
+                problem,
+                {name: base + q.itemsize * at for name, at in places.items() if at is not None},
+                {"q": q_strides, "k": k_strides, "v": v_strides, "o": o_strides},
+                scale=scale,
+            )
             launch = self._launcher(build, problem, arguments)
             self._cuda.memcpy_htod(base, before)
             launch()
@@ -362,27 +364,25 @@ class CudaRunner:
         if self._tensors is not None and self._tensors.problem == problem:
             return self._tensors
         self._tensors = None
+        arrays = [each for each in problem.operation.arrays if not each.is_optional]
+        starts: dict[str, int] = {}
+        total = 0
+        for each in arrays:
+            starts[each.name] = total
+            total += -(-each.num_bytes(problem) // ALIGN_BYTES) * ALIGN_BYTES
+        names = ", ".join(each.name for each in arrays)
+        memory = self._allocate(total, f"{names} of {problem.name}")
+        inputs_bytes = min(starts[each.name] for each in problem.operation.outputs if each.name in starts)
         dtype, output = numpy_dtype(problem.dtype), numpy_dtype(problem.output_dtype)
-        q_heads, kv_heads = problem.num_q_heads, problem.num_kv_heads
-        shapes = (
-            (problem.batch, q_heads, problem.seqlen_q, problem.head_dim),
-            (problem.batch, kv_heads, problem.seqlen_k, problem.head_dim),
-            (problem.batch, kv_heads, problem.seqlen_k, problem.head_dim_v),
-            (problem.batch, q_heads, problem.seqlen_q, problem.head_dim_v),
-        )
-        starts, total = [], 0
-        for shape, each in zip(shapes, (dtype, dtype, dtype, output), strict=True):
-            starts.append(total)
-            total += -(-each.itemsize * math.prod(shape) // ALIGN_BYTES) * ALIGN_BYTES
-        memory = self._allocate(total, f"q, k, v and o of {problem.name}")
-        inputs_bytes, output_bytes = starts[-1], total - starts[-1]
         self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
         poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
-        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), output_bytes // 4)
-        pointers = (*(int(memory) + start for start in starts), 0)
-        strides = tuple(stride for shape in shapes for stride in contiguous_strides(shape)[:3])
-        sizes = (problem.batch, q_heads, kv_heads, problem.seqlen_q, problem.seqlen_k)
-        arguments = Arguments(pointers, strides, sizes, problem.head_dim**-0.5, unit_scale(problem))
+        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (total - inputs_bytes) // 4)
+        arguments = make_arguments(
+            problem,
+            {name: int(memory) + start for name, start in starts.items()},
+            {each.name: contiguous_strides(each.shape(problem)) for each in problem.operation.strided},
+            scale=problem.head_dim**-0.5,
+        )
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors
 
@@ -405,39 +405,41 @@ class CudaRunner:
     def occupancy(self, build: Build) -> float:
         """See `Runner.occupancy`: from the registers the driver reports."""
         with self._launch_errors(build):
-            registers = self._load(build).registers
             launch, limits = build.kernel.launch, self._device.limits
+            registers = self._load(build, launch).registers
             blocks = limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes)
         warps = -(-launch.threads // WARP)
         return blocks * warps * WARP / limits.max_threads_per_sm
 
     def _launcher(self, build: Build, problem: Problem, arguments: Arguments) -> Callable[[], None]:
-        """What launches the kernel once, asynchronously, on the runner's stream."""
-        kernel = build.kernel
-        grid = kernel.launch.grid(problem)
-        if grid > MAX_GRID:
-            raise LaunchError(f"{problem.name} needs {grid} blocks, CUDA allows {MAX_GRID}")
-        function = self._load(build)
-        parameters = [arguments.pack()]
-        if kernel.launch.tensor_maps:
-            parameters.append(encode_maps(describe_maps(kernel.launch, kernel.problem, arguments)))
-        packed = Parameters(parameters)
-        threads, smem_bytes, stream = kernel.launch.threads, kernel.launch.smem_bytes, self._stream
+        """What makes all the kernel's launches once, asynchronously, on the runner's stream."""
+        kernel, stream = build.kernel, self._stream
+        prepared = []
+        for each in kernel.launches:
+            grid = each.grid(problem)
+            if grid > MAX_GRID:
+                raise LaunchError(f"{problem.name} needs {grid} blocks, CUDA allows {MAX_GRID}")
+            parameters = [arguments.pack()]
+            if each.tensor_maps:
+                parameters.append(encode_maps(describe_maps(each, kernel.problem, arguments)))
+            function = self._load(build, each)
+            prepared.append((function, grid, each.threads, Parameters(parameters), each.smem_bytes))
 
         def launch() -> None:
-            function.launch(grid, threads, packed, smem_bytes, stream.handle)
+            for function, grid, threads, packed, smem_bytes in prepared:
+                function.launch(grid, threads, packed, smem_bytes, stream.handle)
 
         return launch
 
-    def _load(self, build: Build) -> Function:
-        key = str(build.artifact)
+    def _load(self, build: Build, launch: Launch) -> Function:
+        key = (str(build.artifact), launch.role)
         if key not in self._loaded:
             # Dozens of finalists at most are in use at once; a run has thousands of candidates.
             while len(self._loaded) >= 32:
                 del self._loaded[next(iter(self._loaded))]
-            function = Function(build.artifact.read_bytes(), build.kernel.symbol)
-            function.allow_smem(build.kernel.launch.smem_bytes)
-            if build.kernel.launch.exceeds_portable_cluster:
+            function = Function(build.artifact.read_bytes(), build.kernel.symbol_of(launch))
+            function.allow_smem(launch.smem_bytes)
+            if launch.exceeds_portable_cluster:
                 function.allow_large_clusters()
             self._loaded[key] = function
         return self._loaded[key]

@@ -38,11 +38,6 @@ def bits_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(f"u{dtype.itemsize}")
 
 
-def unit_scale(problem: Problem) -> float | None:
-    """The values' scale of inputs that are taken as they are; None where a kernel knows of none."""
-    return 1.0 if problem.has_scales else None
-
-
 def require_inputs(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     """Raises ValueError unless q, k, v have the type and the columns of the problem a kernel was made for."""
     wanted = numpy_dtype(problem.dtype)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import args_bytes, pack_args
+from ...gen.arguments import Arguments, ArgumentStruct, argument_struct, make_arguments
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
@@ -33,7 +33,7 @@ from ..build.toolchain import HostCompiler, find_host_compiler
 from ..errors import CorruptedMemory, LaunchError
 from ..predict import cost_model
 from .device import Timing
-from .dtypes import bits_dtype, numpy_dtype, require_inputs, unit_scale, unwritten_bits
+from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
@@ -135,7 +135,8 @@ class SimToolchain:
                 ".run",
                 [
                     f"-DEMULATION_ENTRY={kernel.entry}",
-                    f"-DEMULATION_ARGS_BYTES={args_bytes(kernel.problem)}",
+                    f"-DEMULATION_ARGS_BYTES={_struct_of(kernel.problem).num_bytes}",
+                    f"-DEMULATION_ARRAYS={_array_list(kernel.problem)}",
                 ],
             )
         runtime = self._runtime()
@@ -181,6 +182,16 @@ class SimToolchain:
     def _how(self) -> tuple[str, ...]:
         """All that determines an artifact beside the kernel's source."""
         return (self.compiler.version, *self._flags(), _emulation_source())
+
+
+def _struct_of(problem: Problem) -> ArgumentStruct:
+    return argument_struct(problem.operation, has_scales=problem.has_scales)
+
+
+def _array_list(problem: Problem) -> str:
+    """The arrays for ``runner.cpp``, in the order in which the arguments begin with their addresses."""
+    arrays = problem.operation.arrays
+    return ",".join(f'{{"{each.name}",{str(each.is_output).lower()}}}' for each in arrays)
 
 
 @cache
@@ -235,10 +246,21 @@ class SimRunner:
         arrays["o"] = _Array.like(o, copy=False)
         if lse is not None:
             arrays["lse"] = _Array.like(lse, copy=False)
-        strides = [stride // x.itemsize for x in (q, k, v, o) for stride in x.strides[:3]]
-        sizes = [batch, num_q_heads, k.shape[1], seqlen_q, k.shape[2]]
+        strides = {
+            name: [stride // array.view.itemsize for stride in array.view.strides[:3]]
+            for name, array in arrays.items()
+        }
+        sizes = {
+            "batch": batch,
+            "num_q_heads": num_q_heads,
+            "num_kv_heads": k.shape[1],
+            "seqlen_q": seqlen_q,
+            "seqlen_k": k.shape[2],
+        }
+        addresses = {name: array.view.ctypes.data for name, array in arrays.items()}
+        arguments = make_arguments(build.kernel.problem, addresses, strides, scale=scale, sizes=sizes)
         launch = self._launch_sanitized if self.sanitize else self._launch
-        launch(build, arrays, strides, sizes, scale)
+        launch(build, arrays, arguments)
         for name, array in arrays.items():
             array.check(name, build.kernel)
         for name in ("o", "lse"):
@@ -254,29 +276,21 @@ class SimRunner:
             self.seed, self.limits.smem_per_block, self.limits.max_threads_per_block, usable_cores()
         )
 
-    def _launch(
-        self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
-    ) -> None:
-        pointers = [arrays[name].view.ctypes.data if name in arrays else 0 for name in ARRAY_NAMES]
+    def _launch(self, build: Build, arrays: Mapping[str, _Array], arguments: Arguments) -> None:
         library = _load(build.artifact)
         library.emulation_configure(ctypes.byref(self._config()))
-        status = library[build.kernel.entry](
-            pack_args(pointers, strides, sizes, scale, unit_scale(build.kernel.problem)), None
-        )
+        status = library[build.kernel.entry](arguments.pack(), None)
         if status:
             raise _launch_error(build.kernel, status, library.emulation_message().decode())
 
-    def _launch_sanitized(
-        self, build: Build, arrays: Mapping[str, _Array], strides: list[int], sizes: list[int], scale: float
-    ) -> None:
-        values = unit_scale(build.kernel.problem)
-        args = pack_args([0] * len(ARRAY_NAMES), strides, sizes, scale, values)
+    def _launch_sanitized(self, build: Build, arrays: Mapping[str, _Array], arguments: Arguments) -> None:
+        operation = build.kernel.problem.operation
         with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
             request, reply = Path(folder) / "request", Path(folder) / "reply"
             with request.open("wb") as file:
-                file.write(bytes(self._config()) + args)
-                for name in ARRAY_NAMES:
-                    file.write(arrays[name].serialized() if name in arrays else ABSENT)
+                file.write(bytes(self._config()) + arguments.pack())
+                for each in operation.arrays:
+                    file.write(arrays[each.name].serialized() if each.name in arrays else ABSENT)
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
             if done.returncode == LAUNCH_FAILED_EXIT:
                 status, message = done.stdout.split(maxsplit=1)
@@ -285,9 +299,9 @@ class SimRunner:
                 raise LaunchError(_explain_report(build.kernel, done))
             words = np.fromfile(reply, np.uint32)
         first = 0
-        for name in ("o", "lse"):
-            if name in arrays:
-                first = arrays[name].receive(words, first)
+        for each in operation.outputs:
+            if each.name in arrays:
+                first = arrays[each.name].receive(words, first)
 
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
@@ -308,8 +322,6 @@ class SimRunner:
         pass
 
 
-#: In the order of ``AttentionArgs``.
-ARRAY_NAMES = ("q", "k", "v", "o", "lse")
 #: An array that is not there, as `_Array.serialized` would write it.
 ABSENT = bytes(8 * 10)
 

@@ -2,9 +2,9 @@
 //
 //   runner REQUEST REPLY
 //
-// REQUEST holds a Config, an AttentionArgs without its five pointers, and the five arrays, each as: number of words,
-// offset of the first element, shape[4], strides[4], then the words. All but the arrays' own rows is poisoned. REPLY
-// receives the words of o and lse. Exits with 3, error code and message on stdout, when the launch fails.
+// REQUEST holds a Config, an AttentionArgs whose leading addresses do not count, and its arrays, each as: number of
+// words, offset of the first element, shape[4], strides[4], then the words. All but the arrays' own rows is poisoned. REPLY
+// receives the words of those that are written. Exits with 3, error code and message on stdout, when the launch fails.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,13 +20,14 @@ constexpr size_t kArgsBytes = EMULATION_ARGS_BYTES;
 
 struct Array {
   const char* name;
+  bool is_output;
   int64_t words, offset, shape[4], strides[4];
   float* memory;
 
   float* first() const { return words ? memory + offset : nullptr; }
 };
 
-Array arrays[] = {{"q"}, {"k"}, {"v"}, {"o"}, {"lse"}};
+Array arrays[] = {EMULATION_ARRAYS};  // in the order of the arguments' addresses
 
 void read(void* target, size_t bytes, FILE* file) {
   if (fread(target, 1, bytes, file) != bytes) {
@@ -51,7 +52,7 @@ void read_array(Array& array, FILE* file) {
   }
 }
 
-void write_array(Array& array, FILE* file) {
+void write_array(const Array& array, FILE* file) {
   if (array.words == 0) return;
   emulation::unpoison(array.memory, array.words * sizeof(float));
   fwrite(array.memory, sizeof(float), array.words, file);
@@ -126,7 +127,8 @@ int main(int count, char** words) {
   }
   FILE* reply = fopen(words[2], "wb");
   if (!reply) return 2;
-  write_array(arrays[3], reply);
-  write_array(arrays[4], reply);
+  for (const Array& array : arrays) {
+    if (array.is_output) write_array(array, reply);
+  }
   return fclose(reply) == 0 ? 0 : 2;
 }

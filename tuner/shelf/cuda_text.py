@@ -48,7 +48,7 @@ def read_cuda(text: str) -> tuple[Kernel, str]:
     device = re.search(
         r"^// (?:Measured on|Predicted .*? for|Not measured: emitted for) ([^,]+),", text, re.MULTILINE
     )
-    kernel = Kernel(problem, variant, arch, text, entry, f"{entry}_kernel", launch)
+    kernel = Kernel(problem, variant, arch, text, entry, (launch,))
     return kernel, device[1] if device else f"sm_{arch}"
 
 

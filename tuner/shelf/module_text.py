@@ -9,8 +9,8 @@ from typing import Any
 
 from ...gen.families import family_named
 from ...gen.kernel import Kernel
+from ...gen.launch import Launch, TensorMap
 from ...gen.problem import Problem
-from ...gen.variant import Launch, TensorMap
 
 
 def read_module(text: str) -> list[tuple[Kernel, str, str]]:
@@ -72,7 +72,6 @@ def _kernel_of(constants: Mapping[str, Any]) -> tuple[Kernel, str]:
         constants["DEVICE"]["arch"],
         constants["SOURCE"],
         symbol.removesuffix("_kernel"),
-        symbol,
-        launch,
+        (launch,),
     )
     return kernel, constants["DEVICE"]["name"]

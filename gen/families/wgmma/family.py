@@ -23,10 +23,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from ...launch import Launch, TensorMap
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.tiles import wasted
-from ...variant import Launch, TensorMap, Variant, param, rule
+from ...variant import Variant, param, rule
 from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 
 #: Threads of a warpgroup, and rows of its products.

@@ -232,8 +232,9 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
     return cudaErrorInvalidValue;
   }
-  const long long blocks = 1LL * args->batch * args->num_q_heads;
   if (args->seqlen_q == 0) return cudaSuccess;
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long blocks = num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

@@ -260,8 +260,9 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
-  const long long blocks = tiles * args->num_q_heads * args->batch;
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

@@ -624,9 +624,9 @@ extern "C" int attention_f16_d64(const AttentionArgs* args, cudaStream_t stream)
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
-  const long long heads = 1LL * args->num_q_heads * args->batch;
-  const long long blocks = (heads + kHeadsPerBlock - 1) / kHeadsPerBlock * tiles;
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (num_q_heads * batch + kHeadsPerBlock - 1) / kHeadsPerBlock * ((seqlen_q + kBr - 1) / kBr);
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

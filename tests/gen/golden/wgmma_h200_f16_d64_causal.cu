@@ -861,9 +861,9 @@ extern "C" int attention_f16_d64(const AttentionArgs* args, cudaStream_t stream)
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long tiles = (1LL * args->seqlen_q + kBr - 1) / kBr;
-  const long long clusters = (args->num_q_heads / args->num_kv_heads + kCluster - 1LL) / kCluster * args->num_kv_heads;
-  const long long blocks = tiles * clusters * kCluster * args->batch;
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * ((num_q_heads / num_kv_heads + kCluster - 1) / kCluster * num_kv_heads * kCluster) * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null

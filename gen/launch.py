@@ -1,0 +1,125 @@
+"""How a kernel is launched: blocks, threads, shared memory, and what each block takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .expression import Constant, Expression, Name, divided_up
+from .limits import PORTABLE_CLUSTER
+from .operation import Sizes
+
+BATCH, Q_HEADS, KV_HEADS, ROWS = map(Name, ("batch", "num_q_heads", "num_kv_heads", "seqlen_q"))
+#: The role of the launch that makes the products.
+MAIN_ROLE = "kernel"
+#: What the host launcher and emitted modules must know to count blocks.
+GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """One array as the copy engine of sm_90 and later reads or writes it, a box of rows at a time.
+
+    A box has ``columns`` elements of each of ``rows`` positions in the sequence; its rows are swizzled in
+    shared memory within ``swizzle`` bytes, which a row fills; 16 are none. ``l2_promotion`` is the bytes that
+    a miss brings to L2, 0 for no more than are asked for.
+    """
+
+    array: str
+    rows: int
+    columns: int = 64
+    swizzle: int = 128
+    l2_promotion: int = 128
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a ``__global__`` function.
+
+    ``threads`` are those of a block, ``smem_bytes`` its dynamic shared memory, ``rows_per_block`` the query
+    rows that it covers (None: it walks all rows of its head), ``heads_per_block`` the heads of a batch that
+    it takes along. ``tensor_maps`` are the function's second parameter. ``max_blocks`` limits the blocks
+    there are, each of which then covers several tiles.
+
+    ``cluster`` neighbouring tiles make a cluster, for whose sake the tiles of a head are filled up with empty
+    ones. With ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys.
+    ``splits`` blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
+    heads that share keys, a block for each; those of one head of keys are filled up with empty ones.
+
+    ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products.
+    """
+
+    threads: int
+    smem_bytes: int
+    rows_per_block: int | None
+    heads_per_block: int = 1
+    tensor_maps: tuple[TensorMap, ...] = ()
+    max_blocks: int | None = None
+    cluster: int = 1
+    pack_heads: bool = False
+    splits: int = 1
+    heads_per_cluster: int = 1
+    role: str = MAIN_ROLE
+
+    @property
+    def smem_alignment(self) -> int:
+        """Bytes on which shared memory starts: swizzles are of addresses."""
+        return 1024 if self.tensor_maps else 16
+
+    @property
+    def blocks_per_cluster(self) -> int:
+        """Blocks that start together and reach each other's shared memory."""
+        return self.cluster * self.heads_per_cluster * self.splits
+
+    @property
+    def exceeds_portable_cluster(self) -> bool:
+        """Whether the driver must be told that such clusters are wanted, which not all cards can form."""
+        return self.blocks_per_cluster > PORTABLE_CLUSTER
+
+    @cached_property
+    def rows(self) -> Expression:
+        """The query rows that are dealt out in tiles, for each of `heads`."""
+        return ROWS * (Q_HEADS // KV_HEADS) if self.pack_heads else ROWS
+
+    @cached_property
+    def heads(self) -> Expression:
+        """The heads of one batch that have tiles of rows of their own."""
+        if self.pack_heads:
+            return KV_HEADS
+        if self.heads_per_cluster > 1:
+            together = Constant(self.heads_per_cluster, "kCluster")
+            return divided_up(Q_HEADS // KV_HEADS, together) * KV_HEADS * together
+        return Q_HEADS
+
+    @cached_property
+    def tiles(self) -> Expression:
+        """The tiles of rows of one head that have a block each, empty ones that fill a cluster included."""
+        if self.rows_per_block is None:
+            return Constant(1)
+        if self.cluster > 1:
+            rows = Constant(self.rows_per_block * self.cluster, "kClusterRows")
+            return divided_up(self.rows, rows) * Constant(self.cluster, "kCluster")
+        return divided_up(self.rows, Constant(self.rows_per_block, "kBr"))
+
+    @cached_property
+    def blocks(self) -> Expression:
+        """Blocks of the grid along x before ``max_blocks`` limits them, in the sizes `GRID_SIZES`.
+
+        y and z stay 1, since only x reaches beyond 65535.
+        """
+        if self.heads_per_block > 1:
+            together = Constant(self.heads_per_block, "kHeadsPerBlock")
+            return divided_up(self.heads * BATCH, together) * self.tiles
+        tiles = self.heads if self.rows_per_block is None else self.tiles * self.heads
+        return tiles * BATCH * Constant(self.splits, "kSplits" if self.splits > 1 else "")
+
+    @property
+    def sizes_of_grid(self) -> tuple[str, ...]:
+        """The sizes of which the number of blocks is made, by name."""
+        used = self.blocks.names()
+        return tuple(name for name in GRID_SIZES if name in used)
+
+    def grid(self, sizes: Sizes) -> int:
+        """The blocks that are launched for a problem of these sizes."""
+        blocks = self.blocks.value({name: getattr(sizes, name) for name in GRID_SIZES})
+        return blocks if self.max_blocks is None else min(blocks, self.max_blocks)

@@ -1,0 +1,125 @@
+"""What a kernel computes: its arrays, and the arithmetic and bytes that it cannot do without.
+
+Everything that handles a kernel's arrays (arguments, tensor maps, devices, references) asks the operation for
+them, so that one with other arrays, such as the backward pass, is another value here and no special case
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Sizes(Protocol):
+    """The lengths and types of one problem, as `flashgen.gen.problem.Problem` has them."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def output_dtype(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def num_q_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def seqlen_q(self) -> int: ...
+    @property
+    def seqlen_k(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def head_dim_v(self) -> int: ...
+
+
+#: Bytes of an element, by dtype.
+ITEM_BYTES: Mapping[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
+#: What the elements of an array are: the problem's inputs' or outputs' type, or float32 whatever these are.
+INPUT, OUTPUT, FLOAT = "input", "output", "float"
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of an operation, shaped ``(batch, heads, rows, columns)``.
+
+    ``heads``, ``rows`` and ``columns`` name the sizes of a problem; without columns it has a number for each
+    row and is contiguous, else it is reached by strides with contiguous columns. ``element`` is `INPUT`,
+    `OUTPUT` or `FLOAT`. An optional array may be absent.
+    """
+
+    name: str
+    heads: str
+    rows: str
+    columns: str
+    element: str
+    is_output: bool = False
+    is_optional: bool = False
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """The lengths of the array's axes."""
+        axes = ("batch", self.heads, self.rows, *([self.columns] if self.columns else []))
+        return tuple(getattr(sizes, axis) for axis in axes)
+
+    def dtype(self, sizes: Sizes) -> str:
+        """The type of the array's elements: ``bf16``."""
+        return {INPUT: sizes.dtype, OUTPUT: sizes.output_dtype, FLOAT: "f32"}[self.element]
+
+    def num_bytes(self, sizes: Sizes) -> int:
+        """The bytes of the array's elements."""
+        count = 1
+        for length in self.shape(sizes):
+            count *= length
+        return count * ITEM_BYTES[self.dtype(sizes)]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is computed from which arrays.
+
+    ``products`` are the columns over which each visible pair of a query row and a key is multiplied and
+    summed, by the name of a size.
+    """
+
+    name: str
+    arrays: tuple[Array, ...]
+    products: tuple[str, ...]
+
+    @property
+    def strided(self) -> tuple[Array, ...]:
+        """The arrays that are reached by strides."""
+        return tuple(each for each in self.arrays if each.columns)
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """The arrays that are written."""
+        return tuple(each for each in self.arrays if each.is_output)
+
+    def array(self, name: str) -> Array:
+        """The array called ``name``; raises KeyError."""
+        return {each.name: each for each in self.arrays}[name]
+
+    def flops(self, sizes: Sizes, pairs: int) -> int:
+        """Floating-point operations over so many pairs of a query row and a key: two for each
+        multiply-add."""
+        return 2 * pairs * sum(getattr(sizes, columns) for columns in self.products)
+
+    def min_bytes(self, sizes: Sizes) -> int:
+        """Fewest bytes through device memory: each array that is always there, read or written once."""
+        return sum(each.num_bytes(sizes) for each in self.arrays if not each.is_optional)
+
+
+#: softmax(scale · q kᵀ) v, and the log-sum-exp of each row's scores where it is wanted.
+FORWARD = Operation(
+    "forward",
+    (
+        Array("q", "num_q_heads", "seqlen_q", "head_dim", INPUT),
+        Array("k", "num_kv_heads", "seqlen_k", "head_dim", INPUT),
+        Array("v", "num_kv_heads", "seqlen_k", "head_dim_v", INPUT),
+        Array("o", "num_q_heads", "seqlen_q", "head_dim_v", OUTPUT, is_output=True),
+        Array("lse", "num_q_heads", "seqlen_q", "", FLOAT, is_output=True, is_optional=True),
+    ),
+    products=("head_dim", "head_dim_v"),
+)
