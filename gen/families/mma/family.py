@@ -34,6 +34,13 @@ CHUNK_BYTES = 16
 #: Warps per SM below which the tensor cores wait: two for each scheduler.
 MIN_WARPS = 8
 PADDED, SWIZZLED = "padded", "swizzled"
+#: The template of what is multiplied, by `Mma.arithmetic`.
+PRODUCTS = {
+    "16-bit": "families/mma/products_16bit.cu.jinja",
+    "3xf16": "families/mma/split_f32_f16.cu.jinja",
+    "3xtf32": "families/mma/split_f32_tf32.cu.jinja",
+    "tf32": "families/mma/split_f32_tf32.cu.jinja",
+}
 #: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
 RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
@@ -76,7 +83,6 @@ class Mma(Variant):
     """Attention by mma.sync."""
 
     family: ClassVar[str] = "mma"
-    template: ClassVar[str] = "families/mma/main.cu.jinja"
 
     parts: str = param(
         TF32, F16, doc="float32: what each factor's two parts are, TF32 or f16 numbers", implied=True
@@ -116,6 +122,11 @@ class Mma(Variant):
     block_order: str = param(
         "by_head", "heaviest_first", doc="what neighbouring blocks share: a head, or a length"
     )
+
+    def template_for(self, problem: Problem) -> str:
+        if self.pack_heads or self.key_shares() > 1:
+            return "families/mma/decode.cu.jinja"
+        return f"families/mma/{'heads_in_turn' if self.heads > 1 else 'main'}.cu.jinja"
 
     # -- what the parameters imply -----------------------------------------------------------------------
 
@@ -316,6 +327,8 @@ class Mma(Variant):
                     ("v", self.bc, problem.head_dim_v, self.threads() // self.key_warps),
                 )
             },
+            "products": PRODUCTS[arithmetic],
+            "q_in_terms": arithmetic == "3xtf32" and not (self.q_in_registers or self.q_whole),
             "finds_units_together": self.finds_units_together(problem),
             "num_parts": self.num_parts,
             "part_stride": self.part_stride(problem),

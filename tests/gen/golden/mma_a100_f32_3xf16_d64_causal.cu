@@ -513,7 +513,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
-
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -743,6 +742,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
 
   Units units;
+
   for (int tile = 0; tile < num_tiles; ++tile) {
     __pipeline_wait_prior(0);
 
@@ -778,6 +778,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // Found only now, so that registers are free for the loop.
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
   write_rows(warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
 }

@@ -544,7 +544,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
         float rescale[kRowTiles][2];
         raise_maximum(s, warp, rescale, scale);
-
         weigh_first(s, warp, scale);
         multiply_pv(warp, s, smem.v[stage], rescale);
       }

@@ -304,7 +304,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Warp& warp, const Element* k) {
   const int lane = threadIdx.x % 32;
-
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -469,8 +468,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -529,7 +528,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) rescale[i][0] = rescale[i][1] = 1.0f;
       }
-
       weigh_first(s, warp, scale);
       multiply_pv(warp, s, smem.v[tile % kStages], rescale);
     }

@@ -758,6 +758,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           args.scale < 0.0f);
 
   Units units;
+
   for (int tile = 0; tile < num_tiles; ++tile) {
     __pipeline_wait_prior(0);
 
@@ -794,6 +795,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Found only now, so that registers are free for the loop.
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
   write_rows(warp, o, args.o_stride_row, args.o_stride_head, group, lse, own_row, num_rows, args.seqlen_q);
 }

@@ -412,8 +412,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -469,7 +469,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
       if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
       float rescale[kRowTiles][2];
       raise_maximum(s, warp, rescale, scale);
-
       weigh_first(s, warp, scale);
       multiply_pv(warp, s, smem.v[tile % kStages], rescale);
     }

@@ -310,7 +310,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
-
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -520,7 +519,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) rescale[i][0] = rescale[i][1] = 1.0f;
         }
-
         weigh_first(s, warp, scale);
         multiply_pv(warp, s, smem.v[stage], rescale);
       }
