@@ -110,6 +110,11 @@ class Wgmma(Variant):
         implied=True,
     )
 
+    def template_for(self, problem: Problem) -> str:
+        if _has_parts(problem):
+            return "families/wgmma/split_f32.cu.jinja"
+        return "families/wgmma/fp8.cu.jinja" if problem.has_scales else self.template
+
     # -- what the parameters imply -----------------------------------------------------------------------
 
     @property
