@@ -24,9 +24,9 @@ from flashgen.tuner.exchange.replay import (
     default_methods,
     parse_methods,
     replay,
-    spearman,
 )
 from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.view.replay import notes, plot, show_replays
 from rich.console import Console
 from typer.testing import CliRunner
@@ -160,13 +160,6 @@ def test_the_recorded_are_the_catalogue(space):
 
 
 # -- replays ---------------------------------------------------------------------------------------------
-
-
-def test_spearman():
-    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 21.0])) == pytest.approx(1.0)
-    assert spearman(np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 3.0, 2.0, 1.0])) == pytest.approx(-1.0)
-    assert spearman(np.array([1.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 3.0])) == pytest.approx(8 / 9)
-    assert np.isnan(spearman(np.ones(3), np.arange(3.0)))
 
 
 def test_ours_find_the_best_sooner_than_chance(space):

@@ -50,9 +50,10 @@ def notes(replayed: Replayed) -> list[str]:
     """What follows from the table."""
     space = replayed.space
     timed = sum(e.median_us is not None for e in space.entries)
+    rho = "-" if replayed.rho is None else f"{replayed.rho:.2f}"
     lines = [
         f"{timed} of {len(space.entries)} variants work, the best takes {microseconds(space.best_us)}; rank "
-        f"correlation of the cost model's times with the recorded ones (Spearman's rho): {replayed.rho:.2f}"
+        f"correlation of the cost model's times with the recorded ones (Spearman's rho): {rho}"
     ]
     if space.unknown:
         family = space.family.family
