@@ -201,8 +201,13 @@ class ManyCommand(TyperCommand):
         return super().parse_args(ctx, kept)
 
 
-def takes(name: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options of ``make`` where it declares its argument ``name``."""
+def takes(
+    name: str, make: Callable[..., Any], command_class: type[TyperCommand] = TyperCommand
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of ``make`` where it declares its argument ``name``.
+
+    ``command_class`` is what parses them.
+    """
     options = inspect.signature(make, eval_str=True).parameters
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -219,10 +224,11 @@ def takes(name: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]]
         # typer reads one or the other, depending on its version.
         run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.command_class = command_class  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
 takes_shape = takes("shape", _shape)
-takes_shapes = takes("shapes", _shapes)
+takes_shapes = takes("shapes", _shapes, ManyCommand)
