@@ -43,7 +43,15 @@ MODULES = {
 class _Commands(Mapping[str, Any]):
     """The commands by name, each imported when it is asked for."""
 
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
     def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Any:
         module = importlib.import_module(f".commands.{MODULES[name]}", __package__)
         function = getattr(module, f"{name}_command")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -61,7 +69,7 @@ class _Program(TyperGroup):
     """The group of all commands, none of which is imported before it is asked for."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes | {"commands": None})
+        super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from ..option_words import parse_list
+from ..errors import UsageError
 from ..request import Shape, Shapes
+
+T = TypeVar("T")
 
 DEFAULT_OUT = Path("out")
 NO_SHAPE, NO_SHAPES = Shape(), Shapes()
@@ -186,6 +188,18 @@ def _shapes(
         seqlen_k=parse_list("--seqlen-k", seqlen_k, int),
         causal=(False, True) if both_masks else () if causal is None else (causal,),
     )
+
+
+def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """Returns the values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
+        ) from None
 
 
 class ManyCommand(TyperCommand):
