@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import lzma
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -242,7 +243,7 @@ def test_the_plot_is_drawn(space, tmp_path, ending):
     assert "mean over 4 spaces" in told and "kt:" not in told and "…" not in told
 
 
-def test_the_command_line(space, tmp_path):
+def test_the_command_line(space, tmp_path, monkeypatch):
     write(tmp_path / "space.jsonl.xz", space)
     arguments = ["replay", str(tmp_path / "space.jsonl.xz"), "--seeds", "2", "--evaluations", "12"]
     arguments += ["--sampler", "gp", "--sampler", "random", "--jobs", "1"]
@@ -256,3 +257,6 @@ def test_the_command_line(space, tmp_path):
     wrong = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "p.txt")])
     assert wrong.exit_code == 1 and "ends in .txt" in wrong.output
     assert CliRunner().invoke(app, [*arguments, "--sampler", "nix"]).exit_code == 2
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    missing = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "q.svg")])
+    assert missing.exit_code == 1 and "pip install matplotlib" in missing.output

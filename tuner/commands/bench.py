@@ -88,7 +88,10 @@ def bench_command(
     from ..cards.names import resolve
     from ..suites import SUITES, Workload, workload_named, workloads
     from ..view.bench import row_line, show
+    from ..view.drawing import require_matplotlib
 
+    if plots is not None:
+        require_matplotlib()
     console = console_for(json_)
 
     def say(text: str) -> None:

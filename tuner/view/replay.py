@@ -17,6 +17,7 @@ from ..errors import FlashgenError
 from ..exchange.replay import GOAL, HIGH, LOW, MARKS, Replayed
 from ..search.sampler_names import SamplerName
 from .console import make_room, microseconds, problem_words
+from .drawing import require_matplotlib
 
 #: The method that is compared with the others.
 OURS = str(SamplerName.GP)
@@ -129,7 +130,8 @@ def _count(evaluations: float) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raises FlashgenError for a file that is no plot's, before anything is replayed."""
+    """Raises FlashgenError, before anything is replayed, where no plot can be drawn to the file."""
+    require_matplotlib()
     if path.suffix not in PLOT_SUFFIXES:
         raise FlashgenError(
             f"{path} ends in {path.suffix or 'nothing'}, a plot in {', '.join(PLOT_SUFFIXES)}; name it "
