@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 #: How tightly what an expression prints as is bound: the looser needs parentheses inside the tighter.
 _LOOSEST, _SUM, _PRODUCT, _ATOM = range(4)
 #: What a name may stand for in C++: a variable or member, or a sum of such.
@@ -151,6 +149,8 @@ class _Extreme(Expression):
     right: Expression
 
     def value(self, values: Mapping[str, Any]) -> Any:
+        import numpy as np  # where arrays are: a problem alone needs none
+
         choose = np.minimum if self.function == "min" else np.maximum
         chosen = choose(self.left.value(values), self.right.value(values))
         return chosen if isinstance(chosen, np.ndarray) else int(chosen)

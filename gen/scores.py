@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .expression import Constant, Expression, Name, maximum, minimum
 
 #: A query row, and how many rows and keys there are.
@@ -97,6 +95,8 @@ class Scores:
     def interval(self, rows: Any, seqlen_q: int, seqlen_k: int) -> tuple[Any, Any]:
         """The keys ``[begin, end)`` that rows see, an integer or an array of them; both are within the keys
         there are, and equal where a row sees none."""
+        import numpy as np  # where arrays are: a problem alone needs none
+
         values = {"row": rows, "seqlen_k": seqlen_k, "diagonal": seqlen_k - seqlen_q}
         begin, end = Constant(0), Constant(2**62)
         for each in self._holding(self.begins):
@@ -113,6 +113,8 @@ class Scores:
         """Pairs of a query row and a key that it sees, of one head."""
         if not any(self._holding((*self.begins, *self.ends[1:]))):
             return seqlen_q * seqlen_k
+        import numpy as np
+
         begin, end = self.interval(np.arange(seqlen_q), seqlen_q, seqlen_k)
         return int((end - begin).sum())
 

@@ -32,6 +32,7 @@ from flashgen.gen.variant import Illegal, Variant
 from flashgen.gen.work import Work
 from flashgen.tuner.predict.block_model import TENSOR_COEFFICIENTS, Coefficients
 from flashgen.tuner.predict.cost_model import predict_work
+from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.predict.warpgroup_model import GROUP_COEFFICIENTS, GroupCoefficients
 
 DATA = Path(__file__).parent / "data"
@@ -105,17 +106,6 @@ def recordings(family: str) -> tuple[DeviceLimits, tuple[Recording, ...]]:
         sample = entry.get("sample", SEARCH)
         sets.append(Recording(sample, Problem(**entry["problem"]), variants, measured, registers))
     return preset(times["preset"]), tuple(sets)
-
-
-def ranks(times: np.ndarray) -> np.ndarray:
-    """Equal times share the mean of their ranks."""
-    _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-
-def correlation(measured: np.ndarray, predicted: np.ndarray) -> float:
-    """Spearman's, of ranks."""
-    return float(np.corrcoef(ranks(measured), ranks(predicted))[0, 1])
 
 
 # -- gather ---------------------------------------------------------------------------------------------
@@ -207,7 +197,7 @@ def judge(family: str, coefficients: AnyCoefficients) -> None:
         first = recording.measured[np.argsort(times, kind="stable")[:20]].min() / recording.measured.min()
         print(
             f"{recording.name:26} {len(times):4} kernels, rank correlation "
-            f"{correlation(recording.measured, times):.2f}, predicted / measured "
+            f"{spearman(recording.measured, times):.2f}, predicted / measured "
             f"{np.median(times / recording.measured):.2f}, best of the first twenty {first:.3f}"
         )
 

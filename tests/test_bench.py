@@ -421,6 +421,17 @@ def test_the_command_times_writes_fills_and_draws(fake, tmp_path, monkeypatch):
     assert readme.read_text() == filled
 
 
+def test_plots_that_cannot_be_drawn_are_refused_before_anything_is_timed(fake, tmp_path, monkeypatch):
+    def resolve(spec):
+        raise AssertionError("a card was looked for")
+
+    monkeypatch.setattr(names, "resolve", resolve)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setenv("COLUMNS", "200")
+    told = invoke("--shape", HALF.name, "--plots", str(tmp_path / "plots"), code=1)
+    assert "`pip install matplotlib`" in told and "pip install -e '.[plots]'" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -71,6 +71,28 @@ def test_version(flashgen):
     assert flashgen("--version").stdout.startswith("flashgen 0.")
 
 
+#: What only a command that works with it may wait for.
+HEAVY = {"jinja2", "matplotlib", "numpy", "optuna", "pynvml", "pycuda", "scipy", "sklearn", "sqlalchemy"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "heavy"), [("--version", HEAVY | {"rich", "flashgen.gen"}), ("--help", HEAVY)]
+)
+def test_the_program_answers_before_it_imports_what_commands_need(argument, heavy):
+    program = f"""
+import sys
+from flashgen.tuner.cli import main
+sys.argv = ["flashgen", {argument!r}]
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "flashgen" in done.stdout, done.stderr
+    assert not heavy & set(done.stderr.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_json(flashgen, command):
     text = flashgen(command, "--help").stdout

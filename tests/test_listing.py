@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cli import app
+from flashgen.tuner.commands.flags import parse_list
 from flashgen.tuner.errors import UsageError
-from flashgen.tuner.option_words import parse_list
 from flashgen.tuner.request import Shape, Shapes
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.listing import Difference, find, fitting, name_of

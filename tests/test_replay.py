@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import lzma
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +25,9 @@ from flashgen.tuner.exchange.replay import (
     default_methods,
     parse_methods,
     replay,
-    spearman,
 )
 from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.view.replay import notes, plot, show_replays
 from rich.console import Console
 from typer.testing import CliRunner
@@ -162,13 +163,6 @@ def test_the_recorded_are_the_catalogue(space):
 # -- replays ---------------------------------------------------------------------------------------------
 
 
-def test_spearman():
-    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 21.0])) == pytest.approx(1.0)
-    assert spearman(np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 3.0, 2.0, 1.0])) == pytest.approx(-1.0)
-    assert spearman(np.array([1.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 3.0])) == pytest.approx(8 / 9)
-    assert np.isnan(spearman(np.ones(3), np.arange(3.0)))
-
-
 def test_ours_find_the_best_sooner_than_chance(space):
     options = ReplayOptions(methods=("gp", "gp:no-prior", "forest", "tpe", "random"), seeds=3, evaluations=30)
     (found,) = replay([("here", space)], options)
@@ -249,7 +243,7 @@ def test_the_plot_is_drawn(space, tmp_path, ending):
     assert "mean over 4 spaces" in told and "kt:" not in told and "…" not in told
 
 
-def test_the_command_line(space, tmp_path):
+def test_the_command_line(space, tmp_path, monkeypatch):
     write(tmp_path / "space.jsonl.xz", space)
     arguments = ["replay", str(tmp_path / "space.jsonl.xz"), "--seeds", "2", "--evaluations", "12"]
     arguments += ["--sampler", "gp", "--sampler", "random", "--jobs", "1"]
@@ -263,3 +257,6 @@ def test_the_command_line(space, tmp_path):
     wrong = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "p.txt")])
     assert wrong.exit_code == 1 and "ends in .txt" in wrong.output
     assert CliRunner().invoke(app, [*arguments, "--sampler", "nix"]).exit_code == 2
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    missing = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "q.svg")])
+    assert missing.exit_code == 1 and "pip install matplotlib" in missing.output

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from io import BytesIO
 from itertools import pairwise
 
+import numpy as np
 import optuna
 import pytest
 from flashgen.gen.families import family_named
@@ -21,12 +22,13 @@ from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.cost_model import predict
+from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.report import charts, content
 from flashgen.tuner.report.chosen import choose_group, groups_in
 from flashgen.tuner.report.content import make_report
 from flashgen.tuner.report.page import render_html
 from flashgen.tuner.request import Shape
-from flashgen.tuner.search.importance import importance, spearman, worth_of
+from flashgen.tuner.search.importance import importance, worth_of
 from flashgen.tuner.store.studies import OUTCOME, distributions, open_storage, open_study, outcome_to_dict
 from optuna.trial import TrialState
 from typer.testing import CliRunner
@@ -351,8 +353,9 @@ def test_command_errors_name_the_way_out(flashgen, tmp_path):
 
 def test_spearman_counts_ranks():
     assert spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1)
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert spearman(np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 3.0, 2.0, 1.0])) == pytest.approx(-1)
     assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(0.9486833)
+    assert spearman([1, 1, 2, 3], [1, 2, 3, 3]) == pytest.approx(8 / 9)
     assert spearman([1, 1, 1], [1, 2, 3]) is None
     assert spearman([1, 2], [1, 2]) is None
 

@@ -1,36 +1,81 @@
 """The command line: the program, its commands in order, and what becomes of errors.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage.
+Exit codes: 0 done, 1 failed, 2 wrong usage. What a command needs is imported when it is called: the program
+itself answers at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, ParamSpec
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ParamSpec
 
 import typer
-from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperGroup
 
-from .build.cache import DISK_ERRORS
-from .commands.bench import bench_command
-from .commands.emit import emit_command
-from .commands.flags import ManyCommand
-from .commands.kernels import devices_command, diff_command, list_command, validate_command
-from .commands.studies import export_command, import_command, record_command, replay_command, report_command
-from .commands.terminal import print_json
-from .commands.tuning import ladder_command, space_command, tune_command
 from .errors import FlashgenError, UsageError
 from .version import flashgen_version
 
 P = ParamSpec("P")
+#: The module of `commands` where each command is, in the order in which `flashgen --help` lists them.
+MODULES = {
+    "tune": "tuning",
+    "space": "tuning",
+    "emit": "emit",
+    "list": "kernels",
+    "diff": "kernels",
+    "export": "studies",
+    "import": "studies",
+    "report": "studies",
+    "record": "studies",
+    "replay": "studies",
+    "devices": "kernels",
+    "validate": "kernels",
+    "ladder": "tuning",
+    "bench": "bench",
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Any:
+        module = importlib.import_module(f".commands.{MODULES[name]}", __package__)
+        function = getattr(module, f"{name}_command")
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+        alone.command(name, cls=getattr(function, "command_class", None))(reports_errors(function))
+        return typer.main.get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+class _Program(TyperGroup):
+    """The group of all commands, none of which is imported before it is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()  # type: ignore[assignment]
+
 
 app = typer.Typer(
     name="flashgen",
+    cls=_Program,
     help="Generates and tunes flash-attention kernels for one GPU and one kind of problem.",
     no_args_is_help=True,
     add_completion=False,
@@ -61,6 +106,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except OSError as error:
+            from .build.cache import DISK_ERRORS
+
             if error.errno not in DISK_ERRORS:
                 raise
             where = f"{error.filename}: " if error.filename else ""
@@ -70,6 +117,10 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _fail(message: str, code: int, as_json: bool) -> None:
+    from rich.console import Console
+
+    from .commands.terminal import print_json
+
     if as_json:
         with contextlib.suppress(OSError):
             print_json({"error": message, "exit_code": code})
@@ -92,24 +143,3 @@ def _flashgen(
     ] = False,
 ) -> None:
     pass
-
-
-def _add(name: str, command: Callable[..., None], cls: type[TyperCommand] = TyperCommand) -> None:
-    app.command(name, cls=cls)(reports_errors(command))
-
-
-# In this order `flashgen --help` lists them.
-_add("tune", tune_command, ManyCommand)
-_add("space", space_command)
-_add("emit", emit_command, ManyCommand)
-_add("list", list_command, ManyCommand)
-_add("diff", diff_command)
-_add("export", export_command)
-_add("import", import_command)
-_add("report", report_command)
-_add("record", record_command)
-_add("replay", replay_command)
-_add("devices", devices_command)
-_add("validate", validate_command)
-_add("ladder", ladder_command)
-_add("bench", bench_command)

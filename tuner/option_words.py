@@ -1,8 +1,8 @@
-"""The words of options that name families, their parameters and lists of values, as what they mean."""
+"""The words of options that name families and their parameters, as what they mean."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from ..gen.families import family_named
@@ -10,18 +10,6 @@ from ..gen.variant import Value, Variant
 from .errors import UsageError, checked
 
 T = TypeVar("T")
-
-
-def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
-    """The values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
-    if text is None:
-        return ()
-    try:
-        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(
-            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
-        ) from None
 
 
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..build.compile import usable_cores
 from ..errors import UsageError, checked, suggestion
 from ..request import Shape
 from .flags import DEFAULT_OUT, NO_SHAPE, DeviceOption, Jobs, Json, Out, takes_shape
@@ -85,10 +84,14 @@ def bench_command(
     from ..bench.ladder import parse_names
     from ..bench.plan import BenchOptions, contender_names
     from ..bench.run import run_bench
+    from ..build.compile import usable_cores
     from ..cards.names import resolve
     from ..suites import SUITES, Workload, workload_named, workloads
     from ..view.bench import row_line, show
+    from ..view.drawing import require_matplotlib
 
+    if plots is not None:
+        require_matplotlib()
     console = console_for(json_)
 
     def say(text: str) -> None:

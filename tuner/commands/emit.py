@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...gen.families import family_named
-from ..build.compile import usable_cores
 from ..errors import UsageError, checked
-from ..option_words import one_family, parse_settings
 from ..request import Shapes
-from ..serving import serving_families
 from .flags import DEFAULT_OUT, NO_SHAPES, Jobs, Json, Out, Settings, Storage, takes_shapes
 from .terminal import console_for, print_json
 
@@ -69,7 +65,11 @@ def emit_command(
     holds the best for each and calls the one that was tuned for the nearest shape. Lists without lengths,
     batch and heads, as in [bold]--d 64,128[/bold], mean all that were tuned.
     """
+    from ...gen.families import family_named
+    from ..build.compile import usable_cores
     from ..cards.names import limits_named, preset_named
+    from ..option_words import one_family, parse_settings
+    from ..serving import serving_families
     from ..shelf.emitting import (
         card_of_last,
         check_target,

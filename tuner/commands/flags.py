@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from ..option_words import parse_list
+from ..errors import UsageError
 from ..request import Shape, Shapes
+
+T = TypeVar("T")
 
 DEFAULT_OUT = Path("out")
 NO_SHAPE, NO_SHAPES = Shape(), Shapes()
@@ -188,6 +190,18 @@ def _shapes(
     )
 
 
+def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """Returns the values of ``a,b,c``, each once; none where the option was not given. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is no whole number nor a list of them, as in {option} 64,128"
+        ) from None
+
+
 class ManyCommand(TyperCommand):
     """A command whose flag ``--causal`` may be followed by the word ``both``."""
 
@@ -201,8 +215,13 @@ class ManyCommand(TyperCommand):
         return super().parse_args(ctx, kept)
 
 
-def takes(name: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options of ``make`` where it declares its argument ``name``."""
+def takes(
+    name: str, make: Callable[..., Any], command_class: type[TyperCommand] = TyperCommand
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of ``make`` where it declares its argument ``name``.
+
+    ``command_class`` is what parses them.
+    """
     options = inspect.signature(make, eval_str=True).parameters
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -219,10 +238,11 @@ def takes(name: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]]
         # typer reads one or the other, depending on its version.
         run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.command_class = command_class  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
 takes_shape = takes("shape", _shape)
-takes_shapes = takes("shapes", _shapes)
+takes_shapes = takes("shapes", _shapes, ManyCommand)

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ...gen.families import family_named
-from ...gen.limits import PRESETS
 from ..errors import checked
 from ..request import Shapes
 from .flags import DEFAULT_OUT, NO_SHAPES, Json, OfDevice, OfFamily, Out, Seed, Storage, takes_shapes
@@ -28,6 +26,7 @@ def list_command(
 
     Example: [bold]flashgen list --dtype bf16 --d 64,128 --causal[/bold]
     """
+    from ...gen.families import family_named
     from ..cards.names import limits_named
     from ..shelf.emitting import known_kernels
     from ..shelf.listing import fitting, to_dict
@@ -78,6 +77,7 @@ def devices_command(json_: Json = False) -> None:
 
     Example: [bold]flashgen devices --json[/bold]
     """
+    from ...gen.limits import PRESETS
     from ..cards.names import cards, survey
     from ..view.console import show_devices
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...gen.families import family_named
-from ..build.compile import usable_cores
 from ..errors import UsageError, checked, suggestion
 from ..request import Shape
 from .flags import (
@@ -179,6 +177,7 @@ def _take(
     shape: Shape, device: str | None, family: str | None, storage: str | None, out: Path, study: str | None
 ) -> tuple[Trials, list[str]]:
     """The trials of the study that the options choose, and the names of others that fit them."""
+    from ...gen.families import family_named
     from ..cards.names import limits_named
     from ..exchange.portable import fits, take
     from ..store.studies import default_storage
@@ -219,6 +218,7 @@ def replay_command(
 
     Example: [bold]flashgen replay space.jsonl.xz --sampler gp --sampler tpe --plot curves.png[/bold]
     """
+    from ..build.compile import usable_cores
     from ..exchange.recorded_spaces import read
     from ..exchange.replay import ReplayOptions, default_methods, parse_methods, replay
     from ..view.replay import check_plot, replay_progress, show_replays

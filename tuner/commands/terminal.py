@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_json(data: Any) -> None:
@@ -20,7 +21,9 @@ def print_json(data: Any) -> None:
 
 
 def console_for(as_json: bool) -> Console:
-    """Where people read: stdout, or stderr when stdout is for JSON alone."""
+    """Returns where people read: stdout, or stderr when stdout is for JSON alone."""
+    from rich.console import Console
+
     return Console(stderr=as_json)
 
 

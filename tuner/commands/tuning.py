@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...gen.families import family_named
-from ...gen.limits import DeviceLimits
-from ...gen.problem import Problem
-from ..build.compile import usable_cores
 from ..errors import checked
-from ..option_words import one_family, parse_families, parse_settings
 from ..request import Shape, Shapes
-from ..search.sampler_names import SamplerName, parse_sampler
-from ..serving import serving_families
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPE,
@@ -31,6 +24,10 @@ from .flags import (
     takes_shapes,
 )
 from .terminal import console_for, ends_softly, print_json
+
+if TYPE_CHECKING:
+    from ...gen.limits import DeviceLimits
+    from ...gen.problem import Problem
 
 
 @takes_shapes
@@ -87,7 +84,11 @@ def tune_command(
     With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
     turn, each from what the ones before taught, and one module is written that holds all their kernels.
     """
+    from ..build.compile import usable_cores
     from ..cards.names import resolve_all
+    from ..option_words import one_family, parse_families, parse_settings
+    from ..search.sampler_names import SamplerName, parse_sampler
+    from ..serving import serving_families
     from ..shelf.bundle import module_name
     from ..store.studies import default_storage
     from ..tune.batch import BatchResult, Competing, tune_each, write_module
@@ -170,8 +171,11 @@ def space_command(
 
     With --set, also says whether that variant is legal, and which number stands against which limit.
     """
+    from ...gen.families import family_named
     from ..cards.names import limits_named
+    from ..option_words import parse_settings
     from ..predict.prior import prior_of
+    from ..serving import serving_families
     from ..view.console import show_space
     from ..view.space import view_space
 

@@ -19,6 +19,7 @@ from ...gen.variant import Variant
 from ..errors import UsageError, suggestion
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..predict.prior import prior_of
+from ..predict.rank_correlation import spearman
 from ..search.ask_tell import Proposal, Search
 from ..search.sampler_names import SamplerName
 from ..store.liveness import Pulse
@@ -65,11 +66,12 @@ class Curves:
 
 @dataclass(frozen=True)
 class Replayed:
-    """All methods on one space. ``rho`` is Spearman's of recorded and predicted times."""
+    """All methods on one space. ``rho`` is Spearman's of recorded and predicted times; None where too
+    few are recorded."""
 
     name: str
     space: RecordedSpace
-    rho: float
+    rho: float | None
     curves: tuple[Curves, ...]
 
     @property
@@ -149,18 +151,6 @@ def parse_methods(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """The correlation of ranks; equal values share the mean of theirs."""
-    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
-        return float("nan")
-    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-
 def replay(
     named: Sequence[tuple[str, RecordedSpace]],
     options: ReplayOptions,
@@ -236,7 +226,7 @@ class Replayer:
         return cls(space, predictions, min(options.evaluations, len(space.entries)), options.batch)
 
     @property
-    def rho(self) -> float:
+    def rho(self) -> float | None:
         pairs = [
             (entry.median_us, us)
             for entry, us in zip(self.space.entries, self.predicted_us, strict=True)

@@ -26,7 +26,8 @@ from ..evaluate.reasons import count_reasons
 from ..predict.bounds import Bounds, bounds_of, predicted
 from ..predict.catalogue import build_catalogue
 from ..predict.prediction import Prediction
-from ..search.importance import Importance, Worth, importance, spearman, worth_of
+from ..predict.rank_correlation import spearman
+from ..search.importance import Importance, Worth, importance, worth_of
 from ..shelf import library
 from ..shelf.winners import TUNED
 from ..store.studies import OUTCOME, outcome_from_dict, storage_errors

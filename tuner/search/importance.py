@@ -1,4 +1,4 @@
-"""What trials tell about parameters and about the cost model: importances, the worth of a value, ranks."""
+"""What trials tell about parameters: how much each matters, and what the winner's value of it is worth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.importance import FanovaImportanceEvaluator
@@ -98,19 +97,3 @@ def worth_of(winner: Variant, variants: Sequence[Variant], times_us: Sequence[fl
         is_default = value == parameter.default
         found.append(Worth(parameter.name, parameter.doc, value, is_default, own, rival, rival_us))
     return tuple(sorted(found, key=lambda each: -math.inf if each.loss is None else each.loss, reverse=True))
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The correlation of ranks, ties ranked in their middle; None where one of them is constant."""
-    if len(a) < 3:
-        return None
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    norm = math.sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / norm if norm else None
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    _, group, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[group]

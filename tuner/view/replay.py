@@ -17,6 +17,7 @@ from ..errors import FlashgenError
 from ..exchange.replay import GOAL, HIGH, LOW, MARKS, Replayed
 from ..search.sampler_names import SamplerName
 from .console import make_room, microseconds, problem_words
+from .drawing import require_matplotlib
 
 #: The method that is compared with the others.
 OURS = str(SamplerName.GP)
@@ -50,9 +51,10 @@ def notes(replayed: Replayed) -> list[str]:
     """What follows from the table."""
     space = replayed.space
     timed = sum(e.median_us is not None for e in space.entries)
+    rho = "-" if replayed.rho is None else f"{replayed.rho:.2f}"
     lines = [
         f"{timed} of {len(space.entries)} variants work, the best takes {microseconds(space.best_us)}; rank "
-        f"correlation of the cost model's times with the recorded ones (Spearman's rho): {replayed.rho:.2f}"
+        f"correlation of the cost model's times with the recorded ones (Spearman's rho): {rho}"
     ]
     if space.unknown:
         family = space.family.family
@@ -128,7 +130,8 @@ def _count(evaluations: float) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raises FlashgenError for a file that is no plot's, before anything is replayed."""
+    """Raises FlashgenError, before anything is replayed, where no plot can be drawn to the file."""
+    require_matplotlib()
     if path.suffix not in PLOT_SUFFIXES:
         raise FlashgenError(
             f"{path} ends in {path.suffix or 'nothing'}, a plot in {', '.join(PLOT_SUFFIXES)}; name it "
