@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..errors import FlashgenError
-from ..exchange.replay import GOAL, HIGH, LOW, MARKS, Replayed
+from ..exchange.replay_curves import GOAL, HIGH, LOW, MARKS, Replayed
 from ..search.sampler_names import SamplerName
 from .console import make_room, microseconds, problem_words
 
