@@ -16,7 +16,7 @@ from rich.table import Table
 from ..errors import FlashgenError
 from ..exchange.replay_curves import GOAL, HIGH, LOW, MARKS, Replayed
 from ..search.sampler_names import SamplerName
-from .console import make_room, microseconds, problem_words
+from .words import microseconds, problem_words, widen
 
 #: The method that is compared with the others.
 OURS = str(SamplerName.GP)
@@ -37,7 +37,7 @@ def replay_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 def show_replays(console: Console, replays: Sequence[Replayed]) -> None:
-    make_room(console)
+    widen(console)
     for replayed in replays:
         console.print(_table(replayed))
         for line in notes(replayed):
