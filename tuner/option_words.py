@@ -24,6 +24,11 @@ def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tupl
         ) from None
 
 
+def word(value: Value) -> str:
+    """Writes a parameter's value as ``--set`` takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
     """The families called ``names``, each once. Raises UsageError."""
     return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))

@@ -118,7 +118,7 @@ def report_command(
     """
     from ..cards.names import limits_named
     from ..report.chosen import check_target, open_chosen
-    from ..report.content import make_report
+    from ..report.gathering import make_report
     from ..report.page import render_html
     from ..shelf.emitting import write_target
     from ..store.studies import default_storage

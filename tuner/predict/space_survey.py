@@ -35,8 +35,9 @@ class Survivor:
 class Verdict:
     """The verdict on one variant: whether it is legal; else the rule it breaks and why.
 
-    ``completed`` names the parameters that were not given and stand at the family's defaults. ``advice`` is why the search leaves a legal variant out, empty where it does not. ``nearest`` is the
-    closest legal variant with the values that were given, where this one is illegal.
+    ``completed`` names the parameters that were not given and stand at the family's defaults.
+    ``advice`` is why the search leaves a legal variant out, else empty. ``nearest`` is the closest legal
+    variant with the values that were given, where this one is illegal.
     """
 
     variant: Variant

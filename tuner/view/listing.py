@@ -10,9 +10,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from ...gen.variant import Value
+from ..option_words import word
 from ..shelf.library import Entry
 from ..shelf.listing import FIGURES, Difference, name_of
-from .words import microseconds, settings_words, widen, word
+from .words import microseconds, settings_words, widen
 
 FIGURE_WORDS = {
     "median_us": "median",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from ...gen.problem import Problem
-from ...gen.variant import Value, Variant
+from ...gen.variant import Variant
 from ..evaluate.outcome import Measurement
+from ..option_words import word
 
 #: Columns below which tables lose words.
 MIN_TABLE_WIDTH = 80
@@ -36,11 +37,6 @@ def widen(console: Console) -> None:
     Squeezed below it, tables would lose words.
     """
     console.width = max(console.width, MIN_TABLE_WIDTH)
-
-
-def word(value: Value) -> str:
-    """Writes a parameter's value as ``--set`` takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def figures(measurement: Measurement) -> str:
