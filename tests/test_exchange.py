@@ -20,12 +20,13 @@ from flashgen.tuner.evaluate.measure import median, spread, tflops
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.exchange import kernel_tuner_cache, t4_results
 from flashgen.tuner.exchange.checked_values import CONTROL
-from flashgen.tuner.exchange.portable import About, Ended, Trials, fits, put, take
+from flashgen.tuner.exchange.portable import Ended, Trials, fits, put, take
 from flashgen.tuner.exchange.trial_figures import FIGURES
 from flashgen.tuner.exchange.trial_files import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.request import Shape
 from flashgen.tuner.shelf.winners import kernels_in_storage
+from flashgen.tuner.store.about import About
 from flashgen.tuner.store.studies import open_storage
 from optuna.study import load_study
 from typer.testing import CliRunner

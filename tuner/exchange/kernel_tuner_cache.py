@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..evaluate.outcome import Status
+from ..store.about import About
 from .checked_values import json_object, located
-from .portable import About, Ended, Trials
+from .portable import Ended, Trials
 from .study_block import about_of, block_of
 from .trial_figures import MEASURED, ended_of, figures_of, same_value, variant_of
 

@@ -9,8 +9,8 @@ from typing import Any
 from ...gen.families import FAMILIES
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
+from ..store.about import About
 from .checked_values import Wrong, json_object, located, plain_text, short_text, shown, whole_number
-from .portable import About
 
 #: The version of the ``flashgen`` block.
 VERSION = 1

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..evaluate.outcome import Status
+from ..store.about import About
 from .checked_values import json_array, json_object, located, short_text
-from .portable import About, Ended, Trials
+from .portable import Ended, Trials
 from .study_block import about_of, block_of
 from .trial_figures import FIGURES, MEASURED, ended_of, figures_of, variant_of
 

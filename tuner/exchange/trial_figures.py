@@ -8,9 +8,10 @@ from typing import Any
 from ...gen.variant import Illegal, Value, Variant
 from ..evaluate.measure import median, spread, tflops
 from ..evaluate.outcome import Measurement, Outcome, Status
+from ..store.about import About
 from ..store.studies import MAX_REASON
 from .checked_values import CONTROL, Wrong, json_array, number_up_to, point_in_time, short_text, shown
-from .portable import About, Ended
+from .portable import Ended
 
 #: Times that a trial may have.
 MAX_TIMES = 10_000
