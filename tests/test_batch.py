@@ -15,7 +15,8 @@ from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_each
 from flashgen.tuner.tune.batch import tune_each
 from flashgen.tuner.tune.coordinator import NoneLegal, TuneOptions, tune
-from flashgen.tuner.view.console import RunView, show_batch
+from flashgen.tuner.view.progress import RunView
+from flashgen.tuner.view.tuned import show_batch
 from rich.console import Console
 from test_listing import flashgen as flashgen
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator

@@ -26,7 +26,8 @@ from flashgen.tuner.evaluate import worker_process
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.evaluate.worker import Worker
 from flashgen.tuner.tune.coordinator import Notice, TuneOptions, tune
-from flashgen.tuner.view.console import RunView, show_result
+from flashgen.tuner.view.progress import RunView
+from flashgen.tuner.view.tuned import show_result
 from rich.console import Console
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
 

@@ -18,12 +18,15 @@ from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.measure import median, spread, tflops
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
-from flashgen.tuner.exchange import tuner_files
-from flashgen.tuner.exchange.portable import About, Ended, Trials, fits, put, take
-from flashgen.tuner.exchange.tuner_files import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
+from flashgen.tuner.exchange import kernel_tuner_cache, t4_results
+from flashgen.tuner.exchange.checked_values import CONTROL
+from flashgen.tuner.exchange.portable import Ended, Trials, fits, put, take
+from flashgen.tuner.exchange.trial_figures import FIGURES
+from flashgen.tuner.exchange.trial_files import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.request import Shape
 from flashgen.tuner.shelf.winners import kernels_in_storage
+from flashgen.tuner.store.about import About
 from flashgen.tuner.store.studies import open_storage
 from optuna.study import load_study
 from typer.testing import CliRunner
@@ -133,7 +136,7 @@ def test_the_dashboard_finds_figures_by_name(trials, tmp_path):
 
 
 def test_kernel_tuners_own_fields(trials):
-    data = tuner_files.to_kernel_tuner(trials)
+    data = kernel_tuner_cache.to_cache(trials)
     assert list(data)[-1] == "cache" and data["objective"] == "time"
     assert data["tune_params_keys"] == [p.name for p in SIMT.parameters()] == list(data["tune_params"])
     assert all(isinstance(n, int) for n in data["problem_size"])
@@ -156,7 +159,7 @@ def test_kernel_tuners_own_fields(trials):
 
 
 def test_t4s_own_fields(trials):
-    data = tuner_files.to_t4(trials)
+    data = t4_results.to_results(trials)
     assert (data["schema_version"], data["metadata"]["timeunit"]) == ("1.0.0", "milliseconds")
     found = {str(e.outcome.status): r for e, r in zip(trials.ended, data["results"], strict=True)}
     said = {status: (r["invalidity"], r["correctness"]) for status, r in found.items()}
@@ -175,8 +178,8 @@ def test_t4s_own_fields(trials):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_no_parameter_is_called_like_a_figure(family):
-    figures = {"time", "times", "status", "reason", "busy", "tflops", "timestamp", *tuner_files.FIGURES}
-    figures |= {name for names in tuner_files.PHASES.values() for name in names}
+    figures = {"time", "times", "status", "reason", "busy", "tflops", "timestamp", *FIGURES}
+    figures |= {*kernel_tuner_cache.PHASES.values(), *t4_results.PHASES.values()}
     assert not figures & {p.name for p in family.parameters()}
 
 
@@ -259,7 +262,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize(("attack", "words"), ATTACKS.values(), ids=list(ATTACKS))
 def test_what_is_not_as_it_must_be_is_refused(trials, tmp_path, attack, words):
-    data = copy.deepcopy(tuner_files.to_kernel_tuner(trials))
+    data = copy.deepcopy(kernel_tuner_cache.to_cache(trials))
     attack(data)
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(data))
@@ -288,17 +291,17 @@ def test_what_is_no_export_is_refused(tmp_path, text, words):
 
 
 def test_what_terminals_obey_is_dropped(trials, tmp_path):
-    data = tuner_files.to_kernel_tuner(trials)
+    data = kernel_tuner_cache.to_cache(trials)
     failed = next(e for e in data["cache"].values() if e["status"] == "wrong")
     failed["reason"] = "\x1b[2Jgone\r\x9b31m"
     path = tmp_path / "trials.json"
     path.write_text(json.dumps(data))
     (outcome,) = [e.outcome for e in read(path).ended if e.outcome.status is Status.WRONG]
-    assert not tuner_files.CONTROL.search(outcome.reason) and "gone" in outcome.reason
+    assert not CONTROL.search(outcome.reason) and "gone" in outcome.reason
 
 
 def test_derived_figures_are_not_taken_from_the_file(trials, tmp_path):
-    data = tuner_files.to_kernel_tuner(trials)
+    data = kernel_tuner_cache.to_cache(trials)
     entry(data)["time"], entry(data)["tflops"] = 1e-9, 1e9
     path = tmp_path / "trials.json"
     path.write_text(json.dumps(data))
@@ -306,7 +309,7 @@ def test_derived_figures_are_not_taken_from_the_file(trials, tmp_path):
 
 
 def test_a_refused_file_leaves_the_storage_alone(trials, tmp_path):
-    data = tuner_files.to_kernel_tuner(trials)
+    data = kernel_tuner_cache.to_cache(trials)
     list(data["cache"].values())[-1]["br"] = "x"
     (tmp_path / "bad.json").write_text(json.dumps(data))
     done = CliRunner().invoke(

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flashgen.tuner.exchange.recorded_spaces import read
-from flashgen.tuner.exchange.replay import GOAL, NO_PRIOR, Replayed, ReplayOptions, replay
+from flashgen.tuner.exchange.replay import ReplayOptions, replay
+from flashgen.tuner.exchange.replay_curves import GOAL, Replayed
+from flashgen.tuner.exchange.replay_methods import NO_PRIOR
 from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.tune.coordinator import TuneOptions
 

@@ -18,14 +18,9 @@ from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError, UsageError
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.exchange.recorded_spaces import Entry, RecordedSpace, read, write
-from flashgen.tuner.exchange.replay import (
-    Curves,
-    Replayed,
-    ReplayOptions,
-    default_methods,
-    parse_methods,
-    replay,
-)
+from flashgen.tuner.exchange.replay import ReplayOptions, replay
+from flashgen.tuner.exchange.replay_curves import Curves, Replayed
+from flashgen.tuner.exchange.replay_methods import default_methods, parse_methods
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.view.replay import notes, plot, show_replays

@@ -23,9 +23,11 @@ from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.cost_model import predict
 from flashgen.tuner.predict.rank_correlation import spearman
-from flashgen.tuner.report import charts, content
+from flashgen.tuner.report import gathering
+from flashgen.tuner.report.charts.axes import MOST_TICKS, padded
+from flashgen.tuner.report.charts.units import Unit
 from flashgen.tuner.report.chosen import choose_group, groups_in
-from flashgen.tuner.report.content import make_report
+from flashgen.tuner.report.gathering import make_report
 from flashgen.tuner.report.page import render_html
 from flashgen.tuner.request import Shape
 from flashgen.tuner.search.importance import importance, worth_of
@@ -61,7 +63,7 @@ def catalogue_of(family_name, problem=PROBLEM, limits=LIMITS):
 @pytest.fixture(autouse=True)
 def small_spaces(monkeypatch):
     """Spaces that are enumerated at once."""
-    monkeypatch.setattr(content, "build_catalogue", lambda family, *_: catalogue_of(family.family))
+    monkeypatch.setattr(gathering, "build_catalogue", lambda family, *_: catalogue_of(family.family))
 
 
 def measured(variant, us):
@@ -132,7 +134,7 @@ def page(tmp_path_factory):
     """The page of a study of two families."""
     storage = optuna.storages.InMemoryStorage()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(content, "build_catalogue", lambda family, *_: catalogue_of(family.family))
+        patch.setattr(gathering, "build_catalogue", lambda family, *_: catalogue_of(family.family))
         add_study(storage, "ladder", fake_outcomes("ladder", 30))
         add_study(storage, "simt", fake_outcomes("simt", 40, seed=1))
         return render_html(report_on(storage, tmp_path_factory.mktemp("none")))
@@ -374,11 +376,11 @@ def test_what_matters_is_found():
 
 @pytest.mark.parametrize("ends", [(1, 1.01), (0.9, 2.2), (5, 900), (67.2, 191), (1000, 1e6), (0.001, 0.0012)])
 def test_axes_have_a_few_round_ticks(ends):
-    axis = charts.padded(ends, 0, 100, log=True)
+    axis = padded(ends, 0, 100, log=True)
     ticks = axis.ticks()
-    assert 2 <= len(ticks) <= charts.MOST_TICKS
+    assert 2 <= len(ticks) <= MOST_TICKS
     assert all(axis.low <= tick <= axis.high for tick in ticks)
-    assert not any("e" in charts.Unit("us", 1.0).tick(tick) for tick in ticks)
+    assert not any("e" in Unit("us", 1.0).tick(tick) for tick in ticks)
 
 
 # -- how it looks ----------------------------------------------------------------------------------------

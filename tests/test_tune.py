@@ -39,7 +39,8 @@ from flashgen.tuner.tune.coordinator import (
     TuneOptions,
     tune,
 )
-from flashgen.tuner.view.console import RunView, show_result
+from flashgen.tuner.view.progress import RunView
+from flashgen.tuner.view.tuned import show_result
 from optuna.study import get_all_study_names, load_study
 from rich.console import Console
 from sqlalchemy.exc import OperationalError

@@ -12,7 +12,7 @@ from flashgen.tuner.evaluate.outcome import Outcome
 from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.tune.coordinator import TuneOptions, tune
 from flashgen.tuner.tune.wall_time import WallTime
-from flashgen.tuner.view.console import wall_time_words
+from flashgen.tuner.view.tuned import wall_time_words
 from test_tune import LADDER, PROBLEM, StandInDevice, StandInEvaluator, StandInToolchain, cost
 
 

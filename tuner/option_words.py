@@ -12,6 +12,11 @@ from .errors import UsageError, checked
 T = TypeVar("T")
 
 
+def word(value: Value) -> str:
+    """Writes a parameter's value as ``--set`` takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
     """The families called ``names``, each once. Raises UsageError."""
     return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))

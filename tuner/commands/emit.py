@@ -137,7 +137,7 @@ def emit_command(
         files = {"target": str(target), **({"beside": [str(path) for path in beside]} if cmake else {})}
         print_json({**files, **emitted.to_dict()})
     else:
-        from ..view.console import show_emitted
+        from ..view.emitted import show_emitted
 
         show_emitted(console_for(False), target, emitted, list(beside))
 
@@ -146,7 +146,7 @@ def _emit_bundle(target: Path, picks: list[Pick], command: list[str], embed: int
     """Writes a module of several kernels. ``embed`` is as in `bundle`."""
     from ..shelf.bundle import bundle, kernels_of
     from ..shelf.emitting import write_target
-    from ..view.console import show_bundle
+    from ..view.emitted import show_bundle
 
     entries = kernels_of(picks)
     if target.suffix != ".py":

@@ -79,7 +79,7 @@ def devices_command(json_: Json = False) -> None:
     """
     from ...gen.limits import PRESETS
     from ..cards.names import cards, survey
-    from ..view.console import show_devices
+    from ..view.devices import show_devices
 
     found, trouble = cards()
     tools = survey()

@@ -49,7 +49,7 @@ def export_command(
 
     Example: [bold]flashgen export trials.json --device sim:gtx-1080 --d 64[/bold]
     """
-    from ..exchange.tuner_files import FORMATS, export
+    from ..exchange.trial_files import FORMATS, export
 
     if style not in FORMATS:
         raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
@@ -79,7 +79,7 @@ def import_command(
     rendered anew.
     """
     from ..exchange.portable import put
-    from ..exchange.tuner_files import read
+    from ..exchange.trial_files import read
     from ..store.studies import default_storage
 
     done = put(storage or default_storage(out), read(file))
@@ -116,7 +116,7 @@ def report_command(
     """
     from ..cards.names import limits_named
     from ..report.chosen import check_target, open_chosen
-    from ..report.content import make_report
+    from ..report.gathering import make_report
     from ..report.page import render_html
     from ..shelf.emitting import write_target
     from ..store.studies import default_storage
@@ -220,7 +220,8 @@ def replay_command(
     """
     from ..build.compile import usable_cores
     from ..exchange.recorded_spaces import read
-    from ..exchange.replay import ReplayOptions, default_methods, parse_methods, replay
+    from ..exchange.replay import ReplayOptions, replay
+    from ..exchange.replay_methods import default_methods, parse_methods
     from ..view.replay import check_plot, replay_progress, show_replays
     from ..view.replay import plot as draw
 

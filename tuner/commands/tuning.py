@@ -93,7 +93,8 @@ def tune_command(
     from ..store.studies import default_storage
     from ..tune.batch import BatchResult, Competing, tune_each, write_module
     from ..tune.coordinator import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions
-    from ..view.console import RunView, show_batch, show_result
+    from ..view.progress import RunView
+    from ..view.tuned import show_batch, show_result
 
     problems = shapes.problems()
     how = parse_sampler(sampler)
@@ -175,9 +176,9 @@ def space_command(
     from ..cards.names import limits_named
     from ..option_words import parse_settings
     from ..predict.prior import prior_of
+    from ..predict.space_survey import survey_space
     from ..serving import serving_families
-    from ..view.console import show_space
-    from ..view.space import view_space
+    from ..view.space import show_space
 
     problem = shape.problem()
     kind = None if family is None else checked(lambda: family_named(family))
@@ -186,11 +187,11 @@ def space_command(
     limits = limits_named(device)
     kind = kind or serving_families(problem, limits, settings or [])[0]
     held = parse_settings(kind, settings or [])
-    view = view_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
+    survey = survey_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
     if json_:
-        print_json(view.to_dict())
+        print_json(survey.to_dict())
     else:
-        show_space(console_for(False), view)
+        show_space(console_for(False), survey)
 
 
 def ladder_command(

@@ -14,14 +14,13 @@ import optuna
 from optuna.study import Study, get_all_study_names, load_study
 from optuna.trial import TrialState, create_trial
 
-from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
-from ...gen.problem import Problem
 from ...gen.variant import Variant
-from ..cards.slug import SIM_PREFIX, same_card
+from ..cards.slug import same_card
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..request import Shape
+from ..store.about import About
 from ..store.studies import (
     OUTCOME,
     distributions,
@@ -32,36 +31,11 @@ from ..store.studies import (
     plain_figures,
     require_existing,
     storage_errors,
-    study_name,
     without_password,
 )
 
 #: What a trial's ``origin`` says when an import put it there.
 IMPORTED = "imported"
-
-
-@dataclass(frozen=True)
-class About:
-    """What all trials of one study share. ``mark`` tells apart versions of what made the kernels."""
-
-    problem: Problem
-    limits: DeviceLimits
-    family: type[Variant]
-    predicted: bool
-    driver: str
-    toolkit: str
-    flashgen: str
-    seed: int
-    mark: str
-
-    @property
-    def slug(self) -> str:
-        return (SIM_PREFIX if self.predicted else "") + self.limits.slug
-
-    @property
-    def study(self) -> str:
-        """The study's name; never taken from a file."""
-        return study_name(self.slug, self.problem, self.family, self.mark)
 
 
 @dataclass(frozen=True)
@@ -141,7 +115,7 @@ def put(where: str, trials: Trials) -> Imported:
     storage = open_storage(where)
     with storage_errors(where):
         new = about.study not in get_all_study_names(storage)
-    study = open_study(storage, where, about.study, _attributes(about) if new else {})
+    study = open_study(storage, where, about.study, about.attributes() if new else {})
     known = added = 0
     with storage_errors(where):
         have = {outcome.variant for _, outcome in outcomes(study, about.family)}
@@ -157,43 +131,15 @@ def put(where: str, trials: Trials) -> Imported:
 
 def _trials(study: Study) -> Trials | None:
     """None for a study of a family or of parameters that this version does not know."""
-    attributes = study.user_attrs
     try:
-        family = family_named(attributes["family"])
-        about = About(
-            problem=Problem.from_dict(attributes["problem"]),
-            limits=DeviceLimits(**attributes["limits"]),
-            family=family,
-            predicted=attributes["predicted"],
-            driver=attributes["driver"],
-            toolkit=attributes["toolkit"],
-            flashgen=attributes["flashgen"],
-            seed=attributes["seed"],
-            mark=study.study_name.rpartition("/")[2],
-        )
+        about = About.of_study(study.study_name, study.user_attrs)
         ended = [
             Ended(outcome, (trial.datetime_complete or datetime.datetime.now()).astimezone(datetime.UTC))
-            for trial, outcome in outcomes(study, family)
+            for trial, outcome in outcomes(study, about.family)
         ]
     except (KeyError, TypeError, ValueError):
         return None
     return Trials(about, tuple(ended))
-
-
-def _attributes(about: About) -> dict[str, object]:
-    """What `flashgen tune` would say of the study."""
-    return {
-        "slug": about.slug,
-        "device": about.limits.name,
-        "driver": about.driver,
-        "limits": about.limits.to_dict(),
-        "predicted": about.predicted,
-        "toolkit": about.toolkit,
-        "problem": about.problem.to_dict(),
-        "family": about.family.family,
-        "flashgen": about.flashgen,
-        "seed": about.seed,
-    }
 
 
 def _add(study: Study, family: type[Variant], ended: Ended) -> None:

@@ -9,9 +9,9 @@ from ...gen.variant import Illegal
 from ..cards.device import Device
 from ..cards.emulated import PREFIX
 from ..cards.names import cards, resolve
+from ..cards.slug import same_card
 from ..errors import FlashgenError
 from ..shelf.emitted_kernels import EmittedKernel
-from ..shelf.library import same_card
 
 
 def check_fits(emitted: EmittedKernel, limits: DeviceLimits) -> None:

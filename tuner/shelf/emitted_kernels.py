@@ -40,7 +40,7 @@ def read_emitted(path: Path) -> EmittedKernel:
 
 
 def read_each(path: Path) -> list[EmittedKernel]:
-    """Reads every kernel of an emitted file: a module may hold several."""
+    """Reads every kernel of an emitted file as `read_emitted` does one; a module may hold several."""
     if path.suffix not in (".py", ".cu"):
         raise UsageError(f"{path} is neither a .py nor a .cu file; name one that `flashgen emit` wrote")
     try:

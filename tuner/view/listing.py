@@ -10,9 +10,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from ...gen.variant import Value
+from ..option_words import word
 from ..shelf.library import Entry
 from ..shelf.listing import FIGURES, Difference, name_of
-from .console import make_room, microseconds, settings_words, word
+from .words import microseconds, settings_words, widen
 
 FIGURE_WORDS = {
     "median_us": "median",
@@ -28,7 +29,7 @@ FIGURE_WORDS = {
 
 def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
     """One line a kernel, under its card. Without files is what a study alone holds."""
-    make_room(console)
+    widen(console)
     for slug in dict.fromkeys(entry.slug for entry in entries):
         here = [entry for entry in entries if entry.slug == slug]
         table = Table(title=f"{slug}: {escape(here[0].kernel.device)}", title_justify="left")
@@ -52,7 +53,7 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
 
 def show_difference(console: Console, difference: Difference, *, source: bool) -> None:
     """What differs, the figures of both, and the change of the source."""
-    make_room(console)
+    widen(console)
     a, b = difference.a, difference.b
     table = Table()
     table.add_column("")

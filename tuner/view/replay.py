@@ -14,10 +14,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..errors import FlashgenError
-from ..exchange.replay import GOAL, HIGH, LOW, MARKS, Replayed
+from ..exchange.replay_curves import GOAL, HIGH, LOW, MARKS, Replayed
 from ..search.sampler_names import SamplerName
-from .console import make_room, microseconds, problem_words
 from .drawing import require_matplotlib
+from .words import microseconds, problem_words, widen
 
 #: The method that is compared with the others.
 OURS = str(SamplerName.GP)
@@ -38,7 +38,7 @@ def replay_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 def show_replays(console: Console, replays: Sequence[Replayed]) -> None:
-    make_room(console)
+    widen(console)
     for replayed in replays:
         console.print(_table(replayed))
         for line in notes(replayed):

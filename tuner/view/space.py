@@ -1,138 +1,91 @@
-"""What `flashgen space` tells: how a family's space is pruned, its survivors, one variant's verdict."""
+"""A family's space: what each rule removed, the survivors, and the verdict on held parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from rich.console import Console
+from rich.table import Table
 
-from ...gen.limits import DeviceLimits
-from ...gen.problem import Problem
-from ...gen.variant import Illegal, Value, Variant
-from ..predict.catalogue import Catalogue, build_catalogue
-from ..predict.prior import Prior
-from ..predict.ranking import predicted_fastest
+from ..predict.space_survey import SpaceSurvey
+from .words import differing_settings, microseconds, problem_words, settings_words, widen
 
 
-@dataclass(frozen=True)
-class Survivor:
-    """A legal variant with its use of the card. ``registers`` is an estimate, ``predicted_us`` the cost
-    model's time (None without a cost model)."""
-
-    variant: Variant
-    threads: int
-    smem_bytes: int
-    registers: int
-    blocks_per_sm: int
-    occupancy: float
-    predicted_us: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "variant": self.variant.to_dict()}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one variant is legal; else the rule it breaks and why. ``completed`` names the parameters that
-    were not given and stand at the family's defaults.
-
-    ``advice`` is why the search leaves a legal variant out, empty where it does not. ``nearest`` is the
-    closest legal variant with the values that were given, where this one is illegal.
-    """
-
-    variant: Variant
-    legal: bool
-    rule: str
-    reason: str
-    advice: str
-    completed: tuple[str, ...]
-    use: Survivor | None
-    nearest: Variant | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "variant": self.variant.to_dict(),
-            "legal": self.legal,
-            "rule": self.rule,
-            "reason": self.reason,
-            "advice": self.advice,
-            "completed_by_defaults": list(self.completed),
-            "use": self.use.to_dict() if self.use else None,
-            "nearest_legal": self.nearest.to_dict() if self.nearest else None,
-        }
-
-
-@dataclass(frozen=True)
-class SpaceView:
-    """The whole answer. ``survivors`` are the first few, fastest predicted first; ``looked_at`` says among
-    how many they were chosen."""
-
-    catalogue: Catalogue
-    survivors: tuple[Survivor, ...]
-    looked_at: int
-    verdict: Verdict | None
-
-    def to_dict(self) -> dict[str, Any]:
-        catalogue = self.catalogue
-        return {
-            "family": catalogue.family.family,
-            "problem": catalogue.problem.to_dict(),
-            "device": catalogue.limits.name,
-            "sm": catalogue.limits.sm,
-            "total": catalogue.total,
-            "removed": dict(catalogue.removed),
-            "waived_advice": list(catalogue.waived),
-            "legal": len(catalogue),
-            "verdict": self.verdict.to_dict() if self.verdict else None,
-            "looked_at": self.looked_at,
-            "survivors": [s.to_dict() for s in self.survivors],
-        }
-
-
-def view_space(
-    family: type[Variant],
-    problem: Problem,
-    limits: DeviceLimits,
-    held: Mapping[str, Value],
-    prior: Prior,
-    *,
-    count: int,
-    seed: int = 0,
-) -> SpaceView:
-    """Enumerates the space with the ``held`` parameters and looks for the ``count`` fastest predicted."""
-    catalogue = build_catalogue(family, problem, limits, held)
-    ranked: list[tuple[float, int]] = []
-    if len(catalogue) and count > 0:
-        ranked = predicted_fastest(catalogue, prior, seed)
-    survivors = tuple(
-        resource_use(catalogue.variant(row), problem, limits, predicted_us=us) for us, row in ranked[:count]
+def show_space(console: Console, survey: SpaceSurvey) -> None:
+    """Prints what each rule removed, the survivors and, for held parameters, the verdict."""
+    widen(console)
+    catalogue = survey.catalogue
+    limits, problem = catalogue.limits, catalogue.problem
+    console.print(
+        f"{catalogue.family.family}, {problem_words(problem)}, {limits.name} ({limits.sm})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
-    verdict = judge(catalogue, held, prior) if held else None
-    return SpaceView(catalogue, survivors, len(ranked), verdict)
+    rules = Table()
+    rules.add_column("rule")
+    rules.add_column("variants", justify="right")
+    rules.add_row("all combinations", f"{catalogue.total:,}")
+    for name, count in sorted(catalogue.removed.items(), key=lambda each: -each[1]):
+        rules.add_row(f"removed by {name}", f"{count:,}")
+    rules.add_row("legal", f"{len(catalogue):,}", style="bold")
+    console.print(rules)
+    if catalogue.waived:
+        text = f"waived, since nothing else would be left: the advice on {', '.join(catalogue.waived)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if survey.survivors:
+        show_survivors(console, survey)
+    if survey.verdict is not None:
+        show_verdict(console, survey)
 
 
-def judge(catalogue: Catalogue, held: Mapping[str, Value], prior: Prior) -> Verdict:
-    """Whether the variant with the ``held`` values, defaults elsewhere, is legal. The catalogue has the legal
-    ones with those values."""
-    family, problem, limits = catalogue.family, catalogue.problem, catalogue.limits
-    variant = family(**held)
-    completed = tuple(p.name for p in family.parameters() if p.name not in held)
-    try:
-        variant.check(problem, limits)
-    except Illegal as error:
-        row = catalogue.nearest(variant)
-        nearest = None if row is None else catalogue.variant(row)
-        return Verdict(variant, False, error.rule, error.reason, "", completed, None, nearest)
-    use = resource_use(variant, problem, limits, predicted_us=prior(variant))
-    advice = variant.advice(problem, limits) or ""
-    return Verdict(variant, True, "", "", advice, completed, use, None)
+def show_survivors(console: Console, survey: SpaceSurvey) -> None:
+    """Lists the fastest predicted variant in full, the next ones by what differs from it."""
+    first, total = survey.survivors[0].variant, len(survey.catalogue)
+    among = "" if survey.looked_at == total else f" of {survey.looked_at:,} looked at"
+    table = Table()
+    for heading in ("predicted", "smem", "regs", "blocks"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("variant, as it differs from the first", overflow="fold")
+    for survivor in survey.survivors:
+        table.add_row(
+            microseconds(survivor.predicted_us or 0.0),
+            str(survivor.smem_bytes),
+            f"~{survivor.registers}",
+            str(survivor.blocks_per_sm),
+            differing_settings(survivor.variant, first) or settings_words(first),
+        )
+    console.print(
+        f"the {len(survey.survivors)} fastest predicted{among} (smem in bytes per block, registers estimated "
+        "per thread, blocks per SM)",
+        highlight=False,
+    )
+    console.print(table)
 
 
-def resource_use(
-    variant: Variant, problem: Problem, limits: DeviceLimits, predicted_us: float | None = None
-) -> Survivor:
-    threads, smem = variant.threads(), variant.smem_bytes(problem, limits)
-    registers = variant.registers(problem, limits)
-    blocks = limits.blocks_per_sm(threads, registers, smem)
-    occupancy = blocks * threads / limits.max_threads_per_sm
-    return Survivor(variant, threads, smem, registers, blocks, occupancy, predicted_us)
+def show_verdict(console: Console, survey: SpaceSurvey) -> None:
+    """Prints whether the variant with the held parameters is legal, and what stands against which limit."""
+    verdict, limits = survey.verdict, survey.catalogue.limits
+    assert verdict is not None
+    lines = [f"{verdict.variant.family}: {settings_words(verdict.variant)}"]
+    if verdict.completed:
+        lines.append(f"(not given, so at their defaults: {', '.join(verdict.completed)})")
+    if verdict.use is None:
+        lines.append(f"illegal: {verdict.rule}: {verdict.reason}")
+    else:
+        use = verdict.use
+        lines += [
+            f"legal, but left out of the search: {verdict.advice}" if verdict.advice else "legal:",
+            f"  shared memory: needs {use.smem_bytes} bytes, {limits.sm} allows {limits.smem_per_block}",
+            f"  registers: about {use.registers} per thread, {limits.max_registers_per_thread} allowed",
+            f"  threads: {use.threads} per block, {limits.max_threads_per_block} allowed",
+            f"  occupancy: {use.blocks_per_sm} blocks per SM, {100 * use.occupancy:.0f} % of its threads",
+            f"  predicted: {microseconds(use.predicted_us or 0.0)}",
+        ]
+    if verdict.nearest is not None:
+        lines.append(
+            f"{len(survey.catalogue):,} variants with the held parameters are legal; the nearest has "
+            f"{differing_settings(verdict.nearest, verdict.variant)}"
+        )
+    elif not verdict.legal and verdict.completed:
+        lines.append("no variant with the held parameters is legal; hold fewer or others")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

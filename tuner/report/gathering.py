@@ -1,0 +1,110 @@
+"""A report's content, gathered from the trials of a group of studies."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.storages import BaseStorage
+
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+from ..evaluate.reasons import count_reasons
+from ..predict.bounds import predicted
+from ..predict.catalogue import build_catalogue
+from ..predict.rank_correlation import spearman
+from ..search.importance import importance
+from ..store.studies import storage_errors
+from .chosen import Group
+from .content import FamilyPart, Origin, Pruned, Report, Trial
+from .read_study import ReadStudy, read_study
+from .winner import winner_of
+
+#: The attribute of a trial that says what proposed it.
+ORIGIN = "origin"
+
+
+def make_report(
+    storage: BaseStorage,
+    where: str,
+    group: Group,
+    *,
+    out: Path,
+    older: int = 0,
+) -> Report:
+    """Reads the group's studies and works out what there is to tell.
+
+    ``where`` names the storage in errors, ``out`` is where the winner's file may be, ``older`` counts groups
+    of the same problem and card by other versions.
+    """
+    with storage_errors(where):
+        studies = [read_study(storage, name) for name in group.names]
+    about = studies[0].about
+    problem, limits = group.problem, DeviceLimits(**about["limits"])
+    by_family = _trials(studies, problem, limits)
+    parts = [
+        _family_part(study, by_family[study.name], problem, limits, bool(about["predicted"]))
+        for study in studies
+    ]
+    parts.sort(key=lambda part: part.best_us)
+    trials = sorted((t for each in by_family.values() for t in each), key=lambda t: t.number)
+    return Report(
+        problem=problem,
+        device=str(about["device"]),
+        limits=limits,
+        slug=group.slug,
+        predicted=bool(about["predicted"]),
+        about={key: str(about.get(key, "")) for key in ("toolkit", "driver", "flashgen", "seed")},
+        studies=group.names,
+        families=tuple(parts),
+        trials=tuple(trials),
+        winner=winner_of(studies, parts, group, limits, out),
+        statuses=dict(Counter(str(t.outcome.status) for t in trials).most_common()),
+        reasons=count_reasons(t.outcome for t in trials if t.median_us is None),
+        origins=_origins(trials),
+        in_flight=sum(study.in_flight for study in studies),
+        older=older,
+    )
+
+
+def _trials(
+    studies: Sequence[ReadStudy], problem: Problem, limits: DeviceLimits
+) -> dict[str, tuple[Trial, ...]]:
+    """The trials of each study, numbered across all of them in the order in which they ended."""
+    every = [(trial, outcome, study.name) for study in studies for trial, outcome in study.done]
+    every.sort(key=lambda each: (each[0].datetime_complete or datetime.datetime.min, each[0].number))
+    found: dict[str, list[Trial]] = {study.name: [] for study in studies}
+    for number, (trial, outcome, name) in enumerate(every, start=1):
+        prediction = predicted(outcome.variant, problem, limits) if outcome.measurement else None
+        origin = str(trial.user_attrs.get(ORIGIN, ""))
+        found[name].append(Trial(number, outcome, origin, trial.datetime_complete, prediction))
+    return {name: tuple(trials) for name, trials in found.items()}
+
+
+def _family_part(
+    study: ReadStudy, trials: tuple[Trial, ...], problem: Problem, limits: DeviceLimits, emulated: bool
+) -> FamilyPart:
+    timed = [(t.variant, t.median_us, t.prediction) for t in trials if t.median_us is not None]
+    variants, times = [v for v, _, _ in timed], [us for _, us, _ in timed]
+    both = [(p.median_us, us) for _, us, p in timed if p is not None]
+    catalogue = build_catalogue(study.family, problem, limits)
+    return FamilyPart(
+        family=study.family,
+        trials=trials,
+        unreadable=study.unreadable,
+        pruned=Pruned(catalogue.total, dict(catalogue.removed), len(catalogue)),
+        importance=importance(variants, times),
+        rho=None if emulated else spearman([p for p, _ in both], [us for _, us in both]),
+    )
+
+
+def _origins(trials: Sequence[Trial]) -> tuple[Origin, ...]:
+    names = list(dict.fromkeys(t.origin for t in trials if t.origin))
+    found = []
+    for name in names:
+        theirs = [t for t in trials if t.origin == name]
+        times = [t.median_us for t in theirs if t.median_us is not None]
+        found.append(Origin(name, len(theirs), min(times, default=None)))
+    return tuple(found)
