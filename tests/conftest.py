@@ -1,11 +1,6 @@
-"""Lets the tests import the helpers that stand beside them."""
-
-import sys
-from pathlib import Path
+"""Options of the tests."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,8 +18,10 @@ from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 
+from tests.support import ROOT
+
 GOLDEN = Path(__file__).parent / "golden"
-SHIPPED = Path(__file__).parents[2] / "out" / "nvidia_h200"
+SHIPPED = ROOT / "out" / "nvidia_h200"
 CASES: dict[str, dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text())
 
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
-from covering import (
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.tuner.build.compile import CompilePool
+from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
+from flashgen.tuner.errors import BuildError, FlashgenError
+from flashgen.tuner.evaluate.cases import Depth
+from flashgen.tuner.evaluate.validate import validate
+
+from tests.support.covering import (
     NUMBERS,
     WGMMA_NUMBERS,
     Setting,
@@ -15,13 +23,6 @@ from covering import (
     parts_settings,
     wgmma_settings,
 )
-from flashgen.gen.problem import Problem
-from flashgen.gen.render import render
-from flashgen.tuner.build.compile import CompilePool
-from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
-from flashgen.tuner.errors import BuildError, FlashgenError
-from flashgen.tuner.evaluate.cases import Depth
-from flashgen.tuner.evaluate.validate import validate
 
 #: Variants in full depth, and lengths of the real problem they are then tried on.
 FULL_DEPTH, LENGTH = 40, 1000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.prove.proof import prove_each
 from flashgen.tuner.shelf.bundle import build_cubins
+
+from tests.support.modules import import_path
 
 SHORT: dict[str, Any] = {"batch": 8, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 128, "seqlen_k": 128}
 LONG: dict[str, Any] = {"batch": 1, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 1024, "seqlen_k": 1024}
@@ -55,12 +55,7 @@ def path(device: CudaDevice, kernels: list[Kernel], tmp_path_factory: pytest.Tem
 
 @pytest.fixture
 def module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("several", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["several"] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_path(path, for_good=True)
 
 
 def arrays_of(problem: Problem, rows: int = 0) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 import subprocess
@@ -34,6 +33,8 @@ from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.prove.proof import prove
 from flashgen.tuner.prove.sanitizers import find_compute_sanitizer
 
+from tests.support.modules import import_path
+
 D = 64
 BOUND = 2e-6
 
@@ -49,11 +50,7 @@ def simt_kernel(device: CudaDevice, **problem: Any) -> Kernel:
 
 def load(path: Path, kernel: Kernel) -> Any:
     path.write_text(emit_module(kernel, device="this card"))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_path(path)
 
 
 @pytest.fixture(scope="module")

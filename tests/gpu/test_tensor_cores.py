@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import fragments
 import numpy as np
 import pytest
 from flashgen.gen.families.simt.family import Simt
@@ -13,7 +12,9 @@ from flashgen.gen.launch import Launch
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import environment
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
-from fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Cores, Instruction
+
+from tests.support import fragments
+from tests.support.fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Cores, Instruction
 
 PRODUCTS = 512
 TURING, AMPERE_ARCH, HOPPER_ARCH = 75, 80, 90

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,8 @@ from flashgen.tuner.serving import serving_families
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from flashgen.tuner.shelf.emitting import best_guess
+
+from tests.support.modules import import_path
 
 D = 64
 
@@ -45,11 +45,7 @@ def load(folder: Path, kernel: Kernel) -> Any:
     """By a name of its own, by which compiled functions find it."""
     path = folder / f"{kernel.problem.name}_{kernel.digest}.py"
     path.write_text(emit_module(kernel, device="this card"))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_path(path, for_good=True)
 
 
 def some_kernel(device: CudaDevice, family: str, **problem: Any) -> Kernel:

@@ -93,7 +93,7 @@ class Coefficients:
 COEFFICIENTS = Coefficients()
 #: For kernels on tensor cores. A warp's products, maxima and exponentials wait for each other, so that pipes
 #: overlap less and a tile has a latency of its own, here the barrier's; their copies pass L1 by, and matrix
-#: loads have no conflicts. Fitted to times of an H200 like the others: tests/calibrate.py.
+#: loads have no conflicts. Fitted to times of an H200 like the others: see `fit`.
 TENSOR_COEFFICIENTS = replace(
     COEFFICIENTS,
     overlap=2.6,

@@ -6,7 +6,7 @@ alone is bound by its chain: its scores, then their maxima, exponentials and wei
 schedule part of the outputs before; of float32, also by the few warps that split its keys and values. A block
 starts, walks its tiles, and ends or goes on to the next query tile; device memory bounds the whole.
 
-The coefficients marked "fitted" minimize the error on some 5800 kernels timed on an H200: tests/calibrate.py.
+The coefficients marked "fitted" minimize the error on some 5800 kernels timed on an H200: see `fit`.
 """
 
 from __future__ import annotations

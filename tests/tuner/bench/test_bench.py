@@ -1,0 +1,450 @@
+"""The benchmark of kernels beside what a user would pick instead, by a stand-in for PyTorch and its clock."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flashgen.gen.limits import DeviceLimits
+from flashgen.gen.problem import Problem
+from flashgen.tuner.bench import ceilings, figures, run
+from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
+from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
+from flashgen.tuner.bench.plan import BenchOptions, contender_names, make_plan
+from flashgen.tuner.bench.run import run_bench
+from flashgen.tuner.cards import names
+from flashgen.tuner.cli import app
+from flashgen.tuner.errors import FlashgenError
+from flashgen.tuner.shelf import library
+from flashgen.tuner.suites import SUITES, Workload
+from typer.testing import CliRunner
+
+from tests.support import ROOT
+from tests.support.peers import served
+from tests.support.tuned_kernels import H200, tuned
+
+FAKES = ROOT / "tests" / "support" / "fake_torch"
+#: No shipped kernel has that head dim.
+HALF = Problem(dtype="bf16", batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=12, seqlen_k=12, head_dim=24)
+SINGLE = Problem(batch=1, num_q_heads=2, num_kv_heads=2, seqlen_q=9, seqlen_k=9, head_dim=24, causal=True)
+MODULE = """
+import torch
+
+
+def _compile(arch, causal, cached):
+    open(__file__ + f".{arch}.{causal}", "a").write("compiled")
+    return f"for {arch}, {causal}".encode()
+
+
+def attention(q, k, v, causal=None, out=None):
+    assert _compile(90, causal, True) == f"for 90, {causal}".encode()
+    o = torch.attention("ours", q, k, v, causal)
+    if out is not None:
+        out.array[...] = o.array
+        return out
+    return o
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    limits: DeviceLimits = H200
+    spec: str = "0"
+    driver: str = "580.1"
+    predicted: bool = False
+    lock_key: str = "fake-bench-card"
+
+    def toolchain(self):
+        return SimpleNamespace(version="nvcc 13.0.88")
+
+    def open(self):
+        raise AssertionError("the benchmark opens no runner")
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """Sets how the stand-in behaves; flashgen's kernels are in the folder returned."""
+    monkeypatch.syspath_prepend(str(FAKES))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def no_nvcc(arch):
+        raise FlashgenError("no nvcc here")
+
+    monkeypatch.setattr(ceilings, "build", no_nvcc)
+
+    def behave(**how):
+        monkeypatch.setenv("FAKE_TORCH", json.dumps(how))
+
+    behave(ms={"ours": 1.0})
+    yield SimpleNamespace(out=tmp_path / "out", behave=behave)
+    forget_torch()
+
+
+def forget_torch() -> None:
+    """For good: what monkeypatch takes away it would bring back, and other tests would find the stand-in."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        del sys.modules[name]
+
+
+def keep(out: Path, problem: Problem, module: str = MODULE) -> None:
+    library.write(out, H200.slug, replace(tuned(), problem=problem), "// source", module)
+
+
+def options(out: Path, *problems: Problem, **others) -> BenchOptions:
+    workloads = tuple(Workload(problem.name, problem) for problem in problems)
+    return BenchOptions(device=Card(), workloads=workloads, out=out, **others)  # type: ignore[arg-type]
+
+
+def test_every_contender_is_timed_and_compared(fake):
+    fake.behave(
+        ms={
+            "ours": 1.0,
+            "FLASH_ATTENTION": 2.0,
+            "CUDNN_ATTENTION": 1.25,
+            "EFFICIENT_ATTENTION": 4.0,
+            "MATH": 30.0,
+            "flex": 3.0,
+        },
+        noise={"FLASH_ATTENTION": 1e-2},
+    )
+    keep(fake.out, HALF)
+    keep(fake.out, SINGLE)
+    saved: list[BenchRun] = []
+    run = run_bench(options(fake.out, HALF, SINGLE), save=saved.append)
+    half, single = run.rows
+    assert {n: c.ms for n, c in half.cells.items() if c.ms} == {
+        OURS: 1.0,
+        "flash": 2.0,
+        "cudnn": 1.25,
+        "mem-eff": 4.0,
+        "math": 30.0,
+        "flex": 3.0,
+    }
+    assert half.cells["fa3"].reason == "flash_attn_interface is not installed"
+    assert half.ratio("flash") == 2.0 and half.ratio(BEST) == 1.25 and half.best == "cudnn"
+    assert half.exact and half.kernel == HALF.name
+    assert half.tflops == pytest.approx(HALF.flops / 1e9)
+    # Of each, against float64: the one is made wrong by a hundredth.
+    assert half.cells["flash"].error == pytest.approx(1e-2, rel=0.01)
+    ours, theirs = half.cells[OURS].error, half.cells["cudnn"].error
+    assert ours and theirs and 0 < ours < 1e-6 and half.error_ratio == pytest.approx(ours / theirs)
+    # FlashAttention-2 knows no float32, nor does cuDNN.
+    assert set(single.cells) == {OURS, "mem-eff", "xformers", "math", "cupy", "flex"}
+    assert single.ratio(BEST) == 3.0
+    assert run.libraries["torch"] == "9.9.0+fake" and run.libraries["cudnn"] == "91900"
+    assert set(run.host_us) == {"bf16", "f32"}
+    assert {OURS, f"{OURS}, out made", "sdpa"} <= set(run.host_us["bf16"])
+    assert run.ceilings.rates["gemm_bf16"] == pytest.approx(2 * 8192**3 / 1e-3)
+    assert run.ceilings.rates["copy"] == pytest.approx(2 * 2**30 / 1e-3)
+    # Cheap contenders have their turn on all workloads before dear ones have theirs.
+    assert [len([c for row in s.rows for c in row.cells.values() if c.ms]) for s in saved[:2]] == [4, 6]
+    # Compiled before for that mask alone.
+    made = sorted((fake.out / H200.slug).glob("*.py.*.*"))
+    assert [path.name for path in made] == [f"{HALF.name}.py.90.False", f"{SINGLE.name}.py.90.True"]
+    assert all(path.read_text() == "compiled" for path in made)
+
+
+def test_a_refusal_a_crash_and_a_hang_cost_one_cell_each(fake):
+    fake.behave(
+        ms={"ours": 1.0, "EFFICIENT_ATTENTION": 2.0},
+        refuse=["FLASH_ATTENTION"],
+        die=["CUDNN_ATTENTION"],
+        hang=["MATH"],
+        only=24,
+    )
+    keep(fake.out, HALF)
+    notes: list[str] = []
+    contenders = ("flash", "cudnn", "mem-eff", "math")
+    run = run_bench(
+        options(
+            fake.out, HALF, replace(HALF, head_dim=16, head_dim_v=16), contenders=contenders, contender_s=5.0
+        ),
+        note=notes.append,
+    )
+    row, other = run.rows
+    assert row.ours == 1.0 and row.ms("mem-eff") == 2.0
+    reasons = {name: cell.reason for name, cell in row.cells.items() if cell.ms is None}
+    assert reasons == {
+        "flash": "FLASH_ATTENTION is not for you",
+        "cudnn": "killed by SIGABRT",
+        "math": "took longer than 5 s",
+    }
+    assert any("cudnn: killed by SIGABRT" in note for note in notes)
+    # Where no kernel is known the others are timed all the same.
+    assert all(other.ms(name) for name in contenders)
+    assert other.cells[OURS].reason.startswith("no kernel is known for bf16_d16; `flashgen tune`")
+    assert not other.kernel
+
+
+def test_too_much_memory_is_not_asked_for(fake):
+    fake.behave(free_bytes=9 * 9 * 2 * 16)
+    keep(fake.out, SINGLE)
+    row = run_bench(options(fake.out, SINGLE, contenders=("mem-eff", "math"))).rows[0]
+    assert row.ms("mem-eff") == 1.0
+    assert "would need about" in row.cells["math"].reason
+
+
+def test_after_its_minutes_nothing_more_is_begun(fake, monkeypatch):
+    keep(fake.out, HALF)
+    monkeypatch.setattr(run.time, "time", lambda: 0.0)
+    with pytest.raises(FlashgenError, match=r"nothing could be timed: the 0\.5 minutes were over"):
+        run_bench(options(fake.out, HALF, minutes=0.5))
+
+
+def test_stopping_keeps_what_there_is(fake):
+    fake.behave(hang=["flex"])
+    keep(fake.out, HALF)
+    stop = threading.Event()
+    run = run_bench(
+        options(fake.out, HALF, contenders=("flash", "math", "flex")),
+        on_row=lambda row: stop.set() if "math" in row.cells else None,
+        stop=stop,
+    )
+    assert run.rows[0].ms("math") == 1.0 and run.notes == ("stopped before its turn",)
+    assert run.rows[0].cells["flex"].reason == "stopped before its turn"
+
+
+def test_a_kernel_that_does_not_compile_is_told(fake):
+    keep(
+        fake.out, HALF, "def _compile(arch, causal, cached):\n    raise RuntimeError('nvcc failed:\\nmore')\n"
+    )
+    row = run_bench(options(fake.out, HALF, contenders=("cudnn",))).rows[0]
+    assert row.cells[OURS].reason == "does not compile: nvcc failed:" and row.ms("cudnn") == 1.0
+
+
+def test_errors_alone_are_taken_under_both_masks_on_inputs_of_two_kinds(fake):
+    fake.behave(noise={"ours": 1e-3, "CUDNN_ATTENTION": 2e-3})
+    keep(fake.out, HALF)
+    run = run_bench(options(fake.out, HALF, contenders=("cudnn", "flash"), errors_alone=True))
+    assert [(e.inputs, e.problem.causal) for e in run.errors] == [
+        (kind, causal) for kind in ("normal", "uniform") for causal in (False, True)
+    ]
+    for each in run.errors:
+        assert each.kernel == HALF.name and each.problem.num_kv_heads == 4
+        assert each.errors[OURS] == pytest.approx(1e-3, rel=0.01)
+        assert each.errors["cudnn"] == pytest.approx(2e-3, rel=0.01)
+    assert not run.rows[0].ours
+
+
+def test_without_pytorch_or_a_card_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "torch_installed", lambda: False)
+    with pytest.raises(FlashgenError, match="pip install torch"):
+        run_bench(options(tmp_path, HALF))
+    emulated = replace(options(tmp_path, HALF), device=Card(predicted=True, spec="sim:h200"))  # type: ignore[arg-type]
+    with pytest.raises(FlashgenError, match="emulated card"):
+        run_bench(emulated)
+
+
+def test_a_pytorch_that_does_not_start_ends_the_run(fake, monkeypatch, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text("raise ImportError('libtorch is gone')\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "broken"))
+    with pytest.raises(FlashgenError, match="on the card: ImportError: libtorch is gone"):
+        run_bench(options(fake.out, HALF))
+
+
+# -- the plan ------------------------------------------------------------------------------------------------
+
+
+def test_the_nearest_kernel_serves_and_says_so(tmp_path):
+    longer = replace(HALF, seqlen_q=4096, seqlen_k=4096)
+    keep(tmp_path / "out", longer)
+    plan = make_plan(options(tmp_path / "out", HALF, longer), tmp_path)
+    near, exact = plan.rows
+    assert not near.exact and near.kernel == longer.name and "the nearest match is" in near.how
+    assert exact.exact and plan.modules[0] == plan.modules[1]
+
+
+def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
+    workloads = (*SUITES["report"].workloads, *SUITES["gpt2"].workloads)
+    plan = make_plan(BenchOptions(device=Card(), workloads=workloads, out=tmp_path), tmp_path)  # type: ignore[arg-type]
+    assert all(len(steps) == 9 for steps in plan.steps[:5]) and not plan.steps[5]
+    assert len(list(tmp_path.glob("ladder_*.py"))) == 18  # one for each step and head dim
+    assert set(contender_names()) == {name for row in plan.contenders for name in row} | {
+        "flash",
+        "cudnn",
+        "fa3",
+    }
+    assert set(plan.modules) - {None} and all(row.exact for row in plan.rows)
+
+
+def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):
+    fake.behave(ms={"ours": 100.0})
+    module = tmp_path / "step.py"
+    module.write_text(MODULE)
+    problem = replace(SINGLE, num_q_heads=1, num_kv_heads=1, seqlen_q=4096, seqlen_k=4096, head_dim=1)
+    request = {
+        "device": 0,
+        "pci_bus_id": "none",
+        "rows": [
+            {
+                "problem": problem,
+                "module": None,
+                "contenders": {"ladder-4.2.2": 0},
+                "steps": {"ladder-4.2.2": str(module)},
+            }
+        ],
+        "cubins": {},
+        "tasks": [(0, 0)],
+        "skip": {0: {OURS: "none"}},
+        "until": time.time() + 60,
+        "budget_ms": 1.0,
+        "contender_s": 60,
+        "errors_alone": False,
+        "host": False,
+        "ceilings": None,
+    }
+    child = run._Child(request, ())
+    events = list(child.events(threading.Event()))
+    child.close()
+    assert child.ended, child.reason
+    cells = next(event["cells"] for event in events if event["event"] == "cells")
+    # 100 ms at 512 rows: 2048 would take 1.6 s by the square, 4096 6.4.
+    assert cells["ladder-4.2.2"].ms == 6400.0 and cells["ladder-4.2.2"].scaled_from == 512
+
+
+# -- the timer -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.syspath_prepend(str(FAKES))
+    monkeypatch.delenv("FAKE_TORCH", raising=False)
+    yield importlib.import_module("torch")
+    forget_torch()
+
+
+def test_calls_take_turns_each_with_the_l2_flushed(clock):
+    timer = EventTimer(clock)
+    calls = {name: lambda name=name: clock.launch(name) for name in ("a", "b", "c")}
+    times = timer.in_turns(calls, budget_ms=12)
+    assert times == dict.fromkeys(calls, (1.0,) * 5)
+    done = clock.launches
+    assert [done[i : i + 2] for i in range(0, len(done), 3)] == [["flush", "idle"]] * (len(done) // 3)
+    order = "".join(done[2::3])
+    assert order == "abc" * 2 + "abc" + "bca" + "cab" + "cba" + "acb"
+
+
+def test_rounds_follow_from_how_long_calls_take(clock):
+    timer = EventTimer(clock)
+    clock.BEHAVIOUR["ms"] = {"long": 500.0, "short": 0.01}
+    assert len(timer.in_turns({"x": lambda: clock.launch("long")}, 100)["x"]) == 3
+    assert len(timer.in_turns({"x": lambda: clock.launch("short")}, 100)["x"]) == MAX_ROUNDS
+    clock.BEHAVIOUR.clear()
+
+
+def test_peers_are_timed_as_contenders_are(clock):
+    """The yardstick of `flashgen ladder`: backends in turns, those that refuse left out."""
+    clock.BEHAVIOUR.update(ms={"FLASH_ATTENTION": 2.0, "MATH": 30.0}, refuse=["CUDNN_ATTENTION"])
+    told = served((HALF, SINGLE), budget_ms=4.0)
+    clock.BEHAVIOUR.clear()
+    found = {(e.problem, e.backend): (e.fused, e.median_us, e.reason) for e in told}
+    refused = (True, None, "CUDNN_ATTENTION is not for you")
+    assert found == {
+        (0, "flash"): (True, 2000.0, ""),
+        (0, "memory-efficient"): (True, 1000.0, ""),
+        (0, "cudnn"): refused,
+        (0, "math"): (False, 30000.0, ""),
+        (1, "memory-efficient"): (True, 1000.0, ""),
+        (1, "cudnn"): refused,
+        (1, "math"): (False, 30000.0, ""),
+    }
+    # One call each to see who serves, then warm-up and rounds in turns.
+    done, turns = clock.launches, ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
+    assert done[:3] == turns
+    timed = done[3 : 3 + 9 * (WARM_UP_CALLS + MIN_ROUNDS)]
+    assert timed[:9] == [work for name in turns for work in ("flush", "idle", name)]
+    assert sorted(timed[2::3]) == sorted(turns * (WARM_UP_CALLS + MIN_ROUNDS))
+
+
+# -- the file ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read_back(fake, tmp_path):
+    keep(fake.out, HALF)
+    run = run_bench(options(fake.out, HALF, contenders=("flash", "fa3")))
+    cells = run.rows[0].cells
+    wrong = replace(run.rows[0], cells={**cells, OURS: replace(cells[OURS], error=float("nan"))})
+    run = replace(run, rows=(wrong,))
+    path = tmp_path / "deep" / "run.json"
+    figures.write(path, run)
+    again = figures.read(path)
+    assert repr(again) == repr(run)
+    data = json.loads(path.read_text())
+    assert data["rows"][0]["ratios"]["flash"] == 1.0 and data["summary"]["shapes"]["flash"]["workloads"] == 1
+    path.write_text(json.dumps({**data, "format": 99}))
+    with pytest.raises(FlashgenError, match="its format is 99"):
+        figures.read(path)
+    path.write_text("[]")
+    with pytest.raises(FlashgenError, match="run it again"):
+        figures.read(path)
+    with pytest.raises(FlashgenError, match="cannot be read"):
+        figures.read(tmp_path / "none.json")
+
+
+def test_rows_of_asdict_are_whole() -> None:
+    row = Row(name="x", problem=HALF)
+    assert set(row.to_dict()) == {*asdict(row), "ratios"}
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_command_times_writes_fills_and_draws(fake, tmp_path, monkeypatch):
+    keep(fake.out, HALF)
+    monkeypatch.setattr(names, "resolve", lambda spec: Card())
+    monkeypatch.setenv("COLUMNS", "200")
+    readme, target = tmp_path / "README.md", tmp_path / "run.json"
+    readme.write_text(f"<!-- bench:{HALF.name} -->\n<!-- /bench -->\n")
+    shape = ["--shape", HALF.name, "--contenders", "flash,cudnn", "--out", str(fake.out)]
+    printed = invoke(*shape, "--to", str(target), "--readme", str(readme), "--plots", str(tmp_path / "plots"))
+    assert f"{HALF.name}: flashgen 1.000 ms, flash 1.000 (1.00x), cudnn 1.000 (1.00x)" in printed
+    assert "geometric mean of 1 workloads" in printed
+    filled = readme.read_text()
+    assert "| bf16 | 2 | 4 / 2 | 12 | 24 |  | 1.000 |" in filled
+    assert (tmp_path / "plots" / "shapes.svg").exists()
+    readme.write_text(f"<!-- bench:{HALF.name} -->\nold\n<!-- /bench -->\n")
+    invoke("--from", str(target), "--readme", str(readme))
+    assert readme.read_text() == filled
+
+
+def test_plots_that_cannot_be_drawn_are_refused_before_anything_is_timed(fake, tmp_path, monkeypatch):
+    def resolve(spec):
+        raise AssertionError("a card was looked for")
+
+    monkeypatch.setattr(names, "resolve", resolve)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setenv("COLUMNS", "200")
+    told = invoke("--shape", HALF.name, "--plots", str(tmp_path / "plots"), code=1)
+    assert "`pip install matplotlib`" in told and "pip install -e '.[plots]'" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lmm"], "did you mean 'llm'?"),
+        (["--shape", "bf16"], "is not of the form dtype_dHEADDIM"),
+        (["--contenders", "flsh", "llm"], "did you mean 'flash'?"),
+        (["--from", "x.json", "llm"], "leave suites, shapes and --errors out"),
+        (["--device", "sim:h200", "gpt2"], "is an emulated card"),
+        (["--from", "none.json"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_told(arguments, words):
+    code = 1 if words in ("is an emulated card", "cannot be read") else 2
+    assert words in " ".join(invoke(*arguments, code=code).split())

@@ -1,0 +1,561 @@
+"""The CUDA runner against a stand-in for PyCUDA: addresses, guards, timing and errors, without a GPU."""
+
+import builtins
+import gc
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+from flashgen.gen.arguments import MapDescription, describe_maps, make_arguments
+from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.launch import Launch, TensorMap
+from flashgen.gen.problem import Problem
+from flashgen.tuner.cards import cuda, driver, nvml
+from flashgen.tuner.cards.driver import DriverError
+from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.evaluate.cases import Case
+from flashgen.tuner.evaluate.comparison import compare
+from flashgen.tuner.evaluate.inputs import make_inputs
+from flashgen.tuner.evaluate.reference import attention
+from flashgen.tuner.evaluate.validate import validate
+
+from tests.support import fake_cuda
+from tests.support.fakes import arithmetic_of, attend, fake_build
+
+DTYPES = tuple(NUMPY_DTYPES)
+PROBLEM = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, seqlen_k=60, head_dim=32)
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch):
+    """A fake card in place of PyCUDA."""
+    fake_cuda.state.__init__()
+    fake_cuda.KERNELS.clear()
+    fake_cuda.Device.num_devices = 1
+    package = ModuleType("pycuda")
+    package.driver = fake_cuda  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pycuda", package)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", fake_cuda)
+    libcuda = fake_cuda.Libcuda()
+    monkeypatch.setattr(driver, "library", lambda: libcuda)
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    monkeypatch.setattr(cuda, "MIN_FLUSH_BYTES", 0)
+    cuda._driver.cache_clear()
+    yield fake_cuda.state
+    cuda._driver.cache_clear()
+
+
+@pytest.fixture
+def runner(card):
+    runner = cuda.find_device(0).open()
+    yield runner
+    runner.close()
+
+
+def right(args):
+    q, k, v, o = (args.tensor(i) for i in range(4))
+    result, lse = attend(q, k, v, args.scale, False, arithmetic_of(args.problem))
+    o[...] = result
+    if args.lse() is not None:
+        args.lse()[...] = lse
+
+
+def build_of(tmp_path, kernel, name="kernel", problem=PROBLEM, smem_bytes=65536):
+    """A build whose launches call ``kernel``."""
+    symbol = f"{name}_kernel"
+    fake_cuda.KERNELS[symbol], fake_cuda.PROBLEMS[symbol] = kernel, problem
+    cubin = tmp_path / f"{name}.cubin"
+    cubin.write_bytes(b"\x7fELF")
+    plain = fake_build(problem=problem)
+    launch = Launch(threads=128, smem_bytes=smem_bytes, rows_per_block=16)
+    return replace(plain, kernel=replace(plain.kernel, entry=name, launches=(launch,)), artifact=cubin)
+
+
+# -- the card -----------------------------------------------------------------------------------------
+
+
+def test_limits_are_read_from_the_driver():
+    device = cuda.find_device(0)
+    limits = device.limits
+    assert (limits.name, limits.slug, limits.arch, limits.num_sms) == ("NVIDIA H200", "nvidia_h200", 90, 132)
+    assert (limits.smem_per_block, limits.smem_per_sm) == (232448, 233472)
+    assert (limits.clock_mhz, limits.dram_gbps, limits.max_blocks_per_sm) == (1980, 4917, 32)
+    assert (device.spec, device.predicted, device.driver) == ("0", False, "CUDA 13.0")
+    assert cuda.count_devices() == 1
+
+
+def test_absent_cards_are_named():
+    with pytest.raises(FlashgenError, match="there is no CUDA device 3; this machine has device 0"):
+        cuda.find_device(3)
+    fake_cuda.Device.num_devices = 0
+    with pytest.raises(FlashgenError, match=r"no CUDA device.*nvidia-smi.*--device sim:"):
+        cuda.find_device(0)
+
+
+def test_another_card_of_the_same_number_is_refused():
+    device = replace(cuda.find_device(0), pci_bus_id="0000:FF:00.0")
+    with pytest.raises(FlashgenError, match=r"at 0000:FF:00\.0 and is now .*CUDA_VISIBLE_DEVICES"):
+        device.open()
+
+
+def test_absent_pycuda_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    monkeypatch.delitem(sys.modules, "pycuda")
+    with pytest.raises(FlashgenError, match=r"pip install flashgen\[cuda\].*--device sim:"):
+        cuda.find_device(0)
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("libcuda.so.1: cannot open shared object file", r"no CUDA device was found.*sim:"),
+        ("libcurand.so.10: cannot open shared object file", r"libcurand.*reinstall"),
+    ],
+)
+def test_pycuda_that_cannot_load_says_why(monkeypatch, message, advice):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "pycuda.driver":
+            raise ImportError(message)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(FlashgenError, match=advice):
+        cuda.find_device(0)
+
+
+def test_driver_that_fails_to_start_is_no_gpu(monkeypatch):
+    def fail():
+        raise fake_cuda.Error("cuInit failed: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(fake_cuda, "init", fail)
+    with pytest.raises(FlashgenError, match=r"no CUDA device was found \(cuInit failed.*sim:"):
+        cuda.count_devices()
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd", "packed", "padded"])
+@pytest.mark.parametrize("want_lse", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim_v", [32, 40])
+def test_any_layout_arrives_and_comes_back(runner, tmp_path, layout, want_lse, dtype, head_dim_v):
+    case = Case(2, 4, 4, 33, 33, layout=layout)
+    problem = replace(PROBLEM, dtype=dtype, head_dim_v=head_dim_v)
+    q, k, v, scale = make_inputs(case, problem, np.random.default_rng(0), access_width=8)
+    build = build_of(tmp_path, right, problem=problem)
+    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=want_lse)
+    assert o.shape == (*q.shape[:3], head_dim_v) and o.dtype == numpy_dtype(problem.output_dtype)
+    if head_dim_v == 32:
+        assert [s // o.itemsize for s in o.strides] == [s // q.itemsize for s in q.strides]
+    else:
+        assert np.argsort(o.strides).tolist() == np.argsort(q.strides).tolist()
+        assert (min(o.strides[:3]) > 40 * o.itemsize) == (layout == "padded"), "a gap where q has one"
+    assert (lse is None) == (not want_lse)
+    compare(o, lse, attention(q, k, v, scale=scale), v, problem, "case")
+
+
+def test_shared_elements_of_q_get_an_o_of_their_own(runner, tmp_path):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 1, 20, 32)).astype(np.float32) for _ in "qkv")
+    wide = np.broadcast_to(q, (3, 2, 20, 32))
+    o, _ = runner.attend(
+        build_of(tmp_path, right), wide, *(np.broadcast_to(x, (3, 1, 20, 32)) for x in (k, v)), scale=0.2
+    )
+    assert o.flags.c_contiguous
+    np.testing.assert_array_equal(o[2, 1], o[0, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_suite_passes_through_the_runner(runner, tmp_path, dtype):
+    problem = replace(PROBLEM, dtype=dtype)
+    build = build_of(tmp_path, right, problem=problem)
+    assert 0 < validate(runner, build, seed=4, depth="full", problem=problem) < problem.tolerance
+
+
+def stray(offset, tensor=3):
+    def kernel(args):
+        right(args)
+        pointer = args.pointers[tensor]
+        extent, dtype = args.tensor(tensor).size, bits_dtype(args.dtype)
+        address = pointer + dtype.itemsize * (extent + offset if offset >= 0 else offset)
+        fake_cuda.state.at(address, 1, dtype)[0] = 7
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "complaint"),
+    [
+        (stray(0), "1 elements outside the outputs were written, the first 1 elements past the end of o"),
+        (stray(10), "the first 11 elements past the end of o"),
+        (stray(-1), "the first 1 elements before o"),
+        (stray(0, tensor=0), "elements before o"),
+    ],
+)
+@pytest.mark.parametrize("dtype", sorted({*DTYPES} - {"e4m3"}))
+def test_stray_writes_are_seen(runner, tmp_path, kernel, complaint, dtype):
+    q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
+    build = build_of(tmp_path, kernel, problem=replace(PROBLEM, dtype=dtype))
+    with pytest.raises(CorruptedMemory, match=complaint):
+        runner.attend(build, q, k, v, scale=0.2)
+
+
+def test_a_write_past_the_log_sum_exp_is_seen_beside_16_bit_tensors(runner, tmp_path):
+    def kernel(args):
+        right(args)
+        fake_cuda.state.at(args.pointers[4] + 4 * 20, 1)[0] = 7
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float16) for _ in "qkv")
+    build = build_of(tmp_path, kernel, problem=replace(PROBLEM, dtype="f16"))
+    # A float32 is two elements of the image.
+    with pytest.raises(
+        CorruptedMemory, match=r"2 elements .* the first 1 elements past the end of the log-sum"
+    ):
+        runner.attend(build, q, k, v, scale=0.2, want_lse=True)
+
+
+def test_overwritten_input_and_gap_are_seen(runner, tmp_path):
+    def spoils_input(args):
+        right(args)
+        args.tensor(1)[0, 0, 3, 3] += 1
+
+    q, k, v, scale = make_inputs(Case(1, 1, 1, 20, 20, layout="padded"), PROBLEM, np.random.default_rng(0))
+    with pytest.raises(CorruptedMemory, match="1 elements outside"):
+        runner.attend(build_of(tmp_path, spoils_input), q, k, v, scale=scale)
+
+    def fills_gap(args):
+        right(args)
+        fake_cuda.state.at(args.pointers[3] + 4 * 32, 1)[0] = 0
+
+    with pytest.raises(CorruptedMemory, match="in a gap that the strides of o leave"):
+        runner.attend(build_of(tmp_path, fills_gap, "gap"), q, k, v, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unwritten_output_is_seen(runner, tmp_path, dtype):
+    def forgets(args):
+        # As bits: the mark of unwritten memory is no number that numpy need keep.
+        bits = args.tensor(3).view(bits_dtype(args.output_dtype))
+        saved = bits[0, 0, 4:6].copy()
+        right(args)
+        bits[0, 0, 4:6] = saved
+
+    q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
+    build = build_of(tmp_path, forgets, problem=replace(PROBLEM, dtype=dtype))
+    with pytest.raises(
+        CorruptedMemory, match=r"64 of 640 elements of o were not written, the first at \(0, 0, 4, 0\)"
+    ):
+        runner.attend(build, q, k, v, scale=0.2)
+
+
+def test_unwritten_log_sum_exp_is_seen_beside_16_bit_tensors(runner, tmp_path):
+    def forgets(args):
+        right(args)
+        args.lse().view(np.uint32)[0, 0, 7] = unwritten_bits(np.dtype(np.float32))
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float16) for _ in "qkv")
+    build = build_of(tmp_path, forgets, problem=replace(PROBLEM, dtype="f16"))
+    with pytest.raises(CorruptedMemory, match=r"1 of 20 elements of the log-sum-exp .* at \(0, 0, 7\)"):
+        runner.attend(build, q, k, v, scale=0.2, want_lse=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_around_inputs_is_poison(runner, tmp_path, dtype):
+    """A kernel that reads past the end of v and uses what it finds yields NaN."""
+
+    def reads_on(args):
+        right(args)
+        v = args.tensor(2)
+        beyond = fake_cuda.state.at(args.pointers[2] + v.nbytes, 1, args.dtype)[0]
+        args.tensor(3)[0, 0, 0, 0] += 0 * beyond
+
+    q, k, v = (np.ones((1, 1, 20, 32), numpy_dtype(dtype)) for _ in "qkv")
+    build = build_of(tmp_path, reads_on, problem=replace(PROBLEM, dtype=dtype))
+    with np.errstate(invalid="ignore"):
+        o, _ = runner.attend(build, q, k, v, scale=0.2)
+    assert np.isnan(o[0, 0, 0, 0]) and np.isfinite(o[0, 0, 1].astype(float)).all()
+
+
+def test_arrays_of_another_type_or_width_are_refused(runner, tmp_path):
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    build = build_of(tmp_path, right, problem=replace(PROBLEM, dtype="bf16", head_dim_v=8))
+    with pytest.raises(ValueError, match="q is float32 with 32 columns, the kernel takes bfloat16 with 32"):
+        runner.attend(build, q, k, v, scale=0.2)
+    with pytest.raises(ValueError, match="v is bfloat16 with 32 columns, the kernel takes bfloat16 with 8"):
+        runner.attend(build, *(x.astype(numpy_dtype("bf16")) for x in (q, k, v)), scale=0.2)
+
+
+# -- maps ---------------------------------------------------------------------------------------------
+
+
+MAPS = (
+    TensorMap("q", 64),
+    TensorMap("k", 96),
+    TensorMap("v", 128, 32, 64, 0),
+    TensorMap("o", 16, 16, 32, 256),
+)
+
+
+def with_maps(tmp_path, kernel, name="maps", **problem):
+    """A build whose launches call ``kernel`` with maps of all arrays, by at most three blocks."""
+    wanted = replace(PROBLEM, **{"dtype": "bf16", "head_dim_v": 48, **problem})
+    build = build_of(tmp_path, kernel, name, wanted)
+    fake_cuda.NUM_MAPS[f"{name}_kernel"] = len(MAPS)
+    launch = replace(build.kernel.launch, tensor_maps=MAPS, max_blocks=3)
+    variant = Wgmma(br=64, bc=16)
+    return replace(build, kernel=replace(build.kernel, launches=(launch,), variant=variant))
+
+
+def test_maps_tell_what_the_arguments_tell(runner, tmp_path, card):
+    seen = []
+
+    def kernel(args):
+        right(args)
+        seen.append(args)
+
+    problem = with_maps(tmp_path, kernel).kernel.problem
+    case = Case(2, 4, 2, 33, 47, layout="bnhd")
+    q, k, v, scale = make_inputs(case, problem, np.random.default_rng(0), access_width=8)
+    runner.attend(with_maps(tmp_path, kernel), q, k, v, scale=scale)
+    (args,) = seen
+    q_map, k_map, v_map, o_map = args.maps
+    assert [each.address for each in args.maps] == list(args.pointers[:4])
+    assert all(each.dtype == 9 for each in args.maps)
+    assert (q_map.sizes, k_map.sizes) == ((32, 33, 4, 2), (32, 47, 2, 2))
+    assert (v_map.sizes, o_map.sizes) == ((48, 47, 2, 2), (48, 33, 4, 2))
+    # Rows, heads, batch of bnhd arrays, in bytes.
+    assert q_map.strides == (2 * 4 * 32, 2 * 32, 2 * 33 * 4 * 32)
+    assert v_map.strides == (2 * 2 * 48, 2 * 48, 2 * 47 * 2 * 48)
+    assert o_map.strides == (2 * 4 * 48, 2 * 48, 2 * 33 * 4 * 48)
+    assert [each.box for each in args.maps] == [
+        (64, 64, 1, 1),
+        (64, 96, 1, 1),
+        (32, 128, 1, 1),
+        (16, 16, 1, 1),
+    ]
+    assert [each.swizzle for each in args.maps] == [3, 3, 2, 1]
+    assert [each.promotion for each in args.maps] == [2, 2, 0, 3]
+    # 2 * 4 heads of 3 tiles of 16 rows each, by three blocks.
+    assert card.grids == [(3, 128)]
+
+
+def test_a_dimension_of_one_has_a_stride_that_a_map_can_hold(runner, tmp_path):
+    def kernel(args):
+        right(args)
+        assert [each.strides for each in args.maps] == [
+            (64, 16, 16),
+            (16, 16, 16),
+            (16, 16, 16),
+            (96, 16, 16),
+        ]
+
+    build = with_maps(tmp_path, kernel)
+    q, k, v, scale = make_inputs(Case(1, 1, 1, 9, 1), build.kernel.problem, np.random.default_rng(0))
+    # A stride that is never used may be anything.
+    k = np.lib.stride_tricks.as_strided(k, k.shape, (6, 10, 14, 2))
+    runner.attend(build, q, k, v, scale=scale)
+
+
+def test_kernels_with_maps_are_validated_and_timed(runner, tmp_path, card):
+    build = with_maps(tmp_path, right, batch=2)
+    problem = build.kernel.problem
+    assert 0 < validate(runner, build, seed=4, problem=problem) < problem.tolerance
+    card.durations_ms["maps_kernel"] = 2.0
+    timing = runner.measure(build, problem, budget_ms=10)
+    assert timing.times_us == pytest.approx((2000.0,) * len(timing.times_us))
+
+
+def test_an_array_without_rows_has_a_map_of_something():
+    launch = Launch(128, 0, 16, tensor_maps=MAPS)
+    sizes = {"batch": 3, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 5, "seqlen_k": 0}
+    arguments = make_arguments(
+        PROBLEM, {"q": 4096, "o": 8192}, dict.fromkeys("qkvo", (0, 0, 0)), scale=1.0, sizes=sizes
+    )
+    described = describe_maps(launch, replace(PROBLEM, dtype="f16"), arguments)
+    assert [each.address for each in described] == [4096, 4096, 4096, 8192]
+    assert [each.sizes for each in described[:2]] == [(32, 5, 4, 3), (32, 1, 1, 1)]
+    assert described[1].strides == described[2].strides == (16, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("strides", "refusal"),
+    [
+        (
+            (-64, 640, 64),
+            r"no map can be made of k at 0x1000, .* strides must be from 0 to below 2\^40 bytes",
+        ),
+        ((640, 2**40, 64), r"no map can be made of k .* below 2\^40 bytes"),
+        (
+            (640, 60, 64),
+            r"cuTensorMapEncodeTiled failed: invalid argument, for a map of k at 0x1000, \(2, 3, 10, ",
+        ),
+    ],
+)
+def test_strides_that_no_map_holds_are_named(card, strides, refusal):
+    described = MapDescription("k", "bf16", 4096, (32, 10, 3, 2), strides[::-1], 64, 96, 128, 128)
+    with pytest.raises(DriverError, match=refusal):
+        driver.encode_maps([described])
+
+
+def test_a_driver_without_maps_is_told(monkeypatch, card):
+    monkeypatch.delattr(fake_cuda.Libcuda, "cuTensorMapEncodeTiled")
+    described = MapDescription("k", "bf16", 4096, (32, 10, 3, 2), (64, 640, 1920), 64, 96, 128, 128)
+    with pytest.raises(
+        DriverError, match=r"driver has no cuTensorMapEncodeTiled; install one for CUDA 12\.0"
+    ):
+        driver.encode_maps([described])
+
+
+def test_a_map_that_is_refused_is_a_launch_error(runner, tmp_path):
+    build = with_maps(tmp_path, right, head_dim_v=44)
+    q, k, v, scale = make_inputs(Case(1, 2, 2, 9, 9), build.kernel.problem, np.random.default_rng(0))
+    with pytest.raises(
+        LaunchError, match=r"maps_kernel: cuTensorMapEncodeTiled failed: invalid argument, for a map of v"
+    ):
+        runner.attend(build, q, k, v, scale=scale)
+    assert runner.alive
+
+
+def test_kernels_are_unloaded_once_nothing_needs_them(runner, tmp_path, card):
+    builds = [build_of(tmp_path, right, f"kernel{i}") for i in range(40)]
+    runner.measure_interleaved(builds, PROBLEM, rounds=1)
+    gc.collect()
+    assert len(card.modules) == 32
+    runner.close()
+    assert not card.modules
+
+
+# -- errors -------------------------------------------------------------------------------------------
+
+
+def test_refused_launch_leaves_the_runner_alive(runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(fake_cuda.Libcuda, "cuFuncSetAttribute", lambda *_: 0)
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    with pytest.raises(LaunchError, match="kernel: cuLaunchKernel failed: invalid argument"):
+        runner.attend(build_of(tmp_path, right), q, k, v, scale=0.2)
+    assert runner.alive
+    runner.attend(build_of(tmp_path, right, "small", smem_bytes=1024), q, k, v, scale=0.2)
+
+
+def test_illegal_address_ends_the_runner(runner, tmp_path, card):
+    def faults(args):
+        card.sticky = fake_cuda.LogicError(
+            "cuStreamSynchronize failed: an illegal memory access was encountered"
+        )
+
+    q, k, v = (np.ones((1, 1, 20, 32), np.float32) for _ in "qkv")
+    with pytest.raises(LaunchError, match="illegal memory access"):
+        runner.attend(build_of(tmp_path, faults), q, k, v, scale=0.2)
+    assert not runner.alive
+    with pytest.raises(LaunchError, match="lost to an earlier error"):
+        runner.measure(build_of(tmp_path, right), PROBLEM)
+
+
+def test_damaged_cubin_is_a_launch_error(runner, tmp_path):
+    build = build_of(tmp_path, right)
+    build.artifact.write_bytes(b"junk")
+    with pytest.raises(LaunchError, match="kernel image is invalid"):
+        runner.measure(build, PROBLEM)
+
+
+def test_too_large_a_problem_names_both_numbers(runner, tmp_path):
+    big = replace(PROBLEM, batch=4096)
+    with pytest.raises(
+        FlashgenError, match=r"take \d+\.\d\d GiB, device 0 has 0\.0\d GiB free of 0\.0\d; choose"
+    ) as error:
+        runner.measure(build_of(tmp_path, right), big)
+    assert not isinstance(error.value, LaunchError)
+
+
+# -- timing -------------------------------------------------------------------------------------------
+
+
+def test_every_timed_launch_finds_a_cold_cache(runner, tmp_path, card):
+    card.durations_ms["kernel_kernel"] = 2.0
+    timing = runner.measure(build_of(tmp_path, right), PROBLEM, budget_ms=40)
+    assert timing.times_us == pytest.approx((2000.0,) * len(timing.times_us))
+    assert 15 <= len(timing.times_us) <= 20 and not timing.stopped_early and timing.busy == ""
+    assert card.flushed_bytes >= 2 * fake_cuda.device_attribute.L2_CACHE_SIZE
+
+
+def test_repeats_follow_the_budget_within_limits(runner, tmp_path, card):
+    build = build_of(tmp_path, right)
+    for duration_ms, repeats in ((0.001, cuda.MAX_REPEATS), (500.0, cuda.MIN_REPEATS)):
+        card.durations_ms["kernel_kernel"] = duration_ms
+        assert len(runner.measure(build, PROBLEM, budget_ms=100).times_us) == repeats
+    before = len(card.launches)
+    runner.measure(build, PROBLEM, budget_ms=100)
+    assert len(card.launches) - before == cuda.MIN_REPEATS + 1, "a slow kernel is warmed up once"
+
+
+def test_beaten_candidates_are_stopped_early(runner, tmp_path, card):
+    build = build_of(tmp_path, right)
+    card.durations_ms["kernel_kernel"] = 3.0
+    stopped = runner.measure(build, PROBLEM, best_us=1400.0)
+    assert stopped.stopped_early and len(stopped.times_us) == cuda.MIN_REPEATS
+    hopeless = runner.measure(build, PROBLEM, best_us=10.0)
+    assert hopeless.stopped_early and len(hopeless.times_us) == 1
+    behind = runner.measure(build, PROBLEM, best_us=2000.0)
+    assert not behind.stopped_early and len(behind.times_us) == cuda.BEHIND_REPEATS
+    close = runner.measure(build, PROBLEM, best_us=2900.0)
+    assert not close.stopped_early and len(close.times_us) > cuda.BEHIND_REPEATS
+
+
+def test_finalists_take_turns_in_both_directions(runner, tmp_path, card):
+    builds = [build_of(tmp_path, right, name) for name in "abc"]
+    card.durations_ms = {"a_kernel": 20.0, "b_kernel": 30.0, "c_kernel": 40.0}
+    timings = runner.measure_interleaved(builds, PROBLEM, rounds=4)
+    assert [t.times_us for t in timings] == [pytest.approx((ms * 1000,) * 4) for ms in (20, 30, 40)]
+    assert "".join(name[0] for name in card.launches[-12:]) == "abccbaabccba"
+
+
+@pytest.mark.parametrize(("dtype", "head_dim_v"), [("f32", 32), ("f16", 32), ("bf16", 40), ("f16", 7)])
+def test_timed_inputs_are_random_and_kept(runner, tmp_path, card, dtype, head_dim_v):
+    seen, outputs = [], []
+    problem = replace(PROBLEM, dtype=dtype, head_dim_v=head_dim_v)
+
+    def looks(args):
+        seen.append([args.tensor(i).copy() for i in range(3)])
+        outputs.append(args.tensor(3).copy().view(bits_dtype(args.output_dtype)))
+        right(args)
+
+    build = build_of(tmp_path, looks, problem=problem)
+    runner.measure(build, problem, budget_ms=5)
+    q, k, v = seen[0]
+    assert q.shape == (1, 2, 50, 32) and k.shape == (1, 1, 60, 32) and v.shape == (1, 1, 60, head_dim_v)
+    for x in (q, k, v):
+        assert x.dtype == numpy_dtype(dtype)
+        assert 0.9 < x.astype(float).std() < 1.1 and np.abs(x.astype(float).mean()) < 0.15
+    assert not np.array_equal(k[..., :7], v[..., :7])
+    unwritten = unwritten_bits(numpy_dtype(problem.output_dtype))
+    assert (outputs[0] == unwritten).all() and (outputs[1] != unwritten).all()
+    allocations = set(card.live)
+    runner.measure(build, problem, budget_ms=5)
+    assert set(card.live) == allocations
+    np.testing.assert_array_equal(seen[-1][0], q)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(cuda, "POOL_ITEMS", 1001)
+    seen = []
+
+    def looks(args):
+        seen.append(args.tensor(2).astype(float))
+        right(args)
+
+    problem = replace(PROBLEM, dtype=dtype)
+    runner.measure(build_of(tmp_path, looks, problem=problem), problem, budget_ms=5)
+    assert 0.9 < seen[0].std() < 1.1 and np.isfinite(seen[0]).all()
+
+
+def test_occupancy_counts_what_the_driver_reports(runner, tmp_path):
+    # 128 registers for 128 threads: four blocks of four warps on an SM of 64.
+    assert runner.occupancy(build_of(tmp_path, right, smem_bytes=1024)) == 16 / 64
+    assert runner.occupancy(build_of(tmp_path, right, "large", smem_bytes=200_000)) == 4 / 64

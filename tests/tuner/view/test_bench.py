@@ -1,0 +1,366 @@
+"""A benchmark run as tables, Markdown and plots, by figures made up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flashgen.gen.problem import Problem
+from flashgen.tuner.bench import ceilings, figures
+from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
+from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row
+from flashgen.tuner.errors import FlashgenError
+from flashgen.tuner.suites import SUITES, Workload, workload_named
+from flashgen.tuner.view.bench import (
+    Table,
+    errors_table,
+    fill,
+    fill_file,
+    host_table,
+    ladder_table,
+    row_line,
+    show,
+    suite_table,
+    summary_table,
+    tables,
+)
+from flashgen.tuner.view.bench_plots import panels_of, write_plots
+from rich.console import Console
+
+from tests.support import ROOT
+
+CEILINGS = Ceilings(
+    {"gemm_bf16": 700e12, "wgmma_bf16": 950e12, "gemm_f32": 50e12, "ffma": 60e12, "gemm_tf32": 360e12}
+    | {"ex2": 3.5e12, "copy": 4e12},
+    {"gemm_f16": "out of memory"},
+)
+
+
+def timed(workload: Workload, ours: float, error: float = 1e-3, **others: float) -> Row:
+    cells = {OURS: Cell(ms=ours, spread=0.01, repeats=9, error=error)}
+    for name, ms in others.items():
+        cells[name.replace("_", "-")] = Cell(ms=ms, spread=0.01, repeats=9, ours_ms=ours, error=2 * error)
+    return Row(name=workload.name, problem=workload.problem, kernel="k", family="f", exact=True, cells=cells)
+
+
+def synthetic() -> BenchRun:
+    """All suites; figures follow from each workload's FLOPs, so that ratios are the same everywhere."""
+    rows = []
+    for suite in SUITES.values():
+        for workload in suite.workloads:
+            ms = workload.problem.flops / 500e9
+            if workload.problem.dtype == "f32":
+                row = timed(workload, ms, mem_eff=2 * ms, math=3 * ms)
+            else:
+                row = timed(workload, ms, flash=2 * ms, cudnn=1.25 * ms, math=20 * ms)
+            if suite.name == "report":
+                steps = {"ladder-4.2.2": Cell(ms=9 * ms, scaled_from=512), "ladder-4.2.10": Cell(ms=4 * ms)}
+                row = replace(row, cells=row.cells | steps)
+            rows.append(row)
+    return BenchRun(
+        device="NVIDIA H200",
+        arch=90,
+        driver="580",
+        toolkit="nvcc 13.0",
+        flashgen="0.1.0",
+        began="2026-11-21T12:00:00+00:00",
+        libraries={"torch": "2.11", "cudnn": "91900"},
+        ceilings=CEILINGS,
+        host_us={"bf16": {OURS: 9.5, "sdpa": 12.25}, "f32": {OURS: 9.25}},
+        rows=tuple(rows),
+    )
+
+
+RUN = synthetic()
+
+
+def column(table: Table, name: str) -> list[str]:
+    return [row[table.columns.index(name)] for row in table.rows]
+
+
+def rows_of(suite: str) -> list[Row]:
+    return [row for row in RUN.rows if row.name in SUITES[suite].problems]
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def test_ratios_are_taken_with_the_time_of_the_same_turns() -> None:
+    row = Row(
+        name="x",
+        problem=Problem(),
+        cells={
+            OURS: Cell(ms=1.0, error=1e-6),
+            "mem-eff": Cell(ms=3.0, ours_ms=1.0, error=2e-6),
+            "flex": Cell(ms=2.0, ours_ms=0.5, error=4e-6),
+            "cupy": Cell(reason="cupy is not installed"),
+        },
+    )
+    assert row.ratio("flex") == 4.0 and row.ratio("mem-eff") == row.ratio(BEST) == 3.0
+    assert row.best == "flex" and row.ratio("cupy") is None and row.ratio("none") is None
+    assert row.error_ratio == 0.5
+
+
+def test_a_suite_is_summed_up_by_geometric_mean_and_least() -> None:
+    a, b = SUITES["llm"].workloads[:2]
+    found = figures.summary([timed(a, 1.0, flash=2.0), timed(b, 1.0, flash=8.0, cudnn=0.5)], CEILINGS)
+    assert found["flash"] == {"geomean": pytest.approx(4.0), "least": 2.0, "workloads": 2}
+    assert found["cudnn"] == {"geomean": 0.5, "least": 0.5, "workloads": 1}
+    assert found[BEST]["least"] == 0.5 and found[BEST]["geomean"] == pytest.approx(1.0)
+    assert found["roofline"]["workloads"] == 2
+
+
+def test_the_roofline_is_bound_by_what_takes_longest() -> None:
+    llm = SUITES["llm"].problems
+    d64, d128 = (bound_of(llm[name], CEILINGS) for name in ("bf16-d64-4096", "bf16-d128-4096"))
+    pairs = 4 * 32 * 4096**2
+    assert d64 and d64.resource == "exponentials" and d64.ms == pytest.approx(1e3 * pairs / 3.5e12)
+    # 512 FLOPs take longer than one exponential.
+    assert d128 and d128.resource == "flops" and d128.ms == pytest.approx(1e3 * pairs / 2 * 512 / 950e12)
+    decode = bound_of(SUITES["decode"].problems["dec-8k"], CEILINGS)
+    assert decode and decode.resource == "bytes"
+    assert decode.ms == pytest.approx(1e3 * SUITES["decode"].problems["dec-8k"].min_bytes / 4e12)
+    # Of a causal mask, half is work.
+    causal = bound_of(llm["bf16-d128-4096c"], CEILINGS)
+    assert causal and causal.ms == pytest.approx(d128.ms / 2, rel=1e-3)
+    assert bound_of(Problem(), Ceilings({}, {})) is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "flops"),
+    [("auto", 950e12 / 3), ("ieee", 60e12), ("3xtf32", 120e12), ("3xf16", 950e12 / 3), ("tf32", 360e12)],
+)
+def test_float32_is_bound_by_the_fastest_arithmetic_that_is_exact_enough(precision, flops) -> None:
+    assert CEILINGS.flops(Problem(precision=precision)) == flops
+
+
+def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
+    workload = SUITES["llm"].workloads[0]
+    p = workload.problem
+    shape = [p.batch, p.num_q_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim]
+    there = {"sdpa-cudnn": 2.0, "fa3": 1.5, "sdpa-fa2": 4.0, "sdpa-memeff": 9.0}
+    path = tmp_path / "there.json"
+    rows = [{"dtype": "bf16", "shape": shape, "causal": 0, "ms": there}]
+    path.write_text(json.dumps({"device": "NVIDIA H200", "torch": "2.11", "rows": rows}))
+    run = replace(RUN, rows=(timed(workload, 0.5, cudnn=1.0, flash=2.0), RUN.rows[0]))
+    run = figures.with_reference(run, path)
+    # What was timed here is not taken from there.
+    assert run.rows[0].scaled == {"fa3": 0.75}
+    assert run.rows[0].ratio("fa3") == 1.5 and not run.rows[1].scaled
+    assert run.rows[0].best == CUDNN
+    table = suite_table("llm", [run.rows[0]], run)
+    assert column(table, "fa3, scaled") == ["0.7500"] and column(table, "over fa3, scaled") == ["1.50"]
+    assert "there.json (NVIDIA H200, 2.11)" in table.notes[-1]
+    assert "over fa3 (scaled) 1.500" in table.notes[0]
+    path.write_text("{}")
+    with pytest.raises(FlashgenError, match="not a table of reference times"):
+        figures.with_reference(run, path)
+
+
+def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
+    llm, odd = rows_of("llm"), rows_of("odd")
+    newer = replace(llm[0], cells={OURS: Cell(ms=7.0)})
+    a, b = replace(RUN, rows=(odd[0], llm[0])), replace(RUN, rows=(newer,), host_us={"f16": {OURS: 1.0}})
+    both = figures.merged([a, b])
+    assert [row.name for row in both.rows] == [llm[0].name, odd[0].name]  # as the suites have them
+    assert both.rows[0].ours == 7.0 and set(both.host_us) == {"bf16", "f32", "f16"}
+    with pytest.raises(FlashgenError, match="NVIDIA H200 and A100"):
+        figures.merged([a, replace(b, device="A100")])
+    path = tmp_path / "run.json"
+    figures.write(path, RUN)
+    assert figures.read(path) == RUN
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+def test_a_suites_table() -> None:
+    rows = rows_of("llm")
+    table = suite_table("llm", rows, RUN)
+    assert table.columns[:6] == ("workload", OURS, "TFLOP/s", FLASH, CUDNN, "math")
+    assert set(column(table, "over flash")) == {"2.00"} and set(column(table, "over best")) == {"1.25"}
+    assert set(column(table, "TFLOP/s")) == {"500"} and set(column(table, "of PyTorch's")) == {"0.50"}
+    assert column(table, OURS)[6] == f"{rows[6].ours:#.4g}"
+    assert table.notes == (
+        "Times faster, geometric mean of 36 workloads: over flash 2.000 (least 2.000), over cudnn 1.250 "
+        "(least 1.250), over the best 1.250 (least 1.250).",
+    )
+
+
+def test_what_was_not_timed_leaves_its_cell_empty_and_the_nearest_kernel_a_star() -> None:
+    a, b = rows_of("odd")[:2]
+    b = replace(b, exact=False, cells={**b.cells, FLASH: Cell(reason="no"), "fa3": Cell(reason="absent")})
+    table = suite_table("odd", [a, b], RUN)
+    assert column(table, FLASH)[1] == "" and column(table, OURS)[1].endswith("*")
+    assert "fa3" not in table.columns and any(b.name in note for note in table.notes)
+    assert "over flash 2.000 (least 2.000, 1 of 2)" in table.notes[0]
+
+
+def test_the_ladder_has_a_table_of_its_own() -> None:
+    table = ladder_table(RUN)
+    assert table and table.columns == ("step", "what", "t10", "t11", "t22", "t29", "t30")
+    assert [row[0] for row in table.rows] == ["4.2.2", "4.2.10", OURS]
+    assert table.rows[0][2].startswith("~") and "~" not in table.rows[1][2]
+    # Beside other contenders its last step alone stands.
+    report = suite_table("report", rows_of("report"), RUN)
+    assert "ladder-4.2.10" in report.columns and "ladder-4.2.2" not in report.columns
+    assert ladder_table(replace(RUN, rows=tuple(rows_of("llm")))) is None
+
+
+def test_the_summary_has_a_row_for_each_suite() -> None:
+    table = summary_table(RUN)
+    assert [row[0] for row in table.rows] == list(SUITES)
+    assert column(table, "over flash") == ["", "", "", "2.00 (2.00)", "2.00 (2.00)", "2.00 (2.00)"]
+    assert column(table, "workloads")[3] == "36"
+
+
+def test_host_times_and_errors() -> None:
+    host = host_table(RUN)
+    assert host and host.rows == ((OURS, "9.5", "9.2"), ("sdpa", "12.2", ""))
+    nan = float("nan")
+    told = [
+        KernelErrors(kernel="k", problem=Problem(), inputs="normal", errors={OURS: 1e-7, "math": 2e-7}),
+        KernelErrors(kernel="l", problem=Problem(), inputs="normal", errors={OURS: 3e-7, "math": 1e-7}),
+        KernelErrors(kernel="m", problem=Problem(dtype="f16"), inputs="uniform", errors={OURS: nan}),
+    ]
+    assert errors_table(told).rows == (
+        ("f16", "64", "uniform", "nan", "", ""),
+        ("f32", "64", "normal", "3.0e-07", "2.0e-07", "1.50"),
+    )
+
+
+def test_all_tables_print(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Console(width=40), RUN)
+    shown = capsys.readouterr().out
+    assert "│ bf16-d64-512     │" in shown  # however narrow the terminal
+    for words in ("bf16-d256-16384c", "dec-8k", "running maximum", "wgmma alone", "by suite"):
+        assert (words in shown) is (words != "running maximum"), words
+    line = row_line(rows_of("llm")[0])
+    assert line.startswith("bf16-d64-512: flashgen 0.") and "flash 0." in line and "(2.00x)" in line
+    assert "not timed (why)" in row_line(replace(RUN.rows[0], cells={OURS: Cell(reason="why")}))
+
+
+# -- Markdown ------------------------------------------------------------------------------------------------
+
+TEXT = """before
+<!-- bench:bf16-d64-4096* gpt2 -->
+| old |
+<!-- /bench -->
+between
+<!-- bench:summary -->
+<!-- /bench -->
+<!-- bench:about -->
+<!-- /bench -->
+"""
+
+
+def test_markdown_is_filled_between_its_markers(tmp_path: Path) -> None:
+    text = fill(TEXT, RUN)
+    assert "| old |" not in text and text.startswith("before\n<!-- bench:bf16-d64-4096* gpt2 -->\n| dtype |")
+    table = [line for line in text.splitlines() if line.startswith(("| bf16 |", "| f32 |"))]
+    assert len(table) == 3 and "| causal |" in table[1]
+    assert "NVIDIA H200, PyTorch 2.11, cuDNN 91900, driver 580" in text
+    assert fill(text, RUN) == text
+    path = tmp_path / "README.md"
+    path.write_text(TEXT)
+    fill_file(path, RUN)
+    assert path.read_text() == text
+    with pytest.raises(FlashgenError, match="asks for what the run does not have"):
+        fill("<!-- bench:bert -->\n<!-- /bench -->", RUN)
+    path.write_text("nothing")
+    with pytest.raises(FlashgenError, match="to fill"):
+        fill_file(path, RUN)
+
+
+def test_every_line_of_a_table_has_as_many_cells() -> None:
+    for table in tables(RUN):
+        lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
+        assert {line.count("|") for line in lines} == {len(table.columns) + 1}
+
+
+RUNS = sorted((ROOT / "out").glob("bench_*.json"))
+
+
+@pytest.mark.skipif(not RUNS, reason="no run is committed in out/")
+@pytest.mark.parametrize("name", ["README.md", "out/nvidia_h200/README.md"])
+def test_what_is_committed_is_what_its_run_generates(name: str) -> None:
+    """Mended by ``flashgen bench --from out/bench_nvidia_h200.json --readme README.md``."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert fill(text, figures.merged([figures.read(path) for path in RUNS])) == text
+
+
+# -- plots ---------------------------------------------------------------------------------------------------
+
+
+def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    run = replace(RUN, rows=(*rows_of("llm")[:3], *rows_of("gpt2")))
+    paths = write_plots(tmp_path, run)
+    names = ["gpt2", "llm", "roofline"]
+    assert sorted(paths) == sorted(tmp_path / f"{n}.{s}" for n in names for s in ("png", "svg"))
+    assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
+    before = (tmp_path / "gpt2.svg").read_bytes()
+    write_plots(tmp_path, replace(run, rows=tuple(rows_of("gpt2")), ceilings=Ceilings({}, {})))
+    assert (tmp_path / "gpt2.svg").read_bytes() == before
+
+
+def test_bars_stand_by_head_dim_and_mask() -> None:
+    unit, panels = panels_of("llm", rows_of("llm"))
+    assert unit == "TFLOP/s" and [panel.title for panel in panels][:2] == [
+        "head dim 64",
+        "head dim 64, causal",
+    ]
+    assert len(panels) == 6 and [label for label, _ in panels[0].groups][:2] == ["512", "1024"]
+    speeds = panels[0].groups[0][1]
+    assert speeds[OURS] == pytest.approx(500) and speeds["cudnn"] == pytest.approx(400)
+    unit, (decode,) = panels_of("decode", rows_of("decode"))
+    workload = SUITES["decode"].workloads[1]
+    row = next(row for row in RUN.rows if row.name == workload.name)
+    assert row.ours
+    assert unit == "GB/s"
+    assert decode.groups[1] == (workload.name, pytest.approx(speeds_of(row)))
+
+
+def speeds_of(row: Row) -> dict[str, float]:
+    return {name: row.problem.min_bytes * 1e-6 / cell.ms for name, cell in row.cells.items() if cell.ms}
+
+
+# -- ceilings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", [61, 75, 80, 90, 100])
+def test_the_ceilings_source_has_a_kernel_for_each_rate(arch: int) -> None:
+    text = ceilings.source(arch)
+    for rate in rates_of(arch):
+        assert f" {rate.symbol}(float* out, float a, int steps)" in text
+    assert text.count("extern") == len(rates_of(arch))
+    assert ("wgmma" in text) is (arch == 90)
+
+
+@pytest.mark.nvcc
+def test_the_ceilings_compile() -> None:
+    assert build(90).read_bytes()[:4] == b"\x7fELF"
+
+
+# -- names of shapes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(),
+        Problem(precision="tf32", head_dim=40, causal=True),
+        Problem(dtype="bf16", head_dim=192, head_dim_v=128, batch=3, num_q_heads=8, num_kv_heads=2),
+        *SUITES["decode"].problems.values(),
+        *SUITES["odd"].problems.values(),
+    ],
+)
+def test_a_shape_is_named_as_kernels_are(problem: Problem) -> None:
+    assert workload_named(problem.name) == Workload(problem.name, problem)
+
+
+@pytest.mark.parametrize("text", ["bf16", "f64_d64", "bf16_d64_x3", "f16_tf32_d64", "f32_d300"])
+def test_what_is_no_shape_is_told(text: str) -> None:
+    with pytest.raises(ValueError, match=r"shape|precision|head_dim"):
+        workload_named(text)
