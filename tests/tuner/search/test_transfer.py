@@ -135,7 +135,7 @@ def test_a_run_starts_from_the_nearest_problems_in_its_storage(tmp_path):
     slug = first.studies[0].split("/")[0]
     storage = open_storage(where)
     about = storage.get_study_user_attrs(storage.get_study_id_from_name(first.studies[0]))
-    makers = Makers.of(LADDER, about["toolkit"], about["cost_model"])
+    makers = Makers.of(LADDER, about["toolkit"], about.get("cost_model"))
     for others in (replace(makers, toolkit="nvcc 9"), replace(makers, identities=("0",))):
         assert neighbours(storage, slug, PROBLEM, others, LADDER) == []
     assert neighbours(storage, "another_card", PROBLEM, makers, LADDER) == []
