@@ -18,6 +18,8 @@ VERSION = 1
 NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._,:;()+/~-]")
 #: What tells apart versions of what made the kernels.
 MARK = re.compile(r"[0-9a-f]{8}")
+#: What a family's kernels were.
+IDENTITY = re.compile(r"[0-9a-f]{16}")
 
 
 def block_of(about: About) -> dict[str, Any]:
@@ -34,6 +36,7 @@ def block_of(about: About) -> dict[str, Any]:
         },
         "seed": about.seed,
         "mark": about.mark,
+        **({} if about.identity is None else {"identity": about.identity, "cost_model": about.cost_model}),
     }
 
 
@@ -53,6 +56,9 @@ def about_of(data: Any) -> About:
         raise Wrong(f"mark {shown(mark)} is not eight hex digits")
     if type(block.get("predicted")) is not bool:
         raise Wrong("predicted is neither true nor false")
+    identity, cost_model = block.get("identity"), block.get("cost_model")
+    if identity is not None and not (isinstance(identity, str) and IDENTITY.fullmatch(identity)):
+        raise Wrong(f"identity {shown(identity)} is not sixteen hex digits")
     return About(
         problem=_problem(block.get("problem")),
         limits=_limits(block.get("limits")),
@@ -63,6 +69,8 @@ def about_of(data: Any) -> About:
         flashgen=plain_text(block.get("flashgen"), "flashgen"),
         seed=whole_number(block.get("seed"), "seed", 2**32 - 1),
         mark=mark,
+        identity=identity,
+        cost_model=None if cost_model is None else whole_number(cost_model, "cost_model", 2**31 - 1),
     )
 
 

@@ -1,7 +1,8 @@
 """Which studies a report tells of: the last tuned, or those that options ask for.
 
-The families that competed for one problem on one card are studies of their own; they make one group. So do
-only those of one version of the generator and its tools: times of others are of other kernels.
+The families that competed for one problem on one card are studies of their own; they make one group if the
+same compiler (and, of predictions, the same cost model) made them. Of a family whose kernels changed
+meanwhile the last tuned study is in it; those of its earlier kernels make groups behind it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import datetime
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from optuna.storages import BaseStorage
 
@@ -21,20 +24,22 @@ from ...gen.problem import Problem
 from ..cards.slug import SIM_PREFIX, same_card
 from ..errors import FlashgenError, UsageError
 from ..request import Shape
+from ..store.makers import cost_model_of
 from ..store.studies import open_storage, storage_errors, without_password
 
 #: Groups that an error lists.
 LISTED = 8
 SUFFIXES = (".html", ".htm")
+#: When a study's last trial was started, and its name.
+_Found = tuple[datetime.datetime, str]
 
 
 @dataclass(frozen=True)
 class Group:
-    """The studies of one problem, card and version; ``last`` is when a trial was last started."""
+    """The studies of one problem and card, one of a family; ``last`` is when a trial was last started."""
 
     slug: str
     problem: Problem
-    mark: str
     names: tuple[str, ...]
     last: datetime.datetime
 
@@ -80,24 +85,24 @@ def check_storage(where: str) -> None:
 
 def groups_in(storage: BaseStorage, where: str) -> list[Group]:
     """Every group of flashgen's studies in a storage, the last tuned first. Other studies are passed over."""
-    found: dict[tuple[str, Problem, str], list[tuple[str, datetime.datetime]]] = {}
+    found: dict[tuple[Any, ...], dict[str, list[_Found]]] = {}
     with storage_errors(where):
         for study in storage.get_all_studies():
             about = study.user_attrs
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 family_named(about["family"])
                 DeviceLimits(**about["limits"])
-                key = (
-                    str(about["slug"]),
-                    Problem.from_dict(about["problem"]),
-                    study.study_name.split("/")[-1],
-                )
+                makers = (about["toolkit"], cost_model_of(about))
+                key = (str(about["slug"]), Problem.from_dict(about["problem"]), *makers)
                 last = _last_start(storage, storage.get_study_id_from_name(study.study_name))
-                found.setdefault(key, []).append((study.study_name, last))
-    groups = [
-        Group(*key, tuple(name for name, _ in members), max(last for _, last in members))
-        for key, members in found.items()
-    ]
+                found.setdefault(key, {}).setdefault(about["family"], []).append((last, study.study_name))
+    groups: list[Group] = []
+    for (slug, problem, *_), families in found.items():
+        newest_first = [sorted(members, reverse=True) for members in families.values()]
+        for members in zip_longest(*newest_first):
+            there = [each for each in members if each is not None]
+            names = tuple(name for _, name in there)
+            groups.append(Group(slug, problem, names, max(last for last, _ in there)))
     return sorted(groups, key=lambda group: group.last, reverse=True)
 
 

@@ -23,7 +23,8 @@ from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior, prior_of
-from ..store.studies import outcomes, study_name
+from ..store.makers import Makers
+from ..store.studies import outcomes
 from .gaussian_process import process
 from .nearness import masks_differ, shape_distance
 
@@ -44,30 +45,32 @@ class Lesson:
 
 
 def neighbours(
-    storage: BaseStorage, slug: str, problem: Problem, family: type[Variant], mark: str
+    storage: BaseStorage, slug: str, problem: Problem, makers: Makers, family: type[Variant]
 ) -> list[Lesson]:
-    """The nearest problems that the storage holds enough trials of, nearest first: those of the same dtype,
-    precision and head dims, of few query rows or many as it has itself, by the same generator and tools
-    (``mark``)."""
-    near: list[tuple[float, Problem]] = []
+    """Returns the nearest problems that the storage holds enough trials of, nearest first: those of the same
+    dtype, precision and head dims, of few query rows or many as it has itself, whose trials the same makers
+    made on the card of that slug."""
+    near: list[tuple[float, str, Problem]] = []
     for name in get_all_study_names(storage):
-        if not (name.startswith(f"{slug}/{problem.stem}") and name.endswith(f"/{family.family}/{mark}")):
+        if not name.startswith(f"{slug}/{problem.stem}") or f"/{family.family}/" not in name:
             continue
         about = storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+        if not makers.made(about):
+            continue
         other = Problem.from_dict(about["problem"])
         alike = other.stem == problem.stem and other.has_few_queries == problem.has_few_queries
         if other != problem and alike:
             mask = OTHER_MASK * masks_differ(other, problem)
-            near.append((shape_distance(other, problem) + mask, other))
-    lessons: list[Lesson] = []
-    for _, other in sorted(near, key=lambda each: (each[0], each[1].name)):
-        study = load_study(study_name=study_name(slug, other, family, mark), storage=storage)
+            near.append((shape_distance(other, problem) + mask, name, other))
+    lessons: dict[Problem, Lesson] = {}
+    for _, name, other in sorted(near, key=lambda each: each[:2]):
+        study = load_study(study_name=name, storage=storage)
         ended = tuple(outcome for _, outcome in outcomes(study, family))
-        if sum(_has_time(outcome) for outcome in ended) >= FEWEST_TIMES:
-            lessons.append(Lesson(other, ended))
+        if other not in lessons and sum(_has_time(outcome) for outcome in ended) >= FEWEST_TIMES:
+            lessons[other] = Lesson(other, ended)
         if len(lessons) == NEIGHBOURS:
             break
-    return lessons
+    return list(lessons.values())
 
 
 def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limits: DeviceLimits) -> Prior:

@@ -11,12 +11,16 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..cards.slug import SIM_PREFIX
-from .studies import study_name
+from .makers import study_name
 
 
 @dataclass(frozen=True)
 class About:
-    """What all trials of one study share. ``mark`` tells apart versions of what made the kernels."""
+    """What all trials of one study share.
+
+    ``identity``, ``toolkit`` and ``cost_model`` say what made them, as in `Makers`; version 0.1.0 did not say
+    the first and the last. ``mark`` ends the study's name.
+    """
 
     problem: Problem
     limits: DeviceLimits
@@ -27,6 +31,8 @@ class About:
     flashgen: str
     seed: int
     mark: str
+    identity: str | None = None
+    cost_model: int | None = None
 
     @classmethod
     def of_study(cls, name: str, attributes: Mapping[str, Any]) -> About:
@@ -41,6 +47,8 @@ class About:
             flashgen=attributes["flashgen"],
             seed=attributes["seed"],
             mark=name.rpartition("/")[2],
+            identity=attributes.get("identity"),
+            cost_model=attributes.get("cost_model"),
         )
 
     @property
@@ -55,7 +63,9 @@ class About:
 
     def attributes(self) -> dict[str, Any]:
         """Returns the study's attributes as JSON values."""
+        made_by = {} if self.identity is None else {"identity": self.identity, "cost_model": self.cost_model}
         return {
+            **made_by,
             "slug": self.slug,
             "device": self.limits.name,
             "driver": self.driver,

@@ -7,7 +7,6 @@ the `Outcome` whole.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
@@ -27,8 +26,6 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from ...gen.problem import Problem
-from ...gen.render import TEMPLATES
 from ...gen.variant import Variant
 from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
@@ -262,20 +259,6 @@ def _write_ahead(storage: RDBStorage) -> None:
         pass
 
 
-def fingerprint(*versions: str) -> str:
-    """Eight hex digits of all that makes two runs' trials comparable: what generates the kernels, and
-    ``versions`` (compiler, cost model)."""
-    gen = TEMPLATES.parent / "gen"
-    # Counting a kernel's work does not change the kernel; the cost model's version stands for that.
-    generator = [path for path in gen.rglob("*.py") if not path.name.endswith("work.py")]
-    digest = hashlib.sha256()
-    for path in sorted([*generator, *TEMPLATES.rglob("*.cu.jinja")]):
-        digest.update(path.name.encode() + path.read_bytes())
-    for version in versions:
-        digest.update(version.encode() + b"\0")
-    return digest.hexdigest()[:8]
-
-
 def open_study(storage: BaseStorage, where: str, name: str, about: Mapping[str, Any]) -> Study:
     """The study ``name``, created with ``about`` as its user attributes where it is new.
 
@@ -354,7 +337,3 @@ def outcomes(study: Study, family: type[Variant]) -> list[tuple[FrozenTrial, Out
         for trial in study.get_trials(deepcopy=False, states=states)
         if OUTCOME in trial.user_attrs
     ]
-
-
-def study_name(slug: str, problem: Problem, family: type[Variant], mark: str) -> str:
-    return f"{slug}/{problem.name}/{family.family}/{mark}"

@@ -34,22 +34,23 @@ from ..evaluate.reasons import NUMBER, count_alike, count_reasons, first_line
 from ..evaluate.team import Evaluator, Team
 from ..evaluate.worker import Worker
 from ..predict.catalogue import Catalogue, build_catalogue
-from ..predict.prior import cost_model_version, prior_of
+from ..predict.cost_model import COST_MODEL
+from ..predict.prior import prior_of
 from ..search.ask_tell import Proposal, Search
 from ..search.sampler_names import SamplerName
 from ..search.transfer import informed, neighbours
 from ..serving import none_serves, why_not
 from ..shelf import library
 from ..shelf.winners import TUNED
+from ..store.about import About
 from ..store.liveness import Pulse
+from ..store.makers import Makers, name_of_study
 from ..store.presence import StorageFile
 from ..store.studies import (
-    fingerprint,
     open_storage,
     open_study,
     outcome_to_dict,
     storage_errors,
-    study_name,
     without_password,
 )
 from ..version import flashgen_version
@@ -391,23 +392,25 @@ def _prepare(
     catalogue = space.catalogue
     family = catalogue.family
     slug = device_slug(device)
-    mark = fingerprint(toolkit, cost_model_version() if device.predicted else "")
-    about = {
-        "slug": slug,
-        "device": device.limits.name,
-        "driver": device.driver,
-        "limits": device.limits.to_dict(),
-        "predicted": device.predicted,
-        "toolkit": toolkit,
-        "problem": problem.to_dict(),
-        "family": family.family,
-        "flashgen": flashgen_version(),
-        "seed": options.seed,
-    }
-    name = study_name(slug, problem, family, mark)
-    study = open_study(storage, options.storage, name, about)
+    makers = Makers.of(family, toolkit, COST_MODEL if device.predicted else None)
+    about = About(
+        problem=problem,
+        limits=device.limits,
+        family=family,
+        predicted=device.predicted,
+        driver=device.driver,
+        toolkit=toolkit,
+        flashgen=flashgen_version(),
+        seed=options.seed,
+        mark=makers.mark,
+        identity=makers.identities[0],
+        cost_model=makers.cost_model,
+    )
     with storage_errors(options.storage):
-        lessons = neighbours(storage, slug, problem, family, mark)
+        name = name_of_study(storage, slug, problem, family, makers)
+    study = open_study(storage, options.storage, name, about.attributes())
+    with storage_errors(options.storage):
+        lessons = neighbours(storage, slug, problem, makers, family)
     prior = informed(prior_of(problem, device.limits), catalogue, lessons, device.limits)
     known = library.nearest_variants(
         library.entries(library.folders(options.out)), problem, device.limits, family

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import inspect
 import json
 import math
 import random
 from dataclasses import replace
 from functools import lru_cache
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.identity import sample as kernels_of
 from flashgen.gen.limits import PRESETS, DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.shared_memory.banks import wavefronts
@@ -24,9 +23,9 @@ from flashgen.gen.space import enumerate_space
 from flashgen.gen.work import BlockWork, Counts, Walk, walk_tiles
 from flashgen.tuner.predict import fit
 from flashgen.tuner.predict.block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, dram_bytes
-from flashgen.tuner.predict.cost_model import predict, predict_work
+from flashgen.tuner.predict.cost_model import COST_MODEL, predict, predict_work
 from flashgen.tuner.predict.prediction import Prediction
-from flashgen.tuner.predict.prior import cost_model_version
+from flashgen.tuner.predict.prior import prior_of
 from flashgen.tuner.predict.rank_correlation import spearman
 
 from tests.support import DATA
@@ -360,12 +359,30 @@ def test_rows_in_vectors_have_fewer_scattered_operands():
     assert counts[0].scattered * 4 == counts[0].ffma == counts[1].scattered
 
 
-def test_the_version_names_all_that_a_prediction_is_made_of():
-    version = cost_model_version()
-    counted = [f"gen.{name}" for name in ("banks", "limits", "problem", "tiles", "variant", "work")]
-    families = [name for family in FAMILIES for name in (f"gen.{family}_work", f"gen.families.{family}")]
-    for name in ["tuner.costmodel", "tuner.groupmodel", "tuner.prediction", *counted, *families]:
-        assert inspect.getsource(import_module(f"flashgen.{name}")) in version
+PREDICTIONS = DATA / "predictions.json"
+
+
+def test_predictions_are_those_of_the_version(request):
+    """Of kernels of each family: what alters them must raise the version, by which trials are kept apart."""
+    now = {
+        f"{kernel.variant.name} | {kernel.problem.name} | {card}": float(f"{us:.6g}")
+        for family in FAMILIES
+        for kernel in list(kernels_of(family))[::3]
+        for card in ("gtx-1080", "t4", "a100", "h200")
+        if (us := prior_of(kernel.problem, preset(card))(kernel.variant)) < float("inf")
+    }
+    if request.config.getoption("--update-golden"):
+        PREDICTIONS.write_text(json.dumps({"version": COST_MODEL, "us": now}, indent=1) + "\n")
+    recorded = json.loads(PREDICTIONS.read_text())
+    was = recorded["us"]
+    differing = [each for each in was if now.get(each) != pytest.approx(was[each], 1e-5)]
+    told = (
+        f"predictions of {len(differing)} of {len(was)} are not those recorded, as of {differing[:1]}: "
+        "raise COST_MODEL in tuner/predict/cost_model.py, so that trials of emulated cards start anew, then "
+        "pytest tests/tuner/predict/test_cost_model.py -k of_the_version --update-golden"
+    )
+    assert not differing and now.keys() == was.keys(), told
+    assert recorded["version"] == COST_MODEL, "recorded of another version: pytest ... --update-golden"
 
 
 # -- against times of a card ----------------------------------------------------------------------------

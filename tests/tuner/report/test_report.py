@@ -293,6 +293,18 @@ def test_predictions_are_called_so(tmp_path):
 # -- which study -----------------------------------------------------------------------------------------
 
 
+def test_studies_by_other_compilers_and_cost_models_are_groups_of_their_own():
+    storage = optuna.storages.InMemoryStorage()
+    first = {"slug": "sim_h200", "predicted": True}
+    makers = [{}, {"toolkit": "nvcc 13.1"}, {"flashgen": "0.2.0", "identity": "1f" * 8, "cost_model": 2}]
+    for i, each in enumerate(makers):
+        add_study(storage, "ladder", [], mark=f"{i}", **{**first, **each})
+    # Resumed, a study says what version 0.1.0 did not say; it stays beside those that it was beside.
+    add_study(storage, "simt", [], mark="r", **first, identity="2e" * 8, cost_model=1)
+    members = [{name.rpartition("/")[2] for name in g.names} for g in groups_in(storage, "memory")]
+    assert sorted(map(sorted, members)) == [["0", "r"], ["1"], ["2"]]
+
+
 def test_families_of_one_problem_are_one_group():
     storage = optuna.storages.InMemoryStorage()
     outcomes = fake_outcomes("ladder", 2, fail_every=0)
@@ -301,11 +313,12 @@ def test_families_of_one_problem_are_one_group():
     add_study(storage, "simt", [], mark="new")
     storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "somebody else's")
     groups = groups_in(storage, "memory")
-    assert [(g.mark, len(g.names)) for g in groups] == [("new", 2), ("old", 1)]
-    by_name = choose_group(groups, "memory", study=groups[1].names[0], shape=Shape())
-    assert by_name.mark == "old"
-    assert choose_group(groups, "memory", study=groups[0].label, shape=Shape()).mark == "new"
-    assert choose_group(groups, "memory", shape=Shape(head_dim=32), card="nvidia_h200").mark == "new"
+    new, old = groups
+    assert {name.split("/", 2)[2] for name in new.names} == {"ladder/new", "simt/new"}
+    assert [name.split("/", 2)[2] for name in old.names] == ["ladder/old"]
+    assert choose_group(groups, "memory", study=old.names[0], shape=Shape()) == old
+    assert choose_group(groups, "memory", study=new.label, shape=Shape()) == new
+    assert choose_group(groups, "memory", shape=Shape(head_dim=32), card="nvidia_h200") == new
     with pytest.raises(FlashgenError, match="did you mean"):
         choose_group(groups, "memory", study=groups[0].label[:-1], shape=Shape())
     with pytest.raises(FlashgenError, match=r"no study of bf16_d64; there are h200/"):

@@ -15,6 +15,7 @@ from flashgen.tuner.predict.fit import Times, recordings
 from flashgen.tuner.predict.prior import prior_of
 from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.search.transfer import Lesson, informed, neighbours
+from flashgen.tuner.store.makers import Makers
 from flashgen.tuner.store.studies import open_storage
 from flashgen.tuner.tune import coordinator as tuning
 
@@ -131,10 +132,13 @@ def test_a_run_starts_from_the_nearest_problems_in_its_storage(tmp_path):
     # Of another head dim or version, and of few trials, nothing is learned.
     _, other = tune(where, tmp_path, replace(PROBLEM, head_dim=2 * PROBLEM.head_dim, head_dim_v=0), trials=4)
     assert other.taught_by == ()
-    slug, _, _, mark = first.studies[0].split("/")
+    slug = first.studies[0].split("/")[0]
     storage = open_storage(where)
-    assert neighbours(storage, slug, PROBLEM, LADDER, "of another version") == []
-    assert neighbours(storage, "another_card", PROBLEM, LADDER, mark) == []
-    assert neighbours(storage, slug, replace(PROBLEM, seqlen_q=1), LADDER, mark) == []
-    near = neighbours(storage, slug, replace(PROBLEM, causal=True), LADDER, mark)
+    about = storage.get_study_user_attrs(storage.get_study_id_from_name(first.studies[0]))
+    makers = Makers.of(LADDER, about["toolkit"], about.get("cost_model"))
+    for others in (replace(makers, toolkit="nvcc 9"), replace(makers, identities=("0",))):
+        assert neighbours(storage, slug, PROBLEM, others, LADDER) == []
+    assert neighbours(storage, "another_card", PROBLEM, makers, LADDER) == []
+    assert neighbours(storage, slug, replace(PROBLEM, seqlen_q=1), makers, LADDER) == []
+    near = neighbours(storage, slug, replace(PROBLEM, causal=True), makers, LADDER)
     assert [lesson.problem for lesson in near] == [PROBLEM, double] and len(near[0].outcomes) == 12
