@@ -433,6 +433,29 @@ def test_a_mask_that_forgets_the_last_keys_is_caught():
 
 # -- sources --------------------------------------------------------------------------------------------
 
+
+def test_limits_of_rows_counted_by_their_own_place_name_no_diagonal():
+    """The last of 64 rows, too, whose limit shares a sum with the first one's."""
+    scores = replace(HALF, causal=True).scores
+    assert scores.limits_beside("aligned", diagonal=0) == [("kCausal", "aligned + 1")]
+    assert scores.limits_beside(scores.before("aligned") + 64, diagonal=0) == [("kCausal", "aligned + 64")]
+
+
+@pytest.mark.parametrize(
+    ("problem", "unique"),
+    [
+        (HALF, "unsigned p[kKeySteps][4];"),
+        (Problem(), "split_tiles("),
+        (Problem(dtype="e4m3"), "convert_values("),
+    ],
+)
+def test_each_type_has_an_algorithm_of_its_own(problem, unique):
+    source = render(Wgmma(br=64, bc=32), problem, H200).source
+    assert unique in source
+    assert ("split_tiles(" in source) == (problem.dtype == "f32")
+    assert ("convert_values(" in source) == (problem.dtype == "e4m3")
+
+
 SAMPLED = 60
 
 
