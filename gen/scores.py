@@ -45,7 +45,8 @@ class Scores:
     ends: tuple[Bound, ...] = (Bound(NUM_KEYS),)
     flags: frozenset[str] = frozenset()
 
-    # -- as the kernel has it: rows and keys are C++, `seqlen_k` and `diagonal` what the place calls them ----
+    # -- as the kernel has it: rows and keys are C++, `seqlen_k` and `diagonal` what the place calls them; a
+    # diagonal of 0 says that rows are counted by their own place among the keys --------------------------
 
     def rows_may_be_empty(self) -> str:
         """C++ that is true where some row may see no key though there are keys."""
@@ -64,7 +65,7 @@ class Scores:
             text = f"{each.flag} ? {limit} : {text}" if each.flag else limit
         return text
 
-    def limits_beside(self, row: str | Expression, **names: str) -> list[tuple[str, str]]:
+    def limits_beside(self, row: str | Expression, **names: str | int) -> list[tuple[str, str]]:
         """What limits ``row`` beside the end of the keys, in C++: pairs of a flag and of the key under it."""
         return [(each.flag or "true", _at(each, row, names)) for each in self.ends[1:]]
 
@@ -131,9 +132,11 @@ def _names(names: Mapping[str, str]) -> Mapping[str, str]:
     return {NUM_KEYS.name: "args.seqlen_k", **names}
 
 
-def _at(bound: Bound, row: str | Expression, names: Mapping[str, str]) -> str:
+def _at(bound: Bound, row: str | Expression, names: Mapping[str, str | int]) -> str:
+    numbers = {name: Constant(value) for name, value in names.items() if isinstance(value, int)}
+    words = {name: value for name, value in names.items() if isinstance(value, str)}
     row = Name(row) if isinstance(row, str) else row
-    return bound.key.with_names({ROW.name: row}).c(_names(names))
+    return bound.key.with_names({**numbers, ROW.name: row}).c(_names(words))
 
 
 def _last_key(bound: Bound, row: str | Expression, names: Mapping[str, str]) -> str:

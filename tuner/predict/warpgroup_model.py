@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ...gen.families.wgmma.family import GROUP
+from ...gen.families.wgmma.parameters import GROUP
 from ...gen.families.wgmma.work import GroupWork
 from ...gen.limits import DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
@@ -88,7 +88,7 @@ def predict_groups(
     shared = _shared_cycles(work, resident * work.groups, coefficients)
     chain = _chain_cycles(work, coefficients)
     tile = join([join(list(shared.values()), coefficients.overlap), chain], coefficients.hiding)
-    if work.exponentials_in_turns:
+    if work.ordered_exponentials:
         tile *= coefficients.turns
     if work.chained:
         tile *= coefficients.chained

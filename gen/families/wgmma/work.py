@@ -1,4 +1,4 @@
-"""What a `Wgmma` kernel makes a card do, counted along ``templates/families/wgmma/main.cu.jinja``.
+"""What a `Wgmma` kernel makes a card do, counted along ``templates/families/wgmma``.
 
 Counted by warpgroups: they take turns at the tensor cores of their SM, and each waits for its own products
 alone. ``tuner/predict/warpgroup_model.py`` turns the counts into a time.
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...work import Work, count_work
-from .family import GROUP, GROUP_ROWS, SPLITTERS, UNIT_ROWS, Wgmma
+from .family import Wgmma
+from .parameters import GROUP, GROUP_ROWS
+from .registers import SPLITTERS
+from .shared_memory import UNIT_ROWS
 
 #: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
 WGMMA_FLOPS_PER_CLOCK = 4096
@@ -31,49 +34,50 @@ class GroupWork(Work):
     """One warpgroup's work on one tile of keys, and how many there are of both."""
 
     groups: int
-    """Warpgroups of a block that compute."""
+    """Consumer warpgroups of a block."""
     score_cycles: float
-    """Of the SM's tensor cores, for a warpgroup's scores of a tile, and"""
+    """Cycles of the SM's tensor cores for a warpgroup's scores of one tile."""
     output_cycles: float
-    """for its outputs."""
+    """Cycles of the SM's tensor cores for a warpgroup's outputs of one tile."""
     scores: float
-    """Per thread and tile,"""
+    """Scores of one tile that a thread holds."""
     polynomials: float
-    """those whose exponential is a polynomial, and"""
+    """Scores of a thread and tile whose exponential is a polynomial."""
     masked: float
-    """those that a mask is laid over, on average."""
+    """Scores of a thread and tile that a mask is laid over, on average."""
     wavefronts: float
     """Passes of 128 bytes through shared memory that a warpgroup's products take for a tile."""
     stages: int
     """Tiles of K and of V that there is room for, the lesser of both."""
     chained: bool
     """Whether a tile's outputs come before the next one's scores."""
-    exponentials_in_turns: bool
+    ordered_exponentials: bool
+    """Whether warpgroups make their exponentials one after the other."""
     stays: bool
-    """Whether blocks take several query tiles, and"""
+    """Whether blocks take several query tiles."""
     early_q: bool
-    """whether the next one's Q comes beside this one's work."""
+    """Whether the next query tile's Q comes beside the work on this one."""
     tiles: float
     """Tiles of keys that a warpgroup computes for its rows of a query tile, on average."""
     walks: tuple[int, ...]
     """Tiles of keys that each query tile of a head needs, in the order in which they start."""
     heads: int
-    """Of all batches together, those that fill up clusters included, and"""
+    """Query heads of all batches together, those that fill up clusters included."""
     heads_together: int
-    """those whose query tiles start together by length, 1 if heads come one after the other."""
+    """Heads whose query tiles start together by length, 1 if heads come one after the other."""
     tile_bytes: float
     """What a block asks of L2 for a tile of keys and one of values."""
     cluster: int = 1
     """Blocks that start together, near each other."""
     split_rounds: float = 0.0
-    """Where float32 is split: rounds of eight reads by a lane of the busiest warp that splits, for a tile of
-    keys and one of values,"""
+    """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
+    values."""
     split_waits: float = 0.0
-    """and how often it waits for such two. Issue slots that splitting takes"""
+    """How often that warp waits for such two tiles."""
     split_slots: float = 0.0
-    """of a computing warp for a tile, and"""
+    """Issue slots of a consumer's warp that splitting its scores and weights takes for a tile."""
     splitter_slots: float = 0.0
-    """of a scheduler for the warps that split, by computing warp."""
+    """Issue slots of a scheduler that the producer's warps take to split a tile, by consumer's warp."""
 
     @property
     def is_even(self) -> bool:
@@ -85,7 +89,7 @@ class GroupWork(Work):
 def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupWork:
     """Returns the work of a kernel of this family on a problem and a card.
 
-    The warpgroup that copies counts for nothing: it waits.
+    The producer counts for nothing: it waits.
     """
     bc, groups = variant.bc, variant.consumers
     d, dv = -(-problem.head_dim // 16) * 16, problem.head_dim_v
@@ -132,7 +136,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         wavefronts=(factor_bytes + weight_bytes) / 128,
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
         chained=variant.schedule == "chained",
-        exponentials_in_turns=variant.order_of_groups == "exponentials",
+        ordered_exponentials=variant.order_of_groups == "exponentials",
         stays=variant.persistent,
         early_q=variant.q_stages > 1 or variant.o_apart,
         tiles=tiles,

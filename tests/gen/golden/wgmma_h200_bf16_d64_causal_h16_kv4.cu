@@ -58,16 +58,19 @@ struct TensorMaps {
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
 using Element = __nv_bfloat16;
 using Barrier = unsigned long long;
 constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 64;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBr = 64;  // query rows per tile: 64 for each consumer
 constexpr int kBc = 256;  // keys per tile
-constexpr int kConsumers = 1;  // warpgroups that compute, beside the one that copies
-constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 256;
 constexpr int kCluster = 4;  // blocks that walk the same keys, each with one of as many neighbouring tiles
 constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
@@ -85,13 +88,12 @@ constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
 constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
 constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
 constexpr int kKeyChunks = (kBc + kChunk - 1) / kChunk;  // of weights, the last one not always whole
-constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
 constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Barriers of the block, by warpgroup that computes.
-constexpr int kGroupBarrier = 1;  // its own
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
 
-constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one warpgroup
+constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
@@ -99,16 +101,19 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-using Chunk64 = Element[64 * kChunk];  // of the 64 rows of one warpgroup
-using ChunkBc = Element[kBc * kChunk];
+using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
+using KChunk = Element[kBc * kChunk];
+using VChunk = KChunk;
+using PChunk = QChunk;
+using OChunk = QChunk;
 
 struct SharedStorage {
-  // Q by warpgroup, and then its outputs on their way to global memory.
-  alignas(1024) Chunk64 q[kQStages][kConsumers][kDChunks];
-  alignas(1024) Chunk64 p[kConsumers][kKeyChunks];  // a tile's weights by warpgroup
-  alignas(1024) ChunkBc k[kKStages][kDChunks];
-  alignas(1024) ChunkBc v[kVStages][kDvChunks];
-  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it: for K and
+  // Q by consumer, and then its outputs on their way to global memory.
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
+  alignas(1024) PChunk p[kConsumers][kKeyChunks];  // a tile's weights by consumer
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it: for K and
   // V those of all blocks of the cluster, which copy to each other.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
@@ -362,16 +367,25 @@ __device__ __forceinline__ unsigned long long descriptor(const void* start, unsi
          (shared_address(start) & 0x3ffff) >> 4;
 }
 
-// Where a ring of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
+}
+
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
 template <int stages>
-struct Turn {
+struct PipelineState {
   int stage = 0;
-  unsigned parity = 0;
+  unsigned phase = 0;
 
   __device__ __forceinline__ void advance() {
     if (++stage == stages) {
       stage = 0;
-      parity ^= 1;
+      phase ^= 1;
     }
   }
 };
@@ -380,14 +394,15 @@ struct Turn {
 // that some of these see.
 struct Tile {
   int first_row, head, batch;
-  int num_key_tiles;  // that some row of the cluster sees
+  int last_tile;  // of keys: some row of the cluster sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
       : head(head), batch(batch) {
     first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
-    int num_keys = args.seqlen_k;
-    if (kCausal) num_keys = max(0, min(num_keys, (q_tile + 1) * kClusterRows + args.seqlen_k - args.seqlen_q));
-    num_key_tiles = (num_keys + kBc - 1) / kBc;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, (q_tile + 1) * kClusterRows + args.seqlen_k - args.seqlen_q));
+    last_tile = (end_key + kBc - 1) / kBc;
   }
 };
 
@@ -408,17 +423,17 @@ struct Divisor {
   }
 };
 
-// The tiles of a cluster that stays, in turns. Under a causal mask a turn is two tiles of one head, the longest and the
-// shortest that are left, so that all turns take as long.
+// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
+// shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, num_heads = args.num_q_heads;
-  const Divisor turns(kCausal ? (q_tiles + 1) / 2 : q_tiles);  // for one head
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
   const Divisor heads(num_heads);  // of one batch
-  for (int turn = blockIdx.x / kCluster; turn < turns.value * num_heads * args.batch; turn += gridDim.x / kCluster) {
+  for (int item = blockIdx.x / kCluster; item < items.value * num_heads * args.batch; item += gridDim.x / kCluster) {
     int first, head;
-    const int batch = heads.divide(turns.divide(turn, first), head), last = q_tiles - 1 - first;
-    for (int q_tile = kCausal ? last : first;; q_tile = first) {
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
       work(Tile(args, q_tile, head, batch));
       if (q_tile == first) break;
     }
@@ -435,59 +450,64 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
   return __int_as_float(__float_as_int(value) + (__float_as_int(shifted) << 23));
 }
 
-// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
-// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
-struct Rows {
-  float max[2];  // running maxima of scale * score, in powers of two, and
-  float sum[2];  // this thread's share of the sums of weights
-};
-
-// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
-__device__ __forceinline__ void mask(float (&s)[kBc / 2], int row, int first_key, int seqlen_q, int seqlen_k) {
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     int end = seqlen_k;
     if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
     end -= first_key + threadIdx.x % 4 * 2 + e % 2;
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
+    for (int t = 0; t < n / 4; ++t) {
       if (t * 8 >= end) s[4 * t + e] = -kInfinity;
     }
   }
 }
 
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+template <int n>
 __device__ __forceinline__ void raise_maximum(
-    const float (&s)[kBc / 2], Rows& rows, float (&rescale)[2], float scale) {
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = fmaxf(rows.max[h], tile_max * scale);
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-    const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
-    rescale[h] = exp2f(rows.max[h] - base);
-    rows.max[h] = row_max;
-    rows.sum[h] *= rescale[h];
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
   }
 }
 
 // Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
-__device__ __forceinline__ void weigh(float (&s)[kBc / 2], Rows& rows, float scale) {
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
   float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
-  for (int h = 0; h < 2; ++h) base[h] = kCausal && rows.max[h] == -kInfinity ? 0.0f : rows.max[h];
+  for (int h = 0; h < 2; ++h) {
+    base[h] = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
+  }
 #pragma unroll
-  for (int i = 0; i < kBc / 2; ++i) {
+  for (int i = 0; i < n; ++i) {
     const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
     s[i] = (i / 4 * 2 + i % 2) % 8 == 0 ? exp2_by_polynomial(exponent) : exp2f(exponent);
     sum[i / 2 % 2][i % 2] += s[i];
   }
 #pragma unroll
-  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h][0] + sum[h][1];
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
 __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
@@ -495,35 +515,33 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
   for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
     float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
-    const int chunk = step / 4, bytes = step % 4 * 32;
-    const unsigned long long k_step = k + ((chunk * int(sizeof(ChunkBc)) + bytes) >> 4);
-    const unsigned long long q_step = q + ((chunk * int(sizeof(Chunk64)) + bytes) >> 4);
-    wgmma_m64n256k16_bf16_ss(s, q_step, k_step, step > 0);
+    const unsigned long long k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n256k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
 
-// Starts o += p v for a warpgroup's rows and one tile of keys.
+// Starts o += p v for a consumer's rows and one tile of keys.
 __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], unsigned long long p, unsigned long long v) {
   forget(p);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
-    const unsigned long long p_step = p + ((step / 4 * int(sizeof(Chunk64)) + step % 4 * 32) >> 4);
-    wgmma_m64n64k16_bf16_ss_trans(o, p_step, v + (step * 16 * 128 >> 4), true);
+    const unsigned long long p_step = step_of_columns<PChunk>(p, step);
+    wgmma_m64n64k16_bf16_ss_trans(o, p_step, step_of_keys(v, step), true);
   }
   wgmma_commit();
 }
 
-// Brings a tile's weights to shared memory, sixteen rows by each warp, for the warpgroup's products. Those that
+// Brings a tile's weights to shared memory, sixteen rows by each warp, for the consumer's products. Those that
 // read what was there have ended.
-__device__ __forceinline__ void store_weights(Chunk64* p, const float (&s)[kBc / 2], int warp, int group) {
+__device__ __forceinline__ void store_weights(PChunk* p, const float (&s)[kBc / 2], int warp, int consumer) {
   const int lane = threadIdx.x % 32;
   const int row = warp * 16 + lane % 16;
 #pragma unroll
@@ -536,20 +554,31 @@ __device__ __forceinline__ void store_weights(Chunk64* p, const float (&s)[kBc /
     stmatrix_x4(p[step / 4] + row * kChunk + piece * 8, m);
   }
   fence_proxy_async();
-  named_barrier_sync(kGroupBarrier + group, kGroup);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
-// Turns the sign of a warpgroup's Q: maxima are taken of raw scores, which a negative scale would turn round.
-__device__ __forceinline__ void negate_q(Chunk64* q, int group) {
+// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   unsigned* pairs = reinterpret_cast<unsigned*>(q);
-  for (int i = threadIdx.x % kGroup; i < kDChunks * 64 * kChunk / 2; i += kGroup) pairs[i] ^= 0x80008000u;
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
   fence_proxy_async();
-  named_barrier_sync(kGroupBarrier + group, kGroup);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
+}
+
+// Starts to write 64 rows of outputs, but for those that are not there.
+__device__ __forceinline__ void store_outputs(
+    const TensorMaps& maps, const OChunk* o, const Tile& tile, int first_row) {
+  for (int i = 0; i < kDvChunks; ++i) tma_store(&maps.o, o[i], i * kChunk, first_row, tile.head, tile.batch);
 }
 
 // Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
 __device__ __forceinline__ void stage_output(
-    Chunk64* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
+    OChunk* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
   const int lane = threadIdx.x % 32;
   const int row = warp * 16 + lane % 16;
 #pragma unroll
@@ -567,167 +596,194 @@ __device__ __forceinline__ void stage_output(
   }
 }
 
-// Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
-// warpgroup need not wait for the others' Q. Of K and V
-// each block copies its share to all blocks of the cluster.
-__device__ __forceinline__ void copy_tile(
-    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
-    Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
-  const auto copy_q = [&](int group) {
-    Barrier& full = smem.q_full[q_turn.stage][group];
-    barrier_expect(&full, kQBytes);
+// Where the keys are that a tile sees.
+struct KeySource {
+  int kv_head, batch;
+  int share;  // of each tile of them this block copies kShare keys from here on to all blocks of the cluster
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch),
+        share(blockIdx.x % kCluster * kShare) {}
+};
+
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
 #pragma unroll 1
-    for (int c = 0; c < kDChunks; ++c) {
-      tma_load(smem.q[q_turn.stage][group][c], &maps.q, &full, c * kChunk, tile.first_row + 64 * group, tile.head,
-               tile.batch);
-    }
-  };
-  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
-  copy_q(0);
-  const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
-  const int first_key = blockIdx.x % kCluster * kShare;  // of a tile, in this block's share
-  const auto copy_k = [&](int n) {
-    Barrier& full = smem.k_full[k_turn.stage];
-    barrier_wait(&smem.k_empty[k_turn.stage], k_turn.parity ^ 1);
-    barrier_expect(&full, kKBytes);
-#pragma unroll 1
-    for (int c = 0; c < kDChunks; ++c) {
-      tma_multicast(smem.k[k_turn.stage][c] + first_key * kChunk, &maps.k, &full, kEveryBlock, c * kChunk,
-                    n * kBc + first_key, kv_head, tile.batch);
-    }
-    k_turn.advance();
-  };
-  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
-#pragma unroll 1
-  for (int group = 1; group < kConsumers; ++group) copy_q(group);
-  q_turn.advance();
-  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
-    if (n > 0) copy_k(n - 1);
-    Barrier& full = smem.v_full[v_turn.stage];
-    barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
-    barrier_expect(&full, kVBytes);
-#pragma unroll 1
-    for (int c = 0; c < kDvChunks; ++c) {
-      tma_multicast(smem.v[v_turn.stage][c] + first_key * kChunk, &maps.v, &full, kEveryBlock, c * kChunk,
-                    n * kBc + first_key, kv_head, tile.batch);
-    }
-    v_turn.advance();
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_load(q[i], &maps.q, full, i * kChunk, first_row, tile.head, tile.batch);
   }
 }
 
-// One warpgroup's 64 rows of a tile.
-__device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem,
-                                       const Tile& tile, int group, Turn<kQStages>& q_turn, Turn<kKStages>& k_turn,
-                                       Turn<kVStages>& v_turn) {
-  const int warp = threadIdx.x % kGroup / 32, lane = threadIdx.x % 32;
-  const unsigned in_group = threadIdx.x % kGroup;
-  const bool leader = in_group == 0;
-  const int first_row = tile.first_row + 64 * group;
-  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
-  // The warpgroup's rows see key tiles [0, end_tile), and those before `masked_tile` whole.
-  int end_tile = first_row < args.seqlen_q ? tile.num_key_tiles : 0, masked_tile = args.seqlen_k / kBc;
-  if (kCausal) {
-    const int seen_by_first = first_row + args.seqlen_k - args.seqlen_q + 1;
-    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_first + 63) + kBc - 1) / kBc);
+// Starts to bring a tile of K, counting its bytes towards `full`.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_multicast(k[i] + source.share * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
+                  first_key + source.share, source.kv_head, source.batch);
   }
-  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDvChunks; ++i) {
+    tma_multicast(v[i] + source.share * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
+                  first_key + source.share, source.kv_head, source.batch);
+  }
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
+  };
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source);
+    v_pipe.advance();
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const unsigned thread = threadIdx.x % kWarpgroup;
+  const bool leader = thread == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
+  }
+// A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
-  Rows rows;
+  SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    rows.max[h] = -kInfinity;
-    rows.sum[h] = 0.0f;
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
   }
   float o[kDv / 2];
 #pragma unroll
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
-  Chunk64* q = smem.q[q_turn.stage][group];
-  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
-  if (args.scale < 0.0f) negate_q(q, group);
+  QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
+  if (args.scale < 0.0f) negate_q(q, consumer);
   const unsigned long long q_desc = descriptor(q);
-  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(ChunkBc));
-  const unsigned long long p_desc = descriptor(smem.p[group]);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  const unsigned long long p_desc = descriptor(smem.p[consumer]);
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
-  for (int n = tile.num_key_tiles; n > end_tile; --n) {
-    // Keys that only other warpgroups see, here or in the neighbouring block.
-    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-    named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
-    if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
-    k_turn.advance();
-    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-    named_barrier_sync(kGroupBarrier + group, kGroup);
-    if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
-    v_turn.advance();
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see, here or in the neighbouring block.
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    v_pipe.advance();
   }
-  int n = end_tile - 1;
-  if (n >= 0) {
+  int n = last_tile - 1;
+  if (n >= first_tile) {
     float s[kBc / 2], rescale[2];
-    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
     wgmma_wait<0>();
     hold(s);
-    if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
-    k_turn.advance();
-    if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-    raise_maximum(s, rows, rescale, scale);
-    weigh(s, rows, scale);
-    store_weights(smem.p[group], s, warp, group);
+    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale);
+    weigh(s, softmax, scale);
+    store_weights(smem.p[consumer], s, warp, consumer);
 #pragma unroll 1
-    for (--n; n >= 0; --n) {
+    for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
-      barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-      start_pv(o, p_desc, v_desc + v_turn.stage * kNextV);
-      barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      start_pv(o, p_desc, v_desc + v_pipe.stage * kNextV);
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       wgmma_wait<1>();
       hold(o);
-      if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
-      v_turn.advance();
+      if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+      v_pipe.advance();
       wgmma_wait<0>();
       hold(s);
-      if (in_group < kCluster) barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group);
-      k_turn.advance();
-      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      raise_maximum(s, rows, rescale, scale);
+      if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      raise_maximum(s, softmax, rescale, scale);
       rescale_output(o, rescale);
-      weigh(s, rows, scale);
-      store_weights(smem.p[group], s, warp, group);
+      weigh(s, softmax, scale);
+      store_weights(smem.p[consumer], s, warp, consumer);
     }
-    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-    start_pv(o, p_desc, v_desc + v_turn.stage * kNextV);
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    start_pv(o, p_desc, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
-    if (in_group < kCluster) barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group);
-    v_turn.advance();
+    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    v_pipe.advance();
   }
 
   float inverse[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float row_sum = rows.sum[h];
+    float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    const bool seen = rows.max[h] != -kInfinity;
+    const bool seen = softmax.max[h] != -kInfinity;
     inverse[h] = seen ? __fdividef(1.0f, row_sum) : 0.0f;
     if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
-      const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
-      args.lse[at] = seen ? (rows.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = seen ? (softmax.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
     }
   }
   // Outputs take the place of Q, of which each warp has read its own rows alone.
-  stage_output(q, o, inverse, warp);
+  OChunk* staged = q;
+  stage_output(staged, o, inverse, warp);
   fence_proxy_async();
-  named_barrier_sync(kGroupBarrier + group, kGroup);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   if (leader) {
-    for (int c = 0; c < kDvChunks; ++c) tma_store(&maps.o, q[c], c * kChunk, first_row, tile.head, tile.batch);
+    store_outputs(maps, staged, tile, first_row);
     tma_commit();
     tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_turn.stage]);
+    barrier_arrive(&smem.q_empty[q_pipe.stage]);
   }
-  q_turn.advance();
+  q_pipe.advance();
 }
 
 extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads, 1)
@@ -738,7 +794,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQStages; ++i) {
-      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
@@ -753,19 +809,23 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   }
   cluster_sync();
 
-  Turn<kQStages> q_turn;
-  Turn<kKStages> k_turn;
-  Turn<kVStages> v_turn;
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
   if (warp < 4) {
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
       prefetch_map(&maps.v);
-      for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
     }
   } else {
-    const int group = warp / 4 - 1;
-    for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    const int consumer = warp / 4 - 1;
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
     // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
     cluster_sync();
   }

@@ -56,16 +56,19 @@ struct TensorMaps {
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
 using Element = float;
 using Barrier = unsigned long long;
 constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 4;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 128;  // query rows per tile: 64 for each warpgroup that computes
+constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
 constexpr int kBc = 48;  // keys per tile
-constexpr int kConsumers = 2;  // warpgroups that compute, beside the one that copies
-constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
 constexpr int kKStages = 4, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
@@ -83,9 +86,9 @@ constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
 constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Barriers of the block, by warpgroup that computes.
-constexpr int kGroupBarrier = 1;  // its own
-constexpr int kTurnBarrier = 1 + kConsumers;  // passes the turn to it
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 // At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
 // arriving lane's alone, whatever __syncwarp came before: for it all arrive.
@@ -95,7 +98,7 @@ constexpr int kArrivals = 32;
 constexpr int kArrivals = 1;
 #endif
 
-constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one warpgroup
+constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
 constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
 
@@ -109,18 +112,19 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-using Parts64 = __half[2][64 * kChunk];  // of the 64 rows of one warpgroup
-using PartsBc = __half[2][kBc * kChunk];
+using QChunk = __half[2][64 * kChunk];  // of the 64 rows of one consumer, large parts and small ones
+using KChunk = __half[2][kBc * kChunk];
+using VChunk = KChunk;
 
 struct SharedStorage {
-  alignas(1024) Parts64 q[kQStages][kConsumers][kDChunks];  // by warpgroup
-  alignas(1024) PartsBc k[kKStages][kDChunks];
-  alignas(1024) PartsBc v[kVStages][kDvChunks];
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];  // by consumer
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
   alignas(16) float k_units[kKStages][kBc / 8], v_units[kVStages][kBc / 8];  // of every eight keys
-  // A stage is full once its bytes have arrived, and empty once every warpgroup has done with it.
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
-  Barrier k_raw[kKStages], v_raw[kVStages];  // their bytes have arrived, and are still to be split
+  Barrier k_raw_full[kKStages], v_raw_full[kVStages];  // their bytes have arrived, and are still to be split
 };
 static_assert(sizeof(SharedStorage) == 107520, "the size that pruning counted on");
 
@@ -311,55 +315,55 @@ __device__ __forceinline__ float largest_of(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-// Splits some groups of eight rows in their place, by one warp, the factors' sign that of `sign`, and returns their
+// Splits some octets of rows in their place, by one warp, the factors' sign that of `sign`, and returns their
 // units. Rows come in kBoxes boxes, two for a chunk; the boxes or parts of one are kPlane bytes each. Eight lanes read
 // a row of a box, sixteen write to all banks.
-template <int kGroups, int kBoxes, int kPlane>
-__device__ __forceinline__ void split_rows(float (&units)[kGroups], void* rows, float sign) {
-  constexpr int kGroupBytes = 8 * 128;
-  constexpr bool kHeld = kGroups * kBoxes <= 4;  // in registers, from the search for the largest to the splitting
+template <int kOctets, int kBoxes, int kPlane>
+__device__ __forceinline__ void split_rows(float (&units)[kOctets], void* rows, float sign) {
+  constexpr int kOctetBytes = 8 * 128;
+  constexpr bool kHeld = kOctets * kBoxes <= 4;  // in registers, from the search for the largest to the splitting
   const int lane = threadIdx.x % 32, piece = lane % 8;
   const int row = lane / 16 + lane / 8 % 2 * 4;  // and row + 2, which is row ^ 2
   char* const first = static_cast<char*>(rows) + row * 128;
-  const auto read = [&](int group, int box, int below) {
-    const char* const start = first + group * kGroupBytes + box * kPlane + below * 128;
+  const auto read = [&](int octet, int box, int below) {
+    const char* const start = first + octet * kOctetBytes + box * kPlane + below * 128;
     return *reinterpret_cast<const float4*>(start + (piece ^ row ^ below) * 16);
   };
-  float4 held[kGroups][kHeld ? kBoxes : 1][2];
-  float factors[kGroups];
+  float4 held[kOctets][kHeld ? kBoxes : 1][2];
+  float factors[kOctets];
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
+  for (int octet = 0; octet < kOctets; ++octet) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2 * kBoxes; ++i) {
-      const float4 x = read(group, i / 2, i % 2 * 2);
-      if (kHeld) held[group][i / 2][i % 2] = x;
+      const float4 x = read(octet, i / 2, i % 2 * 2);
+      if (kHeld) held[octet][i / 2][i % 2] = x;
       largest = fmaxf(largest, largest_of(x));
     }
     // As integers, positive floats compare as they are.
-    units[group] = unit_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
-    factors[group] = sign * inverse_of(units[group]);
+    units[octet] = unit_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
+    factors[octet] = sign * inverse_of(units[octet]);
   }
   if (kHeld) __syncwarp();  // all have read what is overwritten
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const float factor = factors[group];
+  for (int octet = 0; octet < kOctets; ++octet) {
+    const float factor = factors[octet];
 #pragma unroll
     for (int chunk = 0; chunk < kBoxes; chunk += 2) {
       float4 again[2][2];
       if (!kHeld) {
 #pragma unroll
         for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
-          again[i / 2][i % 2] = read(group, chunk + i / 2, i % 2 * 2);
+          again[i / 2][i % 2] = read(octet, chunk + i / 2, i % 2 * 2);
         }
         __syncwarp();
       }
 #pragma unroll
       for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
         const int box = i / 2, below = i % 2 * 2;
-        const float4 x = kHeld ? held[group][chunk + box][i % 2] : again[box][i % 2];
+        const float4 x = kHeld ? held[octet][chunk + box][i % 2] : again[box][i % 2];
         const Parts left = split(x.x * factor, x.y * factor), right = split(x.z * factor, x.w * factor);
-        char* const target = first + group * kGroupBytes + chunk * kPlane + below * 128 +
+        char* const target = first + octet * kOctetBytes + chunk * kPlane + below * 128 +
                              (piece / 2 ^ row ^ (box * 4 + below)) * 16 + piece % 2 * 8;
         *reinterpret_cast<uint2*>(target) = make_uint2(left.big, right.big);
         *reinterpret_cast<uint2*>(target + kPlane) = make_uint2(left.small, right.small);
@@ -376,16 +380,25 @@ __device__ __forceinline__ unsigned long long descriptor(const void* start, unsi
          (shared_address(start) & 0x3ffff) >> 4;
 }
 
-// Where a ring of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
+}
+
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
 template <int stages>
-struct Turn {
+struct PipelineState {
   int stage = 0;
-  unsigned parity = 0;
+  unsigned phase = 0;
 
   __device__ __forceinline__ void advance() {
     if (++stage == stages) {
       stage = 0;
-      parity ^= 1;
+      phase ^= 1;
     }
   }
 };
@@ -393,14 +406,15 @@ struct Turn {
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
-  int num_key_tiles;  // that some row sees
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
       : head(head), batch(batch) {
     first_row = q_tile * kBr;
-    int num_keys = args.seqlen_k;
-    if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + args.seqlen_k - args.seqlen_q));
-    num_key_tiles = (num_keys + kBc - 1) / kBc;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    last_tile = (end_key + kBc - 1) / kBc;
   }
 };
 
@@ -414,35 +428,37 @@ __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const W
   constexpr int kSection = 16;
   const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
   const int section_heads = min(kSection, num_heads - section * kSection);
-  const int turn = within / section_heads, head_index = section * kSection + within % section_heads;
-  work(Tile(args, kCausal ? q_tiles - 1 - turn : turn, head_index % heads, head_index / heads));
+  const int nth = within / section_heads, head_index = section * kSection + within % section_heads;
+  work(Tile(args, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads));
 }
 
-// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
-// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
-struct Rows {
-  float max[2];  // running maxima of scale * score, in powers of two, and
-  float sum[2];  // this thread's share of the sums of weights
-};
-
-// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
-__device__ __forceinline__ void mask(float (&s)[kBc / 2], int row, int first_key, int seqlen_q, int seqlen_k) {
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     int end = seqlen_k;
     if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
     end -= first_key + threadIdx.x % 4 * 2 + e % 2;
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
+    for (int t = 0; t < n / 4; ++t) {
       if (t * 8 >= end) s[4 * t + e] = -kInfinity;
     }
   }
 }
 
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
+template <int n>
 __device__ __forceinline__ bool raise_maximum(
-    const float (&s)[kBc / 2], Rows& rows, float (&rescale)[2], const float (&scale)[2]) {
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], const float (&scale)[2]) {
   // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
@@ -450,46 +466,49 @@ __device__ __forceinline__ bool raise_maximum(
   for (int h = 0; h < 2; ++h) {
     int bound = 0;
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
+    for (int t = 0; t < n / 4; ++t) {
       bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    grown |= fmaf(__int_as_float(bound), scale[h], -rows.max[h]) > 8.0f;
+    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 8.0f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = fmaxf(rows.max[h], tile_max * scale[h]);
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale[h]);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-    const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
-    rescale[h] = exp2f(rows.max[h] - base);
-    rows.max[h] = row_max;
-    rows.sum[h] *= rescale[h];
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
   }
   return true;
 }
 
 // Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
-__device__ __forceinline__ void weigh(float (&s)[kBc / 2], Rows& rows, const float (&scale)[2]) {
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const float (&scale)[2]) {
   float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
-  for (int h = 0; h < 2; ++h) base[h] = (kCausal && rows.max[h] == -kInfinity ? 0.0f : rows.max[h]) - kWeightExponent;
+  for (int h = 0; h < 2; ++h) {
+    base[h] = (kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h]) - kWeightExponent;
+  }
 #pragma unroll
-  for (int i = 0; i < kBc / 2; ++i) {
+  for (int i = 0; i < n; ++i) {
     const float exponent = fmaf(s[i], scale[i / 2 % 2], -base[i / 2 % 2]);
     s[i] = exp2f(exponent);
     sum[i / 2 % 2][i % 2] += s[i];
   }
 #pragma unroll
-  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h][0] + sum[h][1];
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
 // Scores from their keys' units to what they are, but for those of Q.
-__device__ __forceinline__ void leave_units(float (&s)[kBc / 2], const float (&units)[kBc / 8]) {
+__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8]) {
 #pragma unroll
   for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
   __syncwarp();  // one lane tells for all that the units are read
@@ -516,9 +535,9 @@ __device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weight
   return largest;
 }
 
-__device__ __forceinline__ void add_output(float (&o)[kDv / 2], const float (&sum)[kDv / 2], float unit) {
+__device__ __forceinline__ void accumulate(float (&o)[kDv / 2], const float (&tile_o)[kDv / 2], float unit) {
 #pragma unroll
-  for (int i = 0; i < kDv / 2; ++i) o[i] = fmaf(sum[i], unit, o[i]);
+  for (int i = 0; i < kDv / 2; ++i) o[i] = fmaf(tile_o[i], unit, o[i]);
 }
 
 __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
@@ -526,59 +545,67 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
   for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// Starts s = q k^T for a warpgroup's rows and one tile of keys, not scaled.
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
     float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
   // The small terms first: what the large ones leave no room for is cut off.
-  constexpr int kSmallQ = sizeof(Parts64) / 2 >> 4, kSmallK = sizeof(PartsBc) / 2 >> 4;
+  constexpr int kSmallQ = sizeof(QChunk) / 2 >> 4, kSmallK = sizeof(KChunk) / 2 >> 4;
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
-    const unsigned long long q_step = q + ((step / 4 * int(sizeof(Parts64)) + step % 4 * 32) >> 4);
-    const unsigned long long k_step = k + ((step / 4 * int(sizeof(PartsBc)) + step % 4 * 32) >> 4);
+    const unsigned long long q_step = step_of_columns<QChunk>(q, step), k_step = step_of_columns<KChunk>(k, step);
     wgmma_m64n48k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
     wgmma_m64n48k16_f16_ss(s, q_step, k_step + kSmallK, true);
   }
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
-    const unsigned long long q_step = q + ((step / 4 * int(sizeof(Parts64)) + step % 4 * 32) >> 4);
-    const unsigned long long k_step = k + ((step / 4 * int(sizeof(PartsBc)) + step % 4 * 32) >> 4);
-    wgmma_m64n48k16_f16_ss(s, q_step, k_step, true);
+    wgmma_m64n48k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
   }
   wgmma_commit();
 }
 
-// Starts sum = p v for a warpgroup's rows and one tile of keys, apart from o: the tensor cores cut off what a sum
+// Starts tile_o = p v for a consumer's rows and one tile of keys, apart from o: the tensor cores cut off what a sum
 // cannot hold, and the sum over all keys would feel it.
-__device__ __forceinline__ void start_pv(float (&sum)[kDv / 2], const Weights& p, unsigned long long v) {
-  constexpr int kSmallV = sizeof(PartsBc) / 2 >> 4;
+__device__ __forceinline__ void start_pv(float (&tile_o)[kDv / 2], const Weights& p, unsigned long long v) {
+  constexpr int kSmallV = sizeof(VChunk) / 2 >> 4;
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
-    const unsigned long long v_step = v + (step * 16 * 128 >> 4);
-    wgmma_m64n64k16_f16_rs_trans(sum, p.small[step], v_step, step > 0);
-    wgmma_m64n64k16_f16_rs_trans(sum, p.big[step], v_step + kSmallV, true);
+    const unsigned long long v_step = step_of_keys(v, step);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.small[step], v_step, step > 0);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], v_step + kSmallV, true);
   }
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
-    wgmma_m64n64k16_f16_rs_trans(sum, p.big[step], v + (step * 16 * 128 >> 4), true);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
   }
   wgmma_commit();
 }
 
-// Splits a warpgroup's Q, sixteen rows by each warp, times a sign. The units are of the thread's two rows.
-__device__ __forceinline__ void split_q(float (&units)[2], Parts64* q, int warp, int group, float sign) {
-  split_rows<2, kDBoxes, sizeof(Parts64) / 2>(units, q[0][0] + 16 * warp * kChunk, sign);
+// Splits a consumer's Q, sixteen rows by each warp, times a sign. The units are of the thread's two rows.
+__device__ __forceinline__ void split_q(float (&units)[2], QChunk* q, int warp, int consumer, float sign) {
+  split_rows<2, kDBoxes, sizeof(QChunk) / 2>(units, q[0][0] + 16 * warp * kChunk, sign);
   fence_proxy_async();
-  named_barrier_sync(kGroupBarrier + group, kGroup);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
-// Warpgroups compute exponentials in turns, so that one's softmax runs beside another's products.
-__device__ __forceinline__ void await_turn(int group) {
-  named_barrier_sync(kTurnBarrier + group, 2 * kGroup);
+// An ordered barrier: consumers compute exponentials one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
 }
-__device__ __forceinline__ void pass_turn(int group) {
-  named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 2 * kGroup);
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
+}
+
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
+}
+
+// The rows of outputs of a tile's head.
+__device__ __forceinline__ float* output_rows(const AttentionArgs& args, const Tile& tile) {
+  return args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
 }
 
 // Divides by the sums and writes a thread's shares of its two rows.
@@ -596,63 +623,88 @@ __device__ __forceinline__ void write_output(
   }
 }
 
-// Brings one tile's Q, and the K and V that it sees, to shared memory as room is made for them. From the last keys to
-// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
-// warpgroup need not wait for the others' Q.
-__device__ __forceinline__ void copy_tile(
-    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, Turn<kQStages>& q_turn,
-    Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
-  const auto copy_q = [&](int group) {
-    Barrier& full = smem.q_full[q_turn.stage][group];
-    barrier_expect(&full, kQBytes);
+// Where the keys are that a tile sees.
+struct KeySource {
+  int kv_head, batch;
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
+};
+
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
 #pragma unroll 1
-    for (int b = 0; b < kDBoxes; ++b) {
-      tma_load(smem.q[q_turn.stage][group][b / 2][b % 2], &maps.q, &full, b * kBox, tile.first_row + 64 * group,
-               tile.head, tile.batch);
-    }
-  };
-  barrier_wait(&smem.q_empty[q_turn.stage], q_turn.parity ^ 1);
-  copy_q(0);
-  const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
-  const auto copy_k = [&](int n) {
-    Barrier& full = smem.k_raw[k_turn.stage];
-    barrier_wait(&smem.k_empty[k_turn.stage], k_turn.parity ^ 1);
-    barrier_expect(&full, kKBytes);
-#pragma unroll 1
-    for (int b = 0; b < kDBoxes; ++b) {
-      tma_load(smem.k[k_turn.stage][b / 2][b % 2], &maps.k, &full, b * kBox, n * kBc, kv_head, tile.batch);
-    }
-    k_turn.advance();
-  };
-  if (tile.num_key_tiles > 0) copy_k(tile.num_key_tiles - 1);
-#pragma unroll 1
-  for (int group = 1; group < kConsumers; ++group) copy_q(group);
-  q_turn.advance();
-  for (int n = tile.num_key_tiles - 1; n >= 0; --n) {
-    if (n > 0) copy_k(n - 1);
-    Barrier& full = smem.v_raw[v_turn.stage];
-    barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);
-    barrier_expect(&full, kVBytes);
-#pragma unroll 1
-    for (int b = 0; b < kDvBoxes; ++b) {
-      tma_load(smem.v[v_turn.stage][b / 2][b % 2], &maps.v, &full, b * kBox, n * kBc, kv_head, tile.batch);
-    }
-    v_turn.advance();
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(q[i / 2][i % 2], &maps.q, full, i * kBox, first_row, tile.head, tile.batch);
   }
 }
 
-// Splits a tile of K or V, some groups of eight rows by each warp.
+// Starts to bring a tile of K, counting its bytes towards `full`.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(k[i / 2][i % 2], &maps.k, full, i * kBox, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDvBoxes; ++i) {
+    tma_load(v[i / 2][i % 2], &maps.v, full, i * kBox, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
+  };
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_raw_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_raw_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source);
+    v_pipe.advance();
+  }
+}
+
+// Splits a tile of K or V, some octets of rows by each warp.
 template <int kBoxes>
-__device__ __forceinline__ void split_tile(PartsBc* tile, float (&units)[kBc / 8], Barrier& full, int warp) {
-  constexpr int kGroups = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
+__device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8], Barrier& full, int warp) {
+  constexpr int kOctets = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int i = warp * kGroups; i < kBc / 8; i += kSplitters * kGroups) {
-    float found[kGroups];
-    split_rows<kGroups, kBoxes, sizeof(PartsBc) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
+  for (int i = warp * kOctets; i < kBc / 8; i += kSplitters * kOctets) {
+    float found[kOctets];
+    split_rows<kOctets, kBoxes, sizeof(KChunk) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      if (lane == 0) units[i + group] = found[group];
+    for (int octet = 0; octet < kOctets; ++octet) {
+      if (lane == 0) units[i + octet] = found[octet];
     }
   }
   fence_proxy_async();
@@ -662,147 +714,148 @@ __device__ __forceinline__ void split_tile(PartsBc* tile, float (&units)[kBc / 8
 
 // Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by all warps.
 __device__ __forceinline__ void split_tiles(
-    SharedStorage& smem, const Tile& tile, int warp, Turn<kKStages>& k_turn, Turn<kVStages>& v_turn) {
-  for (int n = tile.num_key_tiles; n >= 0; --n) {
-    if (n > 0) {
-      const int stage = k_turn.stage;
-      barrier_wait(&smem.k_raw[stage], k_turn.parity);
+    SharedStorage& smem, const Tile& tile, int warp, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  for (int n = tile.last_tile; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) {
+      const int stage = k_pipe.stage;
+      barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);
       split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage], warp);
-      k_turn.advance();
+      k_pipe.advance();
     }
-    if (n < tile.num_key_tiles) {
-      const int stage = v_turn.stage;
-      barrier_wait(&smem.v_raw[stage], v_turn.parity);
+    if (n < tile.last_tile) {
+      const int stage = v_pipe.stage;
+      barrier_wait(&smem.v_raw_full[stage], v_pipe.phase);
       split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage], warp);
-      v_turn.advance();
+      v_pipe.advance();
     }
   }
 }
 
-// One warpgroup's 64 rows of a tile.
-__device__ __forceinline__ void attend(const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem,
-                                       const Tile& tile, int group, Turn<kQStages>& q_turn, Turn<kKStages>& k_turn,
-                                       Turn<kVStages>& v_turn) {
-  const int warp = threadIdx.x % kGroup / 32, lane = threadIdx.x % 32;
-  const bool leader = threadIdx.x % kGroup == 0;
-  const int first_row = tile.first_row + 64 * group;
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
-  // The warpgroup's rows see key tiles [0, end_tile), and those before `masked_tile` whole.
-  int end_tile = first_row < args.seqlen_q ? tile.num_key_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
   if (kCausal) {
-    const int seen_by_first = first_row + args.seqlen_k - args.seqlen_q + 1;
-    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_first + 63) + kBc - 1) / kBc);
+    const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
-  Rows rows;
+  SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    rows.max[h] = -kInfinity;
-    rows.sum[h] = 0.0f;
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
   }
   float o[kDv / 2];
 #pragma unroll
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
-  Parts64* q = smem.q[q_turn.stage][group];
-  barrier_wait(&smem.q_full[q_turn.stage][group], q_turn.parity);
+  QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
   float scale[2];
   // Maxima are taken of raw scores: Q has the scale's sign. Where that is zero, so is Q, and what is left of the scale
   // is small, since 0 * infinity is not a number.
-  split_q(scale, q, warp, group, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
+  split_q(scale, q, warp, consumer, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
 #pragma unroll
   for (int h = 0; h < 2; ++h) scale[h] = fmaxf(scale[h] * (fabsf(args.scale) * kLog2e), 1e-37f);
   const unsigned long long q_desc = descriptor(q);
-  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(PartsBc));
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
-  for (int n = tile.num_key_tiles; n > end_tile; --n) {
-    // Keys that only other warpgroups see.
-    await_turn(group);
-    pass_turn(group);
-    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-    named_barrier_sync(kGroupBarrier + group, kGroup);  // no warp may fall behind by a phase
-    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
-    k_turn.advance();
-    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-    named_barrier_sync(kGroupBarrier + group, kGroup);
-    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
-    v_turn.advance();
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
   }
-  int n = end_tile - 1;
-  if (n >= 0) {
+  int n = last_tile - 1;
+  if (n >= first_tile) {
     float s[kBc / 2], rescale[2];
-    float sum[kDv / 2], v_unit;
+    float tile_o[kDv / 2], v_unit;
     Weights p;
-    barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
-    start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
     wgmma_wait<0>();
     hold(s);
-    leave_units(s, smem.k_units[k_turn.stage]);
-    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
+    apply_units(s, smem.k_units[k_pipe.stage]);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     // After the last scores the next Q may come.
-    if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
-    k_turn.advance();
-    if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-    raise_maximum(s, rows, rescale, scale);
-    await_turn(group);
-    weigh(s, rows, scale);
-    pass_turn(group);
-    barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-    v_unit = split_weights(s, p, smem.v_units[v_turn.stage]);
-    if (n > 0) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale);
+    order_wait(consumer);
+    weigh(s, softmax, scale);
+    order_arrive(consumer);
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
-    for (--n; n >= 0; --n) {
+    for (--n; n >= first_tile; --n) {
       // The next weights are made while these outputs are multiplied.
-      start_qk(s, q_desc, k_desc + k_turn.stage * kNextK);
-      start_pv(sum, p, v_desc + v_turn.stage * kNextV);
-      const int v_stage = v_turn.stage;
-      v_turn.advance();
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+      const int v_stage = v_pipe.stage;
+      v_pipe.advance();
       wgmma_wait<1>();
       hold(s);
-      leave_units(s, smem.k_units[k_turn.stage]);
-      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_turn.stage]);
-      if (leader && n == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);
-      k_turn.advance();
-      if (n >= masked_tile) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      const bool grown = raise_maximum(s, rows, rescale, scale);
-      await_turn(group);
-      weigh(s, rows, scale);
-      pass_turn(group);
+      apply_units(s, smem.k_units[k_pipe.stage]);
+      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      const bool grown = raise_maximum(s, softmax, rescale, scale);
+      order_wait(consumer);
+      weigh(s, softmax, scale);
+      order_arrive(consumer);
       // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
-      if (n > 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) barrier_wait(&smem.k_full[k_turn.stage], k_turn.parity);
+      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
+      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       wgmma_wait<0>();
-      hold(sum);
-      add_output(o, sum, v_unit);
+      hold(tile_o);
+      accumulate(o, tile_o, v_unit);
       if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_stage]);
-      barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);
-      v_unit = split_weights(s, p, smem.v_units[v_turn.stage]);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
       if (grown) rescale_output(o, rescale);
     }
-    start_pv(sum, p, v_desc + v_turn.stage * kNextV);
+    start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
-    hold(sum);
-    add_output(o, sum, v_unit);
-    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_turn.stage]);
-    v_turn.advance();
+    hold(tile_o);
+    accumulate(o, tile_o, v_unit);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
   }
 
   float inverse[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float row_sum = rows.sum[h];
+    float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    const bool seen = rows.max[h] != -kInfinity;
+    const bool seen = softmax.max[h] != -kInfinity;
     inverse[h] = seen ? 1.0f / row_sum : 0.0f;
     if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
-      const long long at = (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q + row + 8 * h;
-      args.lse[at] = seen ? (rows.max[h] + log2f(row_sum) - kWeightExponent) * kLn2 : -kInfinity;
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = seen ? (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2 : -kInfinity;
     }
   }
-  float* o_rows = args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
-  write_output(o_rows, args.o_stride_row, o, inverse, row, args.seqlen_q);
-  if (leader && end_tile == 0) barrier_arrive(&smem.q_empty[q_turn.stage]);  // no scores have done so
-  q_turn.advance();
+  write_output(output_rows(args, tile), args.o_stride_row, o, inverse, row, args.seqlen_q);
+  if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+  q_pipe.advance();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -813,42 +866,46 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQStages; ++i) {
-      for (int group = 0; group < kConsumers; ++group) barrier_init(&smem.q_full[i][group], 1);
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
       barrier_init(&smem.k_full[i], kArrivals * kSplitters);
-      barrier_init(&smem.k_raw[i], 1);
+      barrier_init(&smem.k_raw_full[i], 1);
       barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
       barrier_init(&smem.v_full[i], kArrivals * kSplitters);
-      barrier_init(&smem.v_raw[i], 1);
+      barrier_init(&smem.v_raw_full[i], 1);
       barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
     }
     fence_barrier_init();
   }
   __syncthreads();
 
-  Turn<kQStages> q_turn;
-  Turn<kKStages> k_turn;
-  Turn<kVStages> v_turn;
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
   if (warp < 4) {
     give_registers<72>();
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
       prefetch_map(&maps.v);
-      for_each_tile(args, [&](const Tile& tile) { copy_tile(args, maps, smem, tile, q_turn, k_turn, v_turn); });
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
     }
     if (warp > 0) {
-      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, warp - 1, k_turn, v_turn); });
+      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, warp - 1, k_pipe, v_pipe); });
     }
   } else {
     take_registers<216>();
-    const int group = warp / 4 - 1;
-    if (group == kConsumers - 1) pass_turn(group);
-    for_each_tile(args, [&](const Tile& tile) { attend(args, maps, smem, tile, group, q_turn, k_turn, v_turn); });
+    const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
   }
 }
 

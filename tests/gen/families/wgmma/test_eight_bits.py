@@ -88,9 +88,9 @@ def test_outputs_are_multiplied_by_the_scale_of_values(monkeypatch):
     ("right", "wrong"),
     [
         ("    fence_proxy_async();\n    __syncwarp();\n    if (conv", "    __syncwarp();\n    if (conv"),
-        ("barrier_wait(&smem.v_empty[v_turn.stage], v_turn.parity ^ 1);\n#pragma", "\n#pragma"),
-        ("barrier_wait(&smem.raw_full[raw_turn.stage], raw_turn.parity);", ""),
-        ("barrier_arrive(&smem.raw_empty[raw_turn.stage]);", ""),
+        ("barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);\n#pragma", "\n#pragma"),
+        ("barrier_wait(&smem.v_raw_full[raw_pipe.stage], raw_pipe.phase);", ""),
+        ("barrier_arrive(&smem.v_raw_empty[raw_pipe.stage]);", ""),
         ("column / 8 ^ first_row % 8", "column / 8"),
     ],
     ids=["no fence", "full stages", "empty stages", "kept for ever", "no swizzle"],

@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.families.wgmma.registers import needed_registers
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -36,8 +37,9 @@ from tests.support.covering import (
 from tests.support.emulated import assert_tidy, attend, check, inputs, is_caught, needs_compiler
 
 H200 = preset("h200")
-RELEASE_OF_Q = "barrier_arrive(&smem.q_empty[q_turn.stage]);"
-GROUP_MEETS = "named_barrier_sync(kGroupBarrier + group, kGroup);"
+RELEASE_OF_Q = "barrier_arrive(&smem.q_empty[q_pipe.stage]);"
+LAST_SCORES = f"if (leader && n == first_tile) {RELEASE_OF_Q}"
+CONSUMER_MEETS = "named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);"
 #: Tests that share the cover, so that several workers can.
 SHARDS = 16
 HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
@@ -277,7 +279,7 @@ def test_blocks_of_a_cluster_are_right(variant, causal):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("  cluster_sync();\n\n  Turn", "  __syncthreads();\n\n  Turn"),
+        ("  cluster_sync();\n\n  Pipeline", "  __syncthreads();\n\n  Pipeline"),
         (
             "barrier_init(&smem.k_empty[i], kCluster * kConsumers)",
             "barrier_init(&smem.k_empty[i], kConsumers)",
@@ -287,22 +289,22 @@ def test_blocks_of_a_cluster_are_right(variant, causal):
             "barrier_init(&smem.v_empty[i], kConsumers)",
         ),
         (
-            "barrier_arrive_at(&smem.k_empty[k_turn.stage], in_group)",
-            "barrier_arrive(&smem.k_empty[k_turn.stage])",
+            "barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread)",
+            "barrier_arrive(&smem.k_empty[k_pipe.stage])",
         ),
         (
-            "barrier_arrive_at(&smem.v_empty[v_turn.stage], in_group)",
-            "barrier_arrive(&smem.v_empty[v_turn.stage])",
+            "barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread)",
+            "barrier_arrive(&smem.v_empty[v_pipe.stage])",
         ),
-        ("if (in_group < kCluster)", "if (in_group < 1)"),
+        ("if (thread < kCluster)", "if (thread < 1)"),
         ("kEveryBlock = (1 << kCluster) - 1", "kEveryBlock = 1"),
-        ("int first_key = blockIdx.x % kCluster * kShare", "int first_key = 0"),
-        ("smem.k[k_turn.stage][c] + first_key * kChunk", "smem.k[k_turn.stage][c]"),
-        ("n * kBc + first_key, kv_head", "n * kBc, kv_head"),
+        ("share(blockIdx.x % kCluster * kShare)", "share(0)"),
+        ("k[i] + source.share * kChunk", "k[i]"),
+        ("first_key + source.share, source", "first_key, source"),
         ("(q_tile + 1) * kClusterRows", "first_row + kBr"),
         ("+ blockIdx.x % kCluster * kBr", ""),
-        ("turn = blockIdx.x / kCluster", "turn = blockIdx.x"),
-        ("turn += gridDim.x / kCluster", "turn += gridDim.x"),
+        ("item = blockIdx.x / kCluster", "item = blockIdx.x"),
+        ("item += gridDim.x / kCluster", "item += gridDim.x"),
     ],
 )
 def test_mistakes_between_the_blocks_of_a_cluster_are_caught(right, wrong):
@@ -370,14 +372,19 @@ def test_mistakes_with_the_heads_of_a_cluster_are_caught(right, wrong):
 @pytest.mark.parametrize(
     ("q_in_registers", "right", "wrong", "nth"),
     [
-        (False, f"if (leader && n == 0) {RELEASE_OF_Q}", "", 0),
-        (False, f"if (leader && n == 0) {RELEASE_OF_Q}", "", 1),
-        (False, f"if (leader && n == 0) {RELEASE_OF_Q}", f"if (leader && n == 1) {RELEASE_OF_Q}", 1),
-        (False, f"if (end_tile == 0) {RELEASE_OF_Q}", "", 0),
+        (False, LAST_SCORES, "", 0),
+        (False, LAST_SCORES, "", 1),
+        (
+            False,
+            LAST_SCORES,
+            LAST_SCORES.replace("first_tile", "first_tile + 1"),
+            1,
+        ),
+        (False, f"if (last_tile == first_tile) {RELEASE_OF_Q}", "", 0),
         (False, "if (leader) tma_wait_read<0>();", "", 0),
-        (False, f"if (leader) tma_wait_read<0>();\n  {GROUP_MEETS}", "if (leader) tma_wait_read<0>();", 0),
+        (False, f"if (leader) tma_wait_read<0>();\n  {CONSUMER_MEETS}", "if (leader) tma_wait_read<0>();", 0),
         (False, "    tma_wait_read<0>();", "", 0),
-        (True, f"{GROUP_MEETS}\n  if (leader) {RELEASE_OF_Q}", f"if (leader) {RELEASE_OF_Q}", 0),
+        (True, f"{CONSUMER_MEETS}\n  if (leader) {RELEASE_OF_Q}", f"if (leader) {RELEASE_OF_Q}", 0),
         (True, f"if (leader) {RELEASE_OF_Q}", "", 0),
     ],
 )
@@ -389,7 +396,7 @@ def test_mistakes_with_outputs_apart_are_caught(q_in_registers, right, wrong, nt
     assert is_caught(kernel, right, wrong, limits, ((150, 13, 0.2), (150, 50, 0.2)), nth)
 
 
-STORE = "store_weights(smem.p[group], s, warp, group);"
+STORE = "store_weights(smem.p[consumer], s, warp, consumer);"
 
 
 @needs_compiler
@@ -397,12 +404,12 @@ STORE = "store_weights(smem.p[group], s, warp, group);"
     ("schedule", "right", "wrong"),
     [
         ("overlapped", "  fence_proxy_async();", ""),
-        ("chained", GROUP_MEETS, ""),
+        ("chained", CONSUMER_MEETS, ""),
         # Before the outputs have been multiplied.
         ("overlapped", "wgmma_wait<1>();", f"wgmma_wait<1>(); {STORE}"),
         ("chained", "wgmma_wait<1>();", f"{STORE} wgmma_wait<1>();"),
         # Chunks as wide as there are keys, or that are not swizzled.
-        ("overlapped", "p + ((step / 4 * int(sizeof(Chunk64))", "p + ((step / 4 * int(sizeof(ChunkBc))"),
+        ("overlapped", "step_of_columns<PChunk>(p", "step_of_columns<VChunk>(p"),
         ("overlapped", "const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;", "const int piece = 0;"),
     ],
 )
@@ -416,8 +423,8 @@ def test_mistakes_with_weights_in_shared_memory_are_caught(schedule, right, wron
 def test_a_mask_that_forgets_the_last_keys_is_caught():
     problem = replace(HALF, head_dim=16, head_dim_v=16)
     kernel = render(Wgmma(br=64, bc=32), problem, H200)
-    assert "if (n >= masked_tile) mask(" in kernel.source
-    unmasked = kernel.source.replace("if (n >= masked_tile) mask(", "if (false) mask(")
+    assert "if (n >= first_partial) mask(" in kernel.source
+    unmasked = kernel.source.replace("if (n >= first_partial) mask(", "if (false) mask(")
     device = SimDevice("h200", H200)
     build = device.toolchain().build(replace(kernel, source=unmasked))
     with pytest.raises(WrongResult):
@@ -425,6 +432,29 @@ def test_a_mask_that_forgets_the_last_keys_is_caught():
 
 
 # -- sources --------------------------------------------------------------------------------------------
+
+
+def test_limits_of_rows_counted_by_their_own_place_name_no_diagonal():
+    """The last of 64 rows, too, whose limit shares a sum with the first one's."""
+    scores = replace(HALF, causal=True).scores
+    assert scores.limits_beside("aligned", diagonal=0) == [("kCausal", "aligned + 1")]
+    assert scores.limits_beside(scores.before("aligned") + 64, diagonal=0) == [("kCausal", "aligned + 64")]
+
+
+@pytest.mark.parametrize(
+    ("problem", "unique"),
+    [
+        (HALF, "unsigned p[kKeySteps][4];"),
+        (Problem(), "split_tiles("),
+        (Problem(dtype="e4m3"), "convert_values("),
+    ],
+)
+def test_each_type_has_an_algorithm_of_its_own(problem, unique):
+    source = render(Wgmma(br=64, bc=32), problem, H200).source
+    assert unique in source
+    assert ("split_tiles(" in source) == (problem.dtype == "f32")
+    assert ("convert_values(" in source) == (problem.dtype == "e4m3")
+
 
 SAMPLED = 60
 
@@ -512,7 +542,7 @@ def test_weights_in_shared_memory_take_room_and_passes_and_no_registers():
     problem = replace(HALF, head_dim=128, head_dim_v=128)
     kept, passed = (Wgmma(bc=144, p_in_shared=p_in_shared) for p_in_shared in (False, True))
     assert passed.smem_bytes(problem, H200) - kept.smem_bytes(problem, H200) == 128 * 3 * 64 * 2
-    assert kept.needed_registers(problem) - passed.needed_registers(problem) == 144 // 4 - 4
+    assert needed_registers(kept, problem) - needed_registers(passed, problem) == 144 // 4 - 4
     # Written once and read once.
     work, more = (variant.work(problem, H200) for variant in (kept, passed))
     assert more.wavefronts - work.wavefronts == 2 * 64 * 144 * 2 / 128

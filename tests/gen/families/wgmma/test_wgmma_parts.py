@@ -158,12 +158,12 @@ FENCE = "  fence_proxy_async();\n"
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("      barrier_wait(&smem.k_raw[stage], k_turn.parity);\n", ""),
+        ("      barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);\n", ""),
         (f"{FENCE}  __syncwarp();\n  if (lane", "  __syncwarp();\n  if (lane"),
         ("        __syncwarp();\n      }\n#pragma", "      }\n#pragma"),
-        (f"{FENCE}  named_barrier_sync(kGroupBarrier + group, kGroup);", FENCE),
-        (f"{FENCE}  named_barrier_sync(kGroup", "  named_barrier_sync(kGroup"),
-        ("barrier_wait(&smem.v_full[v_turn.stage], v_turn.parity);\n    v_unit", "v_unit"),
+        (f"{FENCE}  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);", FENCE),
+        (f"{FENCE}  named_barrier_sync(kConsumer", "  named_barrier_sync(kConsumer"),
+        ("barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);\n    v_unit", "v_unit"),
         ("barrier_init(&smem.k_full[i], kArrivals * kSplitters)", "barrier_init(&smem.k_full[i], 1)"),
         ("barrier_init(&smem.k_empty[i], kArrivals * 4 *", "barrier_init(&smem.k_empty[i], kArrivals *"),
     ],

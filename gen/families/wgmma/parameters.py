@@ -1,0 +1,85 @@
+"""The parameters of a Hopper kernel, and the counts that follow from them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...problem import ITEM_BYTES, Problem
+from ...variant import Variant, param
+
+#: Threads of a warpgroup, and rows of its products.
+GROUP, GROUP_ROWS = 128, 64
+FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
+OVERLAPPED, CHAINED = "overlapped", "chained"
+ROWS, HEADS, TILES = "rows", "heads", "tiles"
+
+
+@dataclass(frozen=True)
+class Parameters(Variant):
+    """What is tuned about a kernel of producer and consumer warpgroups."""
+
+    br: int = param(128, 64, 192, 256, doc="query rows per tile, 64 for each warpgroup that computes")
+    bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
+    persistent: bool = param(True, False, doc="blocks stay for several tiles")
+    q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
+    o_apart: bool = param(
+        False, True, doc="outputs leave by room of their own, beside which the next Q comes", implied=True
+    )
+    p_in_shared: bool = param(
+        False, True, doc="weights pass by shared memory, which relieves registers", implied=True
+    )
+    k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
+    v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
+    schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
+    q_in_registers: bool = param(False, True, doc="keep Q in registers, which relieves shared memory")
+    order_of_groups: str = param(
+        FREE, PRODUCTS, EXPONENTIALS, doc="what warpgroups do in turns: nothing, products, exponentials"
+    )
+    rescale: str = param(
+        "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
+    )
+    poly_exp: int = param(0, 4, 8, doc="one exponential in so many is a polynomial, 0 none")
+    section: int = param(1, 0, 2, 4, 8, 16, doc="heads whose tiles start together by length, 0 all of them")
+    min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM")
+    cluster_over: str = param(
+        ROWS, HEADS, doc="what a cluster takes: neighbouring tiles, or heads that share keys", implied=True
+    )
+    cluster: int = param(1, 2, 4, doc="blocks that share each copy of K and V", implied=True)
+    tail: int = param(0, 16, doc="keys of a narrow last tile, where no more are left", implied=True)
+    split_by: str = param(
+        ROWS,
+        TILES,
+        doc="what a warp that splits float32 takes: a third of the rows, or of the tiles",
+        implied=True,
+    )
+
+    @property
+    def consumers(self) -> int:
+        """The warpgroups of a block that compute, beside the producer."""
+        return self.br // GROUP_ROWS
+
+    def threads(self) -> int:
+        return GROUP * (1 + self.consumers)
+
+    def rows_per_block(self) -> int:
+        return self.br
+
+    def heads_per_cluster(self) -> int:
+        return self.cluster if self.cluster_over == HEADS else 1
+
+    def tiles_per_cluster(self) -> int:
+        """Returns how many neighbouring query tiles of one head the blocks of a cluster take."""
+        return self.cluster // self.heads_per_cluster()
+
+    def key_tiles(self, problem: Problem) -> int:
+        """Returns how many tiles the keys of one head are."""
+        return -(-problem.seqlen_k // self.bc)
+
+    def access_width(self, problem: Problem) -> int:
+        """Returns as many elements as the copy engine's strides are multiples of: 16 bytes."""
+        return 16 // ITEM_BYTES[problem.dtype]
+
+
+def is_split(problem: Problem) -> bool:
+    """Whether each factor of the products is written as the sum of two f16, as float32 is."""
+    return problem.dtype == "f32"

@@ -1,0 +1,63 @@
+"""How the registers of a Hopper kernel are shared out between its producer and its consumers."""
+
+from __future__ import annotations
+
+from ...limits import WARP, DeviceLimits
+from ...problem import Problem
+from .parameters import Parameters, is_split
+
+#: Warps of the producer that convert or split what comes: all but the one that copies.
+SPLITTERS = 3
+#: Their threads.
+CONVERTERS = WARP * SPLITTERS
+#: Loads of sixteen values that each of these has under way at once.
+CONVERTED_TOGETHER = 4
+#: What a thread of the producer keeps: the least that there is; where it also turns values into f16; and
+#: where it splits float32, which spills with 56.
+COPYING_REGISTERS, CONVERTING_REGISTERS, SPLITTING_REGISTERS = 24, 56, 72
+#: What one may have of those that others gave up, and what makes that needless.
+MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 240, 248
+#: What ptxas wants for one product beside its sums, of the registers that a launch gives.
+REGISTERS_BESIDE_SUMS = 30
+#: Keys per tile of float32 beyond which its products are serialized for want of registers.
+MANY_KEYS = 128
+
+
+def launch_registers(variant: Parameters, limits: DeviceLimits) -> int:
+    """Returns what a launch gives each thread before the warpgroups share them out."""
+    allowed = limits.registers_per_sm // (variant.threads() * variant.min_blocks) // 8 * 8
+    return min(allowed, limits.max_registers_per_thread)
+
+
+def producer_registers(problem: Problem) -> int:
+    """Returns what a thread of the producer keeps of what the launch gives."""
+    if is_split(problem):
+        return SPLITTING_REGISTERS
+    return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
+
+
+def consumer_registers(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
+    """Returns what a thread of a consumer has once the producer has given up its own."""
+    given = launch_registers(variant, limits)
+    if given >= ENOUGH_REGISTERS:
+        return ENOUGH_REGISTERS  # nothing to gain
+    spare = given * (1 + variant.consumers) - producer_registers(problem)
+    return min(MAX_CONSUMER_REGISTERS, spare // variant.consumers // 8 * 8)
+
+
+def needed_registers(variant: Parameters, problem: Problem) -> int:
+    """Returns how many a consumer's thread needs not to spill: for outputs, scores, weights and the rest."""
+    steps = -(-problem.head_dim // 16)
+    queries = 4 * steps if variant.q_in_registers else 0
+    # Of a single K tile the compiler keeps the descriptors of all steps at hand.
+    descriptors = 24 if variant.k_stages == 1 and steps > 8 else 0
+    # In shared memory, a register for each of the four places within a chunk's rows.
+    weights = 4 if variant.p_in_shared else variant.bc // 4
+    outputs = problem.head_dim_v // 2
+    if is_split(problem):
+        # Weights have two parts, and a tile's outputs are summed apart.
+        weights, outputs = 2 * weights, 2 * outputs
+    # Scores and weights of few keys leave room for less.
+    rest = 16 if is_split(problem) and variant.bc <= MANY_KEYS else 28
+    rest += queries + descriptors + (4 if variant.poly_exp else 0)
+    return outputs + variant.bc // 2 + weights + rest

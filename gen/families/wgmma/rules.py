@@ -1,0 +1,318 @@
+"""Which Hopper kernels cannot run on a problem and a card, and which run but are never the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...limits import DeviceLimits
+from ...problem import ITEM_BYTES, Problem
+from ...shared_memory.tiles import wasted
+from ...variant import rule
+from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
+from .registers import (
+    REGISTERS_BESIDE_SUMS,
+    consumer_registers,
+    launch_registers,
+    needed_registers,
+    producer_registers,
+)
+from .shared_memory import SWIZZLED_ROWS, bytes_of_storage
+
+#: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
+SMALL_TILE, MANY_TILES = 64, 32
+#: A cluster loses too much where a block waits for more than this share of its neighbour's time.
+WAITING_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class RuledParameters(Parameters):
+    """Parameters with the rules of their family."""
+
+    # -- limits: what cannot run -----------------------------------------------------------------------
+
+    @rule("arithmetic", after="br")
+    def _warpgroups_multiply(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if limits.arch != 90:
+            return f"warpgroups multiply on sm_90 alone, this is {limits.sm}"
+        if problem.precision not in ("auto", "3xf16"):
+            return (
+                f"family wgmma multiplies float32 in parts of f16, precision {problem.precision} is asked for"
+            )
+        return None
+
+    @rule("alignment", after="br")
+    def _rows_suit_the_copy_engine(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if dim * ITEM_BYTES[problem.dtype] % 16:
+                return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
+        if problem.head_dim_v % 8:
+            return f"{problem.head_dim_v} columns of values are not a multiple of 8, as products need"
+        return None
+
+    @rule("combination", after="cluster")
+    def _eight_bits_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for name in ("p_in_shared", "q_in_registers"):
+            if problem.has_scales and getattr(self, name):
+                return f"{name}=True: not made for {problem.dtype}, whose Q and weights differ in size"
+        if problem.has_scales and self.cluster > 1:
+            return f"cluster={self.cluster}: each block turns values of {problem.dtype} into f16 for itself"
+        return None
+
+    @rule("combination", after="split_by")
+    def _what_is_split(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.split_by != ROWS and not is_split(problem):
+            return f"split_by={self.split_by}: {problem.dtype} is not split"
+        stages = min(self.k_stages, self.v_stages)
+        if self.split_by == TILES and stages == 1:
+            return f"split_by=tiles: with {stages} stage of K or V no other tile is there to split"
+        return None
+
+    @rule("combination", after="tail")
+    def _parts_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not is_split(problem):
+            return None
+        for name in ("o_apart", "p_in_shared", "q_in_registers", "poly_exp", "tail"):
+            if value := getattr(self, name):
+                return f"{name}={value}: not made for {problem.dtype} in parts"
+        if self.cluster > 1:
+            return f"cluster={self.cluster}: each block splits {problem.dtype} for itself"
+        return None
+
+    @rule("combination", after="cluster")
+    def _clusters_are_of_several(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster_over == HEADS and self.cluster == 1:
+            return "cluster_over=heads: a cluster of one block shares keys with no other"
+        return None
+
+    @rule("combination", after="cluster")
+    def _shares_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.bc % (SWIZZLED_ROWS * self.cluster):
+            whole = f"whole groups of {SWIZZLED_ROWS}, in which rows are swizzled"
+            return f"cluster={self.cluster}: bc={self.bc} keys are not as many shares of {whole}"
+        return None
+
+    @rule("combination", after="cluster")
+    def _sections_are_of_clusters(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.section > 1 and self.section <= self.heads_per_cluster():
+            return f"section={self.section}: a cluster takes {self.cluster} heads, which is section=1 too"
+        return None
+
+    @rule("shared memory", after="v_stages")
+    def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed = bytes_of_storage(self, problem)
+        if needed > limits.smem_per_block:
+            return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
+        return None
+
+    @rule("combination", after="order_of_groups")
+    def _groups_take_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.consumers == 1 and self.order_of_groups != FREE:
+            return f"order_of_groups={self.order_of_groups}: br={self.br} is one warpgroup's alone"
+        return None
+
+    @rule("combination", after="section")
+    def _blocks_that_stay_have_an_order(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.persistent and self.section != 1:
+            return f"section={self.section}: blocks that stay take a head's tiles in pairs of one length"
+        return None
+
+    @rule("combination", after="q_stages")
+    def _queries_follow_each_other(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.q_stages > 1 and not self.persistent:
+            return f"q_stages={self.q_stages}: a block that does not stay has no next tile"
+        return None
+
+    @rule("combination", after="o_apart")
+    def _next_queries_come_beside_outputs(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.o_apart and not self.persistent:
+            return "o_apart=True: a block that does not stay has no next tile to make room for"
+        return None
+
+    @rule("registers", after="min_blocks")
+    def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
+        needed = max(self.bc, problem.head_dim_v) // 2 + REGISTERS_BESIDE_SUMS
+        given = launch_registers(self, limits)
+        if needed > given:
+            return (
+                f"{needed} for one product of {max(self.bc, problem.head_dim_v)} columns, a launch of "
+                f"{self.min_blocks} blocks of {self.threads()} threads per SM gives {given}"
+            )
+        return None
+
+    @rule("registers", after="min_blocks")
+    def _copying_gives_some_up(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        given, kept = launch_registers(self, limits), producer_registers(problem)
+        if kept > given:
+            return (
+                f"the warpgroup that copies keeps {kept}, a launch of {self.min_blocks} blocks of "
+                f"{self.threads()} threads per SM gives {given}"
+            )
+        return None
+
+    @rule("registers", after="min_blocks")
+    def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed, allowed = needed_registers(self, problem), consumer_registers(self, problem, limits)
+        if needed > allowed:
+            return (
+                f"about {needed} per computing thread, {allowed} allowed with "
+                f"{self.min_blocks} blocks of {self.threads()} threads per SM"
+            )
+        return None
+
+    @rule("occupancy", after="min_blocks")
+    def _promised_blocks_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        smem = bytes_of_storage(self, problem)
+        room = limits.blocks_per_sm(self.threads(), 0, smem)
+        if self.min_blocks > room:
+            return f"min_blocks={self.min_blocks}, but {smem} bytes of shared memory leave room for {room}"
+        return None
+
+    @rule("clusters", after="cluster")
+    def _blocks_have_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tiles_per_cluster() > 1 and problem.seqlen_q <= self.br:
+            return (
+                f"cluster={self.cluster}: {problem.seqlen_q} query rows are one tile of {self.br}, a "
+                f"cluster takes {self.cluster} of one head"
+            )
+        return None
+
+    @rule("combination", after="tail")
+    def _tails_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tail >= self.bc:
+            return f"tail={self.tail}: no narrower than tiles of {self.bc}"
+        if self.tail and (self.p_in_shared or problem.has_scales):
+            what = "weights that pass by shared memory" if self.p_in_shared else problem.dtype
+            return f"tail={self.tail}: not made for {what}"
+        return None
+
+    # -- advice: what runs, but never best ----------------------------------------------------------
+
+    @rule("short sequence", after="br", advisory=True)
+    def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("br", self.br, problem.seqlen_q)
+
+    @rule("short sequence", after="bc", advisory=True)
+    def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        # Of float32, tiles in parts are as large as those of twice the keys.
+        shortest, least = problem.seqlen_k // 8, SMALL_TILE // (2 if is_split(problem) else 1)
+        if self.bc < min(least, shortest):
+            return f"bc={self.bc} is for short sequences, not for {problem.seqlen_k} keys"
+        return wasted("bc", self.bc, problem.seqlen_k)
+
+    @rule("Q stages", after="q_stages", advisory=True)
+    def _next_queries_are_worth_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        tiles = self.key_tiles(problem)
+        if self.q_stages > 1 and tiles > MANY_TILES:
+            return f"q_stages={self.q_stages}: Q comes once for {tiles} tiles of keys"
+        return None
+
+    @rule("Q stages", after="o_apart", advisory=True)
+    def _room_of_outputs_is_needed(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.o_apart and self.q_stages > 1:
+            return f"o_apart=True: with q_stages={self.q_stages} the next Q comes early already"
+        return None
+
+    @rule("stages", after="v_stages", advisory=True)
+    def _stages_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        tiles, stages = self.key_tiles(problem), f"k_stages={self.k_stages} v_stages={self.v_stages}"
+        if self.k_stages > max(1, tiles):
+            return f"{stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+        as_many = bytes_of_storage(replace(self, v_stages=self.k_stages), problem)
+        if self.v_stages > self.k_stages or (
+            self.v_stages < self.k_stages and as_many <= limits.smem_per_block
+        ):
+            return f"{stages}: V keeps its room as long as K, and {as_many} bytes for as many of both fit"
+        if self.k_stages == 1 and tiles > 1:
+            return f"{stages}: the next of {tiles} tiles could not arrive beside this one's products"
+        return None
+
+    @rule("rescaling", after="rescale", advisory=True)
+    def _maximum_settles(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.rescale == "always" and problem.seqlen_k > 4 * self.bc:
+            return f"rescale=always: maxima seldom grow after {self.bc} of {problem.seqlen_k} keys"
+        return None
+
+    @rule("exponentials", after="poly_exp", advisory=True)
+    def _exponentials_are_many(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.poly_exp and problem.head_dim + problem.head_dim_v > 2 * 96:
+            return f"poly_exp={self.poly_exp}: with head dims of {problem.head_dim} the products take longer"
+        return None
+
+    @rule("tile order", after="section", advisory=True)
+    def _sections_fill_l2(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        """The more heads together the better lengths even out, as long as L2 holds their K and V."""
+        if self.section == 1:
+            return None
+        if not problem.causal:
+            return f"section={self.section}: without a causal mask all tiles take as long"
+        heads = problem.batch * problem.num_q_heads
+        together = self.section or heads
+        if together > heads:
+            return f"section={self.section}, but there are {heads} heads"
+        needed = _kv_bytes(problem, together)
+        if needed > limits.l2_bytes:
+            return f"section={self.section}: {needed} bytes of K and V, L2 holds {limits.l2_bytes}"
+        more = self.section and 2 * self.section in self._choices("section")
+        if more and _kv_bytes(problem, min(2 * together, heads)) <= limits.l2_bytes:
+            return f"section={self.section}: L2 holds K and V of more heads"
+        return None
+
+    @rule("weights", after="min_blocks", advisory=True)
+    def _weights_need_other_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.p_in_shared:
+            return None
+        needed = needed_registers(replace(self, p_in_shared=False), problem)
+        allowed = consumer_registers(self, problem, limits)
+        if needed <= allowed:
+            return f"p_in_shared=True: registers hold the weights as well, about {needed} of {allowed}"
+        return None
+
+    @rule("clusters", after="cluster_over", advisory=True)
+    def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster_over == HEADS and problem.group == 1:
+            return f"cluster_over=heads: {problem.num_q_heads} query heads have as many of keys"
+        return None
+
+    @rule("clusters", after="cluster", advisory=True)
+    def _heads_fill_clusters(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        missing = -problem.group % self.heads_per_cluster()
+        if missing > WAITING_SHARE * problem.group:
+            return (
+                f"cluster={self.cluster}: {problem.group} query heads share keys, {missing} of "
+                f"{problem.group + missing} blocks have none"
+            )
+        return None
+
+    @rule("clusters", after="cluster", advisory=True)
+    def _neighbours_have_as_much_to_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tiles_per_cluster() == 1:
+            return None
+        if self.tiles_per_cluster() > 2:
+            return f"cluster={self.cluster}: 2 neighbouring tiles gain 2 % at most, more wait for each other"
+        tiles = -(-problem.seqlen_q // self.br)
+        missing = -tiles % self.cluster
+        if missing > WAITING_SHARE * tiles:
+            rows = f"{problem.seqlen_q} query rows are {tiles} tiles of {self.br}"
+            return f"cluster={self.cluster}: {rows}, beside the last a block has none"
+        # The neighbour with later rows sees so many more keys.
+        seen = problem.seqlen_k - problem.seqlen_q // 2
+        if problem.causal and self.br / 2 > WAITING_SHARE * seen:
+            return f"cluster={self.cluster}: neighbours see {self.br} keys apart, rows {seen} on average"
+        return None
+
+    @rule("short sequence", after="tail", advisory=True)
+    def _tails_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        left, tiles = problem.seqlen_k % self.bc, self.key_tiles(problem)
+        if self.tail and not 0 < left <= self.tail:
+            return f"tail={self.tail}: the last of {tiles} tiles has {left or self.bc} keys"
+        if self.tail and (tiles > MANY_TILES or problem.causal):
+            few = "the last rows alone see it" if problem.causal else f"it is one of {tiles}"
+            return f"tail={self.tail}: a narrow tile saves little where {few}"
+        return None
+
+
+def _kv_bytes(problem: Problem, heads: int) -> int:
+    """The bytes of K and V that so many query heads read."""
+    row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
+    return -(-heads // problem.group) * problem.seqlen_k * row_bytes

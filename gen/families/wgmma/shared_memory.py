@@ -1,0 +1,70 @@
+"""What a Hopper kernel keeps in shared memory: tiles in swizzled chunks, and barriers."""
+
+from __future__ import annotations
+
+from ...launch import TensorMap
+from ...problem import ITEM_BYTES, Problem
+from .parameters import GROUP_ROWS, Parameters, is_split
+
+#: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
+CHUNK_BYTES, CHUNK = 128, 64
+#: Where chunks must start, and so what shared memory is measured in.
+ALIGNMENT = 1024
+BARRIER_BYTES = 8
+#: Rows of shared memory within which swizzles are alike: shares of a tile are of whole ones.
+SWIZZLED_ROWS = 8
+#: Rows of float32 that share a unit: as many as are swizzled alike.
+UNIT_ROWS = SWIZZLED_ROWS
+#: Tiles of values of eight bits that wait to be turned into f16.
+RAW_STAGES = 2
+
+
+def chunks(columns: int) -> int:
+    """Returns how many chunks hold rows of so many columns of 16 bits."""
+    return -(-columns // CHUNK)
+
+
+def qk_chunks(problem: Problem) -> int:
+    """Returns how many chunks hold the rows of Q and of K as products read them."""
+    if is_split(problem):
+        return chunks(problem.head_dim)
+    return -(-problem.head_dim * ITEM_BYTES[problem.dtype] // CHUNK_BYTES)
+
+
+def raw_chunks(problem: Problem) -> tuple[int, int]:
+    """Returns the chunks in which values of eight bits come, and the columns of each, not swizzled."""
+    columns = min(problem.head_dim_v, CHUNK_BYTES)
+    return -(-problem.head_dim_v // columns), columns
+
+
+def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
+    """Returns the bytes of a block's ``SharedStorage``: tiles of all stages, units and barriers."""
+    d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
+    kv_chunks = variant.k_stages * d + variant.v_stages * dv
+    barriers = variant.q_stages * (variant.consumers + 1) + 2 * (variant.k_stages + variant.v_stages)
+    if is_split(problem):
+        units = ITEM_BYTES["f32"] * variant.bc // UNIT_ROWS
+        tiles = 2 * CHUNK_BYTES * (variant.br * variant.q_stages * d + variant.bc * kv_chunks)
+        tiles += units * (variant.k_stages + variant.v_stages)
+        barriers += variant.k_stages + variant.v_stages
+    else:
+        row_chunks = variant.q_stages * d + dv if variant.o_apart else variant.q_stages * max(d, dv)
+        row_chunks += chunks(variant.bc) if variant.p_in_shared else 0
+        tiles = CHUNK_BYTES * (variant.br * row_chunks + variant.bc * kv_chunks)
+    if problem.has_scales:
+        count, columns = raw_chunks(problem)
+        tiles += RAW_STAGES * count * columns * variant.bc
+        barriers += 2 * RAW_STAGES
+    return -(-(tiles + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
+
+
+def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
+    """Returns the arrays as the copy engine moves them, a box of a tile at a time."""
+    columns = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+    share = variant.bc // variant.cluster
+    values = TensorMap("v", share, columns if is_split(problem) else CHUNK)
+    if problem.has_scales:
+        values = TensorMap("v", variant.bc, raw_chunks(problem)[1], swizzle=16)
+    factors = (TensorMap("q", GROUP_ROWS, columns), TensorMap("k", share, columns), values)
+    # Of float32 each thread writes what it has.
+    return factors if is_split(problem) else (*factors, TensorMap("o", GROUP_ROWS))
