@@ -124,7 +124,7 @@ class Mma(Variant):
     )
 
     def template_for(self, problem: Problem) -> str:
-        if self.pack_heads or self.key_shares() > 1:
+        if self.key_shares() > 1:
             return "families/mma/decode.cu.jinja"
         return f"families/mma/{'heads_in_turn' if self.heads > 1 else 'main'}.cu.jinja"
 

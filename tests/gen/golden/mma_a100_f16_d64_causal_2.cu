@@ -74,6 +74,7 @@ constexpr int kVStride = 64;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct SharedStorage {
@@ -273,16 +274,15 @@ __device__ __forceinline__ void negate_q(Element* q, int first_row) {
   __syncwarp();
 }
 
-// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+// Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      int end = seqlen_k;
-      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
-      end -= first_key + lane % 4 * 2 + e % 2;
+      const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
+      const int end = (kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k) - (first_key + lane % 4 * 2 + e % 2);
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
         if (t * 8 >= end) s[i][t][e] = -kInfinity;
@@ -322,7 +322,7 @@ __device__ __forceinline__ bool raise_maximum(
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
       const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
       // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
       rescale[i][h] = exp2f(warp.row_max[i][h] - base);
       warp.row_max[i][h] = row_max;
       warp.row_sum[i][h] *= rescale[i][h];
@@ -345,7 +345,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
     }
   }
 }
@@ -504,8 +504,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
-  const int turn = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - turn : turn;
+  const int nth = int(blockIdx.x) % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
   // The heads of all batches in one row, of which a block takes kHeadsPerBlock in turn.
   int head_index = int(blockIdx.x) / q_tiles * kHeadsPerBlock;
   const int end_index = min(head_index + kHeadsPerBlock, args.batch * args.num_q_heads);
@@ -514,17 +514,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
   const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
+  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row + warp_row + diagonal + 1;
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+    const int seen_by_last = first_row + warp_row + 16 * kRowTiles + diagonal;
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
-  const Element* warp_q = smem.q + warp_row * kQStride;
+const Element* warp_q = smem.q + warp_row * kQStride;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
   const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
@@ -532,19 +533,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Copies run kStages - 1 tiles ahead of the products, into the next head where this one has no more. Each thread
   // copies its own share of every tile.
   const long long q_share = (first_row + int(threadIdx.x) / 8) * args.q_stride_row + threadIdx.x % 8 * kVec;
-  const long long k_share = int(threadIdx.x) / 8 * args.k_stride_row + threadIdx.x % 8 * kVec;
-  const long long v_share = int(threadIdx.x) / 8 * args.v_stride_row + threadIdx.x % 8 * kVec;
+  const long long k_share = (first_tile * kBc + int(threadIdx.x) / 8) * args.k_stride_row + threadIdx.x % 8 * kVec;
+  const long long v_share = (first_tile * kBc + int(threadIdx.x) / 8) * args.v_stride_row + threadIdx.x % 8 * kVec;
   const auto fetch_next_q = [&](int index) {
     const int batch = index / args.num_q_heads, head = index % args.num_q_heads;
     const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + q_share;
     fetch_q(smem.q, q, args.q_stride_row, args.seqlen_q - first_row);
     __pipeline_commit();
   };
-  int ahead_index = num_tiles > 0 ? head_index : end_index, ahead_tile = 0, ahead_stage = 0;
+  int ahead_index = first_tile < last_tile ? head_index : end_index, ahead_tile = first_tile, ahead_stage = 0;
   const Element *k = nullptr, *v = nullptr;
   const auto fetch_ahead = [&] {
     if (ahead_index < end_index) {
-      if (ahead_tile == 0) {
+      if (ahead_tile == first_tile) {
         const int batch = ahead_index / args.num_q_heads, head = ahead_index % args.num_q_heads;
         const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
         k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head + k_share;
@@ -555,8 +556,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       fetch_v(smem.v[ahead_stage], v, args.v_stride_row, args.seqlen_k - ahead_tile * kBc);
       v += kBc * args.v_stride_row;
       ahead_stage = (ahead_stage + 1) % kStages;
-      if (++ahead_tile == num_tiles) {
-        ahead_tile = 0;
+      if (++ahead_tile == last_tile) {
+        ahead_tile = first_tile;
         ++ahead_index;
       }
     }
@@ -574,8 +575,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     Warp warp;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      if (tile > 0) {
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+      if (tile > first_tile) {
         __pipeline_wait_prior(kStages - 2);
         __syncthreads();  // this tile is there, and no warp needs the one before it
       }

@@ -77,6 +77,7 @@ constexpr int kPartStride = 40;  // of outputs, as floats
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
@@ -240,9 +241,8 @@ __device__ __forceinline__ void load_q(
   }
 }
 
-// Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
-__device__ __forceinline__ void find_ends(
-    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+// Where the keys end that each of a lane's rows sees.
+__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -253,7 +253,7 @@ __device__ __forceinline__ void find_ends(
   }
 }
 
-// Hides the keys that a row must not see.
+// Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -283,7 +283,7 @@ __device__ __forceinline__ void raise_maximum(
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
       const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
       // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
       rescale[i][h] = exp2f(warp.row_max[i][h] - base);
       warp.row_max[i][h] = row_max;
       warp.row_sum[i][h] *= rescale[i][h];
@@ -305,7 +305,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
     }
   }
 }
@@ -545,13 +545,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
   // Of these the warp has every kKeyWarps-th.
-  const int first_tile = warp_index, num_steps = (num_tiles - first_tile + kKeyWarps - 1) / kKeyWarps;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  const int own_tile = first_tile + warp_index, num_steps = (last_tile - own_tile + kKeyWarps - 1) / kKeyWarps;
+  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row / group + diagonal + 1;
     const int seen_by_last = (first_row + 16 * kRowTiles - 1) / group + diagonal + 1;
@@ -564,10 +564,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
   // Each thread copies its own share of every tile of its warp.
   const int copier = threadIdx.x % 32;
-  k += (first_tile * kBc + copier / 10) * args.k_stride_row + copier % 10 * kVec;
-  v += (first_tile * kBc + copier / 10) * args.v_stride_row + copier % 10 * kVec;
+  k += (own_tile * kBc + copier / 10) * args.k_stride_row + copier % 10 * kVec;
+  v += (own_tile * kBc + copier / 10) * args.v_stride_row + copier % 10 * kVec;
   if (num_steps > 0) {
-    fetch_k(smem.tiles.k[warp_index][0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
+    fetch_k(smem.tiles.k[warp_index][0], k, args.k_stride_row, args.seqlen_k - own_tile * kBc);
     k += kKeyWarps * kBc * args.k_stride_row;
   }
   __pipeline_commit();
@@ -581,7 +581,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
           args.scale < 0.0f ? kSigns : 0u);
 
   for (int step = 0; step < num_steps; ++step) {
-    const int tile = (first_tile + step * kKeyWarps);
+    const int tile = own_tile + step * kKeyWarps;
     __pipeline_wait_prior(0);
 
     __syncwarp();  // K is there, and no lane needs V any more
@@ -608,7 +608,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       multiply_pv(warp, s, smem.tiles.v[warp_index][0], rescale);
     }
   }
-
   __syncthreads();  // no warp needs tiles any more
   // Half of the warps give what they have to the others, until one has all.
   for (int half = kKeyWarps / 2; half > 0; half /= 2) {

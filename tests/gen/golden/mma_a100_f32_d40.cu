@@ -84,6 +84,7 @@ constexpr float kLeastUnit = __builtin_bit_cast(float, 12 << 23);  // of what is
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct SharedStorage {
@@ -394,9 +395,8 @@ __device__ __forceinline__ void leave_units(Warp& warp) {
   }
 }
 
-// Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
-__device__ __forceinline__ void find_ends(
-    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+// Where the keys end that each of a lane's rows sees.
+__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -407,7 +407,7 @@ __device__ __forceinline__ void find_ends(
   }
 }
 
-// Hides the keys that a row must not see.
+// Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -437,7 +437,7 @@ __device__ __forceinline__ void raise_maximum(
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
       const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
       // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
       rescale[i][h] = exp2f(warp.row_max[i][h] - base);
       warp.row_max[i][h] = row_max;
       warp.row_sum[i][h] *= rescale[i][h];
@@ -459,7 +459,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = (kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
+      base[i][h] = (kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
     }
   }
 }
@@ -725,11 +725,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
   const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row + warp_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
+  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;
     const int seen_by_last = (first_row + warp_row + 16 * kRowTiles - 1) / group + diagonal + 1;
@@ -740,10 +740,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const float scale_of_q = fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile.
-  k += int(threadIdx.x) / 10 * args.k_stride_row + threadIdx.x % 10 * kVec;
-  v += int(threadIdx.x) / 10 * args.v_stride_row + threadIdx.x % 10 * kVec;
-  if (num_tiles > 0) {
-    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+  k += (first_tile * kBc + int(threadIdx.x) / 10) * args.k_stride_row + threadIdx.x % 10 * kVec;
+  v += (first_tile * kBc + int(threadIdx.x) / 10) * args.v_stride_row + threadIdx.x % 10 * kVec;
+  if (first_tile < last_tile) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
     k += kBc * args.k_stride_row;
   }
   __pipeline_commit();
@@ -759,7 +759,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   Units units;
 
-  for (int tile = 0; tile < num_tiles; ++tile) {
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     __pipeline_wait_prior(0);
 
     // K is there, and no warp needs V any more.
@@ -775,7 +775,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     // V is there, and no warp needs K any more.
     split_v(smem.v[0], units, smem.largest);
-    if (tile + 1 < num_tiles) {
+    if (tile + 1 < last_tile) {
       fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
       k += kBc * args.k_stride_row;
     }
