@@ -10,16 +10,17 @@ from pathlib import Path
 
 from flashgen.gen.families import FAMILIES
 from flashgen.tuner.errors import FlashgenError
-from flashgen.tuner.tune import coordinator
+from flashgen.tuner.tune import coordinator, family_run
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support.stand_ins import PROBLEM, StandInDevice, StandInEvaluator, cost
 
 
 def main(limit: str, out: str, storage: str) -> int | str:
-    coordinator.prior_of = lambda problem, limits: cost
+    family_run.prior_of = lambda problem, limits: cost
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-    options = coordinator.TuneOptions(
+    options = TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
         families=(FAMILIES["ladder"],),

@@ -18,7 +18,9 @@ from typing import Any
 from flashgen.gen.families import FAMILIES
 from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.store import liveness
-from flashgen.tuner.tune import coordinator
+from flashgen.tuner.tune import coordinator, family_run
+from flashgen.tuner.tune.events import TrialDone
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support.stand_ins import PROBLEM, StandInDevice, StandInEvaluator, cost
 
@@ -30,7 +32,7 @@ PATIENCE_S = 60
 class Host:
     """One coordinator, and what it waits for so that each takes part however busy the machine is."""
 
-    def __init__(self, name: str, folder: Path, options: coordinator.TuneOptions, deadline: float) -> None:
+    def __init__(self, name: str, folder: Path, options: TuneOptions, deadline: float) -> None:
         self.name, self.folder, self.options, self.deadline = name, folder, options, deadline
         self.evaluator = StandInEvaluator()
         self.evaluator.on_evaluate = self.before_trial
@@ -56,7 +58,7 @@ class Host:
             time.sleep(0.01)
 
     def report(self, event: object) -> None:
-        if isinstance(event, coordinator.TrialDone):
+        if isinstance(event, TrialDone):
             os.write(self.tried, (json.dumps(event.outcome.variant.to_dict()) + "\n").encode())
 
     def live(self) -> None:
@@ -81,8 +83,8 @@ def fork(host: Host) -> int:
     return child
 
 
-def options_of(name: str, folder: Path, storage: str, held: dict[str, Any]) -> coordinator.TuneOptions:
-    return coordinator.TuneOptions(
+def options_of(name: str, folder: Path, storage: str, held: dict[str, Any]) -> TuneOptions:
+    return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
         families=(FAMILIES["ladder"],),
@@ -97,7 +99,7 @@ def options_of(name: str, folder: Path, storage: str, held: dict[str, Any]) -> c
 
 def main(folder: str, storage: str, held: str) -> int | str:
     liveness.BEAT_SECONDS, liveness.GRACE_SECONDS = 0.03, 3.0
-    coordinator.prior_of = lambda problem, limits: cost
+    family_run.prior_of = lambda problem, limits: cost
     deadline = time.monotonic() + PATIENCE_S
     at = Path(folder)
     hosts = {

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.variant import Variant
-from flashgen.tuner.tune import coordinator
+from flashgen.tuner.tune import coordinator, family_run
+from flashgen.tuner.tune.events import TrialDone
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import stand_ins
 from tests.support.stand_ins import PROBLEM, StandInDevice, StandInEvaluator
@@ -33,16 +35,16 @@ def cost(variant: Variant) -> float:
     return plain_cost(variant) + zlib.crc32(variant.name.encode()) / 2**32
 
 
-def live(options: coordinator.TuneOptions, told: int) -> None:
+def live(options: TuneOptions, told: int) -> None:
     def report(event: object) -> None:
-        if isinstance(event, coordinator.TrialDone):
+        if isinstance(event, TrialDone):
             os.write(told, (json.dumps(event.outcome.variant.to_dict()) + "\n").encode())
 
     evaluator = StandInEvaluator()
     coordinator.tune(options, report=report, make_evaluator=lambda device: evaluator)
 
 
-def live_and_die(options: coordinator.TuneOptions, told: int, kills: int) -> int:
+def live_and_die(options: TuneOptions, told: int, kills: int) -> int:
     """Ends with the first life behind the last kill, or that fails; returns its exit status."""
     rng = random.Random(SEED)
     killed = 0
@@ -69,9 +71,9 @@ def live_and_die(options: coordinator.TuneOptions, told: int, kills: int) -> int
 
 def main(out: str, suffix: str, kills: str) -> int:
     stand_ins.cost = cost
-    coordinator.prior_of = lambda problem, limits: cost
+    family_run.prior_of = lambda problem, limits: cost
     folder = Path(out)
-    options = coordinator.TuneOptions(
+    options = TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
         families=(FAMILIES["ladder"],),

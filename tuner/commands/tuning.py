@@ -92,7 +92,8 @@ def tune_command(
     from ..shelf.bundle import module_name
     from ..store.studies import default_storage
     from ..tune.batch import BatchResult, Competing, tune_each, write_module
-    from ..tune.coordinator import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS, TuneOptions
+    from ..tune.coordinator import TuneOptions
+    from ..tune.options import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS
     from ..view.progress import RunView
     from ..view.tuned import show_batch, show_result
 

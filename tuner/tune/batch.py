@@ -19,7 +19,8 @@ from ..errors import NotServed, UsageError
 from ..shelf import library
 from ..shelf.bundle import bundle
 from ..shelf.emitting import write_target
-from .coordinator import Event, TuneOptions, TuneResult, tune
+from .coordinator import TuneOptions, TuneResult, tune
+from .events import Event
 
 #: The families that compete for a problem, and the parameters held.
 Competing = tuple[tuple[type[Variant], ...], Mapping[str, Value]]

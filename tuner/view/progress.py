@@ -18,7 +18,8 @@ from rich.progress import (
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome
-from ..tune.coordinator import Event, FinalsStarted, Notice, SearchGoesOn, SpaceReady, TrialDone
+from ..tune.coordinator import FinalsStarted, SearchGoesOn
+from ..tune.events import Event, Notice, SpaceReady, TrialDone
 from .words import changed_settings, figures
 
 #: Without a terminal, a line at least this often, so that a log shows the run is alive.

@@ -24,7 +24,9 @@ from flashgen.tuner.cards.nvml import CardMonitor
 from flashgen.tuner.evaluate import worker_process
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.evaluate.worker import Worker
-from flashgen.tuner.tune.coordinator import Notice, TuneOptions, tune
+from flashgen.tuner.tune.coordinator import tune
+from flashgen.tuner.tune.events import Notice
+from flashgen.tuner.tune.options import TuneOptions
 from flashgen.tuner.view.progress import RunView
 from flashgen.tuner.view.tuned import show_result
 from rich.console import Console
@@ -185,7 +187,7 @@ def test_disturbed_times_are_repeated_and_else_flagged(monkeypatch):
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,

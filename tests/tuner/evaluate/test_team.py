@@ -19,7 +19,8 @@ from flashgen.tuner.cards.names import resolve_all
 from flashgen.tuner.errors import FlashgenError, UsageError
 from flashgen.tuner.evaluate.outcome import Outcome
 from flashgen.tuner.evaluate.team import Team
-from flashgen.tuner.tune.coordinator import TuneOptions, tune
+from flashgen.tuner.tune.coordinator import tune
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
 
@@ -86,7 +87,7 @@ class Slow(StandInEvaluator):
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
     Slow.working = Slow.most = 0
     return TuneOptions(
         device=StandInDevice(),

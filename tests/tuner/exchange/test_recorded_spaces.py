@@ -12,7 +12,7 @@ from flashgen.tuner.exchange.replay import ReplayOptions, replay
 from flashgen.tuner.exchange.replay_curves import GOAL, Replayed
 from flashgen.tuner.exchange.replay_methods import NO_PRIOR
 from flashgen.tuner.search.sampler_names import SamplerName
-from flashgen.tuner.tune.coordinator import TuneOptions
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import DATA
 

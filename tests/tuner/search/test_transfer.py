@@ -17,7 +17,9 @@ from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.search.transfer import Lesson, informed, neighbours
 from flashgen.tuner.store.makers import Makers
 from flashgen.tuner.store.studies import open_storage
-from flashgen.tuner.tune import coordinator as tuning
+from flashgen.tuner.tune import coordinator
+from flashgen.tuner.tune.events import SpaceReady
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import DATA
 from tests.support.stand_ins import PROBLEM, StandInDevice, StandInEvaluator
@@ -112,12 +114,12 @@ def test_what_did_not_compile_is_not_tried_again_under_the_same_mask(causal):
 
 def tune(where, tmp_path, problem, trials=12):
     told = []
-    options = tuning.TuneOptions(
+    options = TuneOptions(
         device=StandInDevice(), problem=problem, families=(LADDER,), held=HELD, trials=trials, storage=where,
         out=tmp_path / "out",
     )  # fmt: skip
-    result = tuning.tune(options, report=told.append, make_evaluator=lambda device: StandInEvaluator())
-    return result, next(event for event in told if isinstance(event, tuning.SpaceReady))
+    result = coordinator.tune(options, report=told.append, make_evaluator=lambda device: StandInEvaluator())
+    return result, next(event for event in told if isinstance(event, SpaceReady))
 
 
 def test_a_run_starts_from_the_nearest_problems_in_its_storage(tmp_path):

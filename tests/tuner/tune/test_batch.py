@@ -14,7 +14,9 @@ from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_each
 from flashgen.tuner.tune.batch import tune_each
-from flashgen.tuner.tune.coordinator import NoneLegal, TuneOptions, tune
+from flashgen.tuner.tune.coordinator import tune
+from flashgen.tuner.tune.options import TuneOptions
+from flashgen.tuner.tune.spaces import NoneLegal
 from flashgen.tuner.view.progress import RunView
 from flashgen.tuner.view.tuned import show_batch
 from rich.console import Console

@@ -30,7 +30,8 @@ from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.evaluate.worker import Worker
 from flashgen.tuner.store import studies as study_module
 from flashgen.tuner.store.studies import open_storage, open_study, outcomes
-from flashgen.tuner.tune.coordinator import TuneOptions, tune
+from flashgen.tuner.tune.coordinator import tune
+from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import ROOT
 from tests.support.fakes import FakeDevice, Fault, fake_build
@@ -197,7 +198,7 @@ def test_a_worker_can_be_killed_from_another_thread():
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,

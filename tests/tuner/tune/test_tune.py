@@ -27,14 +27,9 @@ from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.winners import kernels_in_storage
 from flashgen.tuner.store.studies import open_storage
-from flashgen.tuner.tune.coordinator import (
-    FinalsStarted,
-    SearchGoesOn,
-    SpaceReady,
-    TrialDone,
-    TuneOptions,
-    tune,
-)
+from flashgen.tuner.tune.coordinator import tune
+from flashgen.tuner.tune.events import FinalsStarted, SearchGoesOn, SpaceReady, TrialDone
+from flashgen.tuner.tune.options import TuneOptions
 from flashgen.tuner.view.progress import RunView
 from flashgen.tuner.view.tuned import show_result
 from optuna.study import get_all_study_names, load_study
@@ -46,7 +41,7 @@ from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvalu
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
@@ -187,7 +182,7 @@ def test_a_disk_that_fills_under_the_trials_loses_no_finished_one(options, monke
     with monkeypatch.context(), pytest.raises(FlashgenError, match=r"database or disk is full.*it resumes"):
         run(options, evaluator)
     monkeypatch.undo()
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
     # The last may have been on the card while the one before was told.
     assert run(options).trials_earlier in (7, 8)
 
@@ -243,7 +238,7 @@ def narrow_simt(monkeypatch, *free: str) -> None:
     def narrow(family, problem, limits, held):
         return build_catalogue(family, problem, limits, few if family is SIMT else held)
 
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.build_catalogue", narrow)
+    monkeypatch.setattr("flashgen.tuner.tune.spaces.build_catalogue", narrow)
 
 
 def slowed(monkeypatch, family: type[Variant], factor: float) -> None:
@@ -273,7 +268,7 @@ def test_several_families_compete(options, monkeypatch):
 def test_the_faster_family_gets_the_rest_of_the_budget(options, monkeypatch, slow):
     slowed(monkeypatch, slow, 2.0)
     narrow_simt(monkeypatch, *FEW)
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.STARTUP_TRIALS", 4)
+    monkeypatch.setattr("flashgen.tuner.tune.plan.STARTUP_TRIALS", 4)
     evaluator, events = StandInEvaluator(), []
     both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20)
     result = run(both, evaluator, report=events.append)
@@ -293,7 +288,7 @@ def test_nothing_is_left_to_search_beside_a_fast_family_tried_whole(options, mon
     """Decoding, say: one family has few variants, and another's are many times slower."""
     slowed(monkeypatch, LADDER, 5.0)
     narrow_simt(monkeypatch, "unroll")
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.STARTUP_TRIALS", 4)
+    monkeypatch.setattr("flashgen.tuner.tune.plan.STARTUP_TRIALS", 4)
     evaluator, events = StandInEvaluator(), []
     both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=20)
     result = run(both, evaluator, report=events.append)
@@ -304,9 +299,9 @@ def test_nothing_is_left_to_search_beside_a_fast_family_tried_whole(options, mon
 
 def test_what_is_told_of_several_families(options, monkeypatch):
     narrow_simt(monkeypatch, *FEW)
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.LEADER_SLACK", 2.0)
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.FINALIST_SLACK", 3.0)
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.NUM_FINALISTS", 60)
+    monkeypatch.setattr("flashgen.tuner.tune.plan.LEADER_SLACK", 2.0)
+    monkeypatch.setattr("flashgen.tuner.tune.finalists.FINALIST_SLACK", 3.0)
+    monkeypatch.setattr("flashgen.tuner.tune.finalists.NUM_FINALISTS", 60)
     console = Console(record=True, width=160, file=io.StringIO())
     with RunView(console) as view:
         both = replace(options, problem=Problem(), families=(LADDER, SIMT), trials=60)
@@ -323,7 +318,7 @@ def test_what_is_told_of_several_families(options, monkeypatch):
 
 def test_families_about_as_fast_share_the_rest(options, monkeypatch):
     narrow_simt(monkeypatch, *FEW)
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.LEADER_SLACK", 2.0)
+    monkeypatch.setattr("flashgen.tuner.tune.plan.LEADER_SLACK", 2.0)
     evaluator = StandInEvaluator()
     run(replace(options, problem=Problem(), families=(LADDER, SIMT), trials=60), evaluator)
     families = [type(v) for v in evaluator.evaluated]
@@ -359,7 +354,7 @@ def test_a_family_that_cannot_serve_is_passed_over(options, monkeypatch):
     def narrow(family, problem, limits, held):
         return build_catalogue(family, problem, limits, {"vec": 4} if family is SIMT else held)
 
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.build_catalogue", narrow)
+    monkeypatch.setattr("flashgen.tuner.tune.spaces.build_catalogue", narrow)
     both = replace(options, problem=Problem(head_dim=7), families=(SIMT, LADDER), trials=6)
     events = []
     result = run(both, report=events.append)

@@ -10,7 +10,8 @@ import pytest
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.evaluate.outcome import Outcome
 from flashgen.tuner.search.sampler_names import SamplerName
-from flashgen.tuner.tune.coordinator import TuneOptions, tune
+from flashgen.tuner.tune.coordinator import tune
+from flashgen.tuner.tune.options import TuneOptions
 from flashgen.tuner.tune.wall_time import WallTime
 from flashgen.tuner.view.tuned import wall_time_words
 
@@ -68,7 +69,7 @@ class SlowToolchain(StandInToolchain):
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: cost)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
     return TuneOptions(
         device=StandInDevice(),
         problem=PROBLEM,
