@@ -151,6 +151,10 @@ def _any_flag(bounds: tuple[Bound, ...]) -> str:
 CAUSAL_BOUND = Bound(ROW + DIAGONAL + 1, flag="kCausal")
 
 
+#: Every row sees every key.
+FULL = Scores()
+
+
 def scores_of(*, causal: bool) -> Scores:
     """Plain attention's: every kernel has the causal bound, under a flag that its build may turn."""
     return Scores(

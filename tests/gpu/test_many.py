@@ -13,6 +13,7 @@ from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue
@@ -69,7 +70,7 @@ def arrays_of(problem: Problem, rows: int = 0) -> list[np.ndarray]:
 
 def check(problem: Problem, found: np.ndarray, arrays: list[np.ndarray], causal: bool) -> None:
     wide = [x.astype(np.float64) for x in arrays]
-    wanted = reference.attention(*wide, scale=problem.head_dim**-0.5, causal=causal).o
+    wanted = reference.attention(*wide, scale=problem.head_dim**-0.5, scores=scores_of(causal=causal)).o
     error = np.linalg.norm(found - wanted, axis=(2, 3)) / np.linalg.norm(wanted, axis=(2, 3))
     assert error.max() <= problem.tolerance
 

@@ -24,6 +24,7 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.cards.dtypes import numpy_dtype
@@ -103,7 +104,9 @@ def check(
     lse: Any = None,
 ) -> None:
     """Per head within float32's bound of float64, all arrays (batch, heads, seqlen, head_dim) by numpy."""
-    expected = reference.attention(q, k, v, scale=1 / math.sqrt(D) if scale is None else scale, causal=causal)
+    expected = reference.attention(
+        q, k, v, scale=1 / math.sqrt(D) if scale is None else scale, scores=scores_of(causal=causal)
+    )
     distance = np.linalg.norm(o - expected.o, axis=(2, 3))
     assert (distance <= BOUND * np.linalg.norm(expected.o, axis=(2, 3))).all(), distance.max()
     if lse is not None:
@@ -415,7 +418,7 @@ def check_class(problem: Problem, o: Any, arrays: list[np.ndarray], causal: bool
     """Per head within the class's bound of float64."""
     o = o if isinstance(o, np.ndarray) else o.float().cpu().numpy()
     q, k, v = (x.astype(np.float64) for x in arrays)
-    expected = reference.attention(q, k, v, scale=problem.head_dim**-0.5, causal=causal)
+    expected = reference.attention(q, k, v, scale=problem.head_dim**-0.5, scores=scores_of(causal=causal))
     assert o.shape == expected.o.shape
     distance = np.linalg.norm(o.astype(np.float64) - expected.o, axis=(2, 3))
     assert (distance <= problem.tolerance * np.linalg.norm(expected.o, axis=(2, 3))).all(), distance.max()

@@ -22,6 +22,7 @@ from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.tuner.evaluate import reference
 
 from tests.support.modules import import_path
@@ -331,7 +332,9 @@ def qkv(driver: Driver, q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> 
 def expected(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False, scale: float | None = None
 ) -> reference.Reference:
-    return reference.attention(q, k, v, scale=1 / math.sqrt(D) if scale is None else scale, causal=causal)
+    return reference.attention(
+        q, k, v, scale=1 / math.sqrt(D) if scale is None else scale, scores=scores_of(causal=causal)
+    )
 
 
 def close(actual: np.ndarray, wanted: np.ndarray) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...gen.scores import FULL, Scores
 from ..cards.dtypes import numpy_dtype
 
 #: Bytes of scores held at a time.
@@ -32,14 +33,13 @@ def attention(
     v: np.ndarray,
     *,
     scale: float,
-    causal: bool = False,
+    scores: Scores = FULL,
     rows: np.ndarray | None = None,
 ) -> Reference:
     """softmax(scale · q kᵀ) v of arrays shaped (batch, heads, seqlen, head_dim), heads of k and v grouped.
 
-    Any type of number serves; v may have more or fewer columns than q and k. A causal mask is aligned
-    bottom-right: row i sees keys 0 .. i + seqlen_k - seqlen_q. Only ``rows`` are computed, an array of query
-    rows in rising order; None: all.
+    Any type of number serves; v may have more or fewer columns than q and k. ``scores`` says which keys each
+    row sees. Only ``rows`` are computed, an array of query rows in rising order; None: all.
     """
     batch, num_q_heads, seqlen_q, head_dim = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
@@ -47,6 +47,7 @@ def attention(
     rows = np.arange(seqlen_q) if rows is None else np.asarray(rows)
     o = np.zeros((batch, num_kv_heads, group, len(rows), v.shape[-1]))
     lse = np.full((batch, num_kv_heads, group, len(rows)), -np.inf)
+    begins, ends = scores.interval(rows, seqlen_q, seqlen_k)
     step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
     max_score = 0.0
     for b in range(batch):
@@ -56,27 +57,26 @@ def attention(
             part = slice(first, first + step)
             queries = np.asarray(q[b][:, rows[part]], np.float64) * scale
             queries = queries.reshape(num_kv_heads, group, -1, head_dim)
-            # Keys beyond the last row's diagonal are masked for all rows of the part.
-            seen = seqlen_k
-            if causal:
-                seen = max(0, min(seqlen_k, int(rows[part][-1]) + 1 + seqlen_k - seqlen_q))
-            if seen == 0:
+            # Keys that no row of the part sees are left out.
+            seen = slice(int(begins[part].min()), int(ends[part].max()))
+            if seen.start >= seen.stop:
                 continue
-            scores = queries @ keys[:, :, :seen].swapaxes(-1, -2)
-            if causal:
-                hidden = np.arange(seen) > rows[part][:, None] + seqlen_k - seqlen_q
-                scores[..., hidden] = 0.0
-                max_score = max(max_score, float(scores.max()), -float(scores.min()))
-                scores[..., hidden] = -np.inf
+            products = queries @ keys[:, :, seen].swapaxes(-1, -2)
+            positions = np.arange(seen.start, seen.stop)
+            hidden = (positions < begins[part][:, None]) | (positions >= ends[part][:, None])
+            if hidden.any():
+                products[..., hidden] = 0.0
+                max_score = max(max_score, float(products.max()), -float(products.min()))
+                products[..., hidden] = -np.inf
             else:
-                max_score = max(max_score, float(scores.max()), -float(scores.min()))
-            top = scores.max(axis=-1, keepdims=True)
+                max_score = max(max_score, float(products.max()), -float(products.min()))
+            top = products.max(axis=-1, keepdims=True)
             top[np.isneginf(top)] = 0.0
-            scores -= top
-            weights = np.exp(scores, out=scores)
+            products -= top
+            weights = np.exp(products, out=products)
             total = weights.sum(axis=-1)
             visible = total > 0.0
-            o[b, :, :, part] = (weights @ values[:, :, :seen]) / np.where(visible, total, 1.0)[..., None]
+            o[b, :, :, part] = (weights @ values[:, :, seen]) / np.where(visible, total, 1.0)[..., None]
             with np.errstate(divide="ignore"):
                 lse[b, :, :, part] = np.log(total) + top[..., 0]
     shape = (batch, num_q_heads, len(rows))

@@ -53,7 +53,7 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     width = build.kernel.variant.access_width(problem)
     q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse)
-    expected = reference.attention(q, k, v, scale=scale, causal=problem.causal)
+    expected = reference.attention(q, k, v, scale=scale, scores=problem.scores)
     return compare(o, lse if case.want_lse else None, expected, v, problem, case.name)
 
 

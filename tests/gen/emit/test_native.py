@@ -91,7 +91,7 @@ def test_the_program_reads_and_writes_the_reports_format(kernel: Kernel, built: 
     assert done.returncode == 0, done.stderr
     o = np.fromfile(tmp_path / "output", np.float32).reshape(batch, rows, problem.head_dim_v)
     q, k, v = (x[:, None].astype(np.float64) for x in arrays)
-    wanted = reference.attention(q, k, v, scale=problem.head_dim**-0.5, causal=problem.causal).o[:, 0]
+    wanted = reference.attention(q, k, v, scale=problem.head_dim**-0.5, scores=problem.scores).o[:, 0]
     distance = np.linalg.norm(o - wanted, axis=(1, 2)) / np.linalg.norm(wanted, axis=(1, 2))
     assert (distance <= problem.tolerance).all(), distance
     seconds = {name: float(s) for name, s in re.findall(r"^(\w+) +([\d.]+) s", done.stdout, re.MULTILINE)}

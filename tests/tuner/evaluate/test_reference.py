@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from flashgen.gen.scores import scores_of
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.reference import (
@@ -46,7 +47,7 @@ def by_definition(q, k, v, scale, causal):
 def test_matches_the_definition(n, m, causal, scale):
     rng = np.random.default_rng(n * 10 + m)
     q, k, v = (rng.standard_normal((2, h, length, 3)) for h, length in ((4, n), (2, m), (2, m)))
-    found = attention(q, k, v, scale=scale, causal=causal)
+    found = attention(q, k, v, scale=scale, scores=scores_of(causal=causal))
     o, lse = by_definition(q, k, v, scale, causal)
     np.testing.assert_allclose(found.o, o, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(found.lse, lse, rtol=1e-12, atol=1e-14)
@@ -55,7 +56,7 @@ def test_matches_the_definition(n, m, causal, scale):
 def test_rows_without_keys_are_zero_and_minus_infinity():
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((1, 1, 6, 4)), *(rng.standard_normal((1, 1, 2, 4)) for _ in "kv")
-    found = attention(q, k, v, scale=1.0, causal=True)
+    found = attention(q, k, v, scale=1.0, scores=scores_of(causal=True))
     assert (found.o[0, 0, :4] == 0).all() and np.isneginf(found.lse[0, 0, :4]).all()
     assert np.isfinite(found.lse[0, 0, 4:]).all() and (found.o[0, 0, 4:] != 0).all()
 
@@ -64,13 +65,13 @@ def test_rows_without_keys_are_zero_and_minus_infinity():
 def test_blocks_and_chosen_rows_agree_with_the_whole(monkeypatch, causal):
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((2, h, length, 8)) for h, length in ((4, 70), (2, 50), (2, 50)))
-    whole = attention(q, k, v, scale=0.4, causal=causal)
+    whole = attention(q, k, v, scale=0.4, scores=scores_of(causal=causal))
     rows = np.array([0, 3, 19, 20, 21, 44, 69])
-    chosen = attention(q, k, v, scale=0.4, causal=causal, rows=rows)
+    chosen = attention(q, k, v, scale=0.4, scores=scores_of(causal=causal), rows=rows)
     np.testing.assert_allclose(chosen.o, whole.o[:, :, rows], rtol=1e-13)
     np.testing.assert_allclose(chosen.lse, whole.lse[:, :, rows], rtol=1e-13)
     monkeypatch.setattr(reference, "MAX_SCORE_BYTES", 8 * 4 * 50 * 3)
-    blocked = attention(q, k, v, scale=0.4, causal=causal)
+    blocked = attention(q, k, v, scale=0.4, scores=scores_of(causal=causal))
     np.testing.assert_allclose(blocked.o, whole.o, rtol=1e-13, atol=1e-15)
     assert blocked.max_score == pytest.approx(whole.max_score)
 
@@ -87,8 +88,8 @@ def test_values_may_have_columns_of_their_own():
     rng = np.random.default_rng(5)
     q, k = (rng.standard_normal((1, 2, n, 8)) for n in (6, 9))
     v = rng.standard_normal((1, 2, 9, 5))
-    wide = attention(q, k, np.concatenate([v, v[..., :3]], axis=-1), scale=0.3, causal=True)
-    found = attention(q, k, v, scale=0.3, causal=True)
+    wide = attention(q, k, np.concatenate([v, v[..., :3]], axis=-1), scale=0.3, scores=scores_of(causal=True))
+    found = attention(q, k, v, scale=0.3, scores=scores_of(causal=True))
     assert found.o.shape == (1, 2, 6, 5)
     np.testing.assert_allclose(found.o, wide.o[..., :5], rtol=1e-13)
     np.testing.assert_array_equal(found.lse, wide.lse)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.problem import Problem
+from flashgen.gen.scores import scores_of
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.errors import CorruptedMemory
 from flashgen.tuner.evaluate.cases import LAYOUTS, Case, cases
@@ -312,7 +313,7 @@ def test_fake_attention_is_right():
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 2, 30, 8)).astype(np.float32) for _ in "qkv")
     o, lse = attend_f32(q, k, v, 0.3, True)
-    expected = attention(q, k, v, scale=0.3, causal=True)
+    expected = attention(q, k, v, scale=0.3, scores=scores_of(causal=True))
     np.testing.assert_allclose(o, expected.o, atol=1e-6)
     np.testing.assert_allclose(lse, expected.lse, atol=1e-6)
 

@@ -13,6 +13,7 @@ from flashgen.gen.families.ladder.family import STEPS, Ladder, step_of, steps
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.bench.ladder import CASES, LadderResult, Row, _Timer, parse_names
@@ -221,7 +222,7 @@ def test_rows_of_very_negative_scores_are_right(name):
     k = (3 + 0.01 * rng.standard_normal((1, 1, 70, 32))).astype(np.float32)
     v = rng.standard_normal((1, 1, 70, 32), dtype=np.float32)
     o, lse = runner.attend(build, q, k, v, scale=1.0, want_lse=True)
-    expected = attention(q, k, v, scale=1.0, causal=False)
+    expected = attention(q, k, v, scale=1.0, scores=scores_of(causal=False))
     assert lse is not None and lse.max() < -250
     np.testing.assert_allclose(lse, expected.lse, rtol=1e-6)
     np.testing.assert_allclose(o, expected.o, atol=1e-4)

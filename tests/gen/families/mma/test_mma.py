@@ -15,6 +15,7 @@ from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
@@ -256,7 +257,7 @@ def test_packed_heads_are_right_in_any_group(q_in_registers):
             head_dim_v=24,
         )
         o, lse = runner.attend(built, q, k, v, scale=0.25, want_lse=True)
-        expected = reference.attention(q, k, v, scale=0.25, causal=True)
+        expected = reference.attention(q, k, v, scale=0.25, scores=scores_of(causal=True))
         assert compare(o, lse, expected, v, problem, f"{heads}/{kv_heads} heads") > 0
 
 
@@ -316,7 +317,7 @@ def test_shared_keys_are_right_in_any_order(problem, changes):
             o, lse = SimRunner(limits, seed=seed).attend(built, q, k, v, scale=0.25, want_lse=True)
             assert lse is not None
             outputs.add((o.tobytes(), lse.tobytes()))
-        expected = reference.attention(q, k, v, scale=0.25, causal=True)
+        expected = reference.attention(q, k, v, scale=0.25, scores=scores_of(causal=True))
         compare(o, lse, expected, v, problem, f"{rows} rows, {keys} keys")
         assert len(outputs) == 1
 

@@ -16,6 +16,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
@@ -173,7 +174,9 @@ def test_every_synchronisation_of_a_kernel_is_needed(schedule, cluster):
         (inputs(problem, rows, keys, 0.2, "rising"), scale)
         for rows, keys, scale in ((150, 115, 0.2), (150, 13, 0.2), (150, 115, -0.2), (128, 115, 0.2))
     ]
-    expected = [reference.attention(*case, scale=scale, causal=True).o for case, scale in cases]
+    expected = [
+        reference.attention(*case, scale=scale, scores=scores_of(causal=True)).o for case, scale in cases
+    ]
 
     def right(kernel: Kernel) -> bool:
         built = toolchain.build(kernel)
@@ -247,7 +250,7 @@ def test_narrow_last_tiles_are_right(variant, causal):
     bc, tail = variant.bc, variant.tail
     for rows, keys in ((5, 1), (70, tail), (150, bc + 5), (33, 3 * bc + tail), (40, bc + tail + 1)):
         case = inputs(problem, rows, keys, 0.2)
-        expected = reference.attention(*case, scale=0.2, causal=causal)
+        expected = reference.attention(*case, scale=0.2, scores=scores_of(causal=causal))
         found = attend(built, case, 0.2, limits, keys)
         assert found is not None and found[1] is not None, (rows, keys)
         np.testing.assert_allclose(found[0].astype(np.float64), expected.o, atol=2e-2)
@@ -267,7 +270,7 @@ def test_blocks_of_a_cluster_are_right(variant, causal):
         built = SimDevice("h200", limits).toolchain().build(kernel)
         for rows, keys in ((50, 70), (2 * variant.br, 115), (2 * variant.br + 1, 300), (230, 45)):
             case = inputs(problem, rows, keys, 0.2)
-            expected = reference.attention(*case, scale=0.2, causal=causal)
+            expected = reference.attention(*case, scale=0.2, scores=scores_of(causal=causal))
             for seed in range(2):
                 found = attend(built, case, 0.2, limits, seed)
                 assert found is not None and found[1] is not None, (rows, keys)
@@ -333,7 +336,7 @@ def test_heads_of_a_cluster_are_right(variant, causal):
         (6, 2, 2 * variant.br, 33),
     ):
         case = inputs(problem, rows, keys, 0.2, batch=2, heads=heads, kv_heads=kv_heads)
-        expected = reference.attention(*case, scale=0.2, causal=causal)
+        expected = reference.attention(*case, scale=0.2, scores=scores_of(causal=causal))
         found, found_alone = (attend(each, case, 0.2, limits, heads) for each in (built, built_alone))
         assert found is not None and found[1] is not None, (heads, kv_heads, rows, keys)
         assert found_alone is not None and found_alone[1] is not None

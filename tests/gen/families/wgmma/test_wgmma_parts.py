@@ -12,6 +12,7 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scores import scores_of
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.evaluate import reference
@@ -100,7 +101,7 @@ def test_a_kernel_is_right_in_any_order():
         ]
         assert len({(o.tobytes(), lse.tobytes()) for o, lse in results if lse is not None}) == 1
         o, lse = results[0]
-        expected = reference.attention(q, k, v, scale=scale, causal=True)
+        expected = reference.attention(q, k, v, scale=scale, scores=scores_of(causal=True))
         compare(o, lse, expected, v, problem, f"{rows} rows, {keys} keys")
 
 
