@@ -1,9 +1,9 @@
 """The driver of emitted modules: attention by tuned kernels, on arrays of any library.
 
-Modules under ``out/`` import it; `flashgen emit` puts it into theirs, one file after the other in the order
-of `PARTS`, so that they stand alone with numpy and PyCUDA. What begins with an underscore is the runtime's
-own, whichever file it is in: all of them are one module there, where annotations are evaluated as they are
-met."""
+Modules under ``out/`` import it; `flashgen emit` puts it into theirs, one file after the other, so that they
+stand alone with numpy and PyCUDA. What begins with an underscore is the runtime's own, whichever file it is
+in: all of them are one module there, whose annotations are evaluated as they are met.
+"""
 
 from .arrays import Array
 from .attention import Attention
@@ -11,18 +11,4 @@ from .facts import Launch, TensorMap, Tuned
 from .program import run_module
 from .table import Choice
 
-__all__ = ["PARTS", "Array", "Attention", "Choice", "Launch", "TensorMap", "Tuned", "run_module"]
-
-#: The files, each of which builds on those before.
-PARTS = (
-    "facts",
-    "driver",
-    "build",
-    "arrays",
-    "table",
-    "plans",
-    "tensors",
-    "huggingface",
-    "attention",
-    "program",
-)
+__all__ = ["Array", "Attention", "Choice", "Launch", "TensorMap", "Tuned", "run_module"]

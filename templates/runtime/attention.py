@@ -43,6 +43,7 @@ class Attention:
         self._table = _Table(tuple(kernels))
         default_mask = len(kernels) == 1 and bool(kernels[0].problem["causal"])
         self._tensors = _Tensors(self._table, operator, default_mask)
+        self._attend_tensors = self._tensors.attend  # whoever calls with tensors waits for this look-up
 
     @overload
     def attention(
@@ -171,7 +172,7 @@ class Attention:
                 raise LookupError(f"nothing was tuned for just this, and strict=True: {choice.how}")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(q, torch.Tensor):
-            return self._tensors.attend(
+            return self._attend_tensors(
                 torch, q, k, v, causal, scale, out, stream, return_lse, layout, recompute, value_scale
             )
         if isinstance(q, np.ndarray):

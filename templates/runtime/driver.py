@@ -66,7 +66,7 @@ def _driver() -> ctypes.CDLL:
     return driver
 
 
-def _check(status: int, action: str, driver: ctypes.CDLL | None = None) -> None:
+def _check(status: int, action: str, driver: "ctypes.CDLL | None" = None) -> None:
     """Raises RuntimeError for what the driver returned, but for success."""
     if status == 0:
         return

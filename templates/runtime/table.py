@@ -101,8 +101,10 @@ class _Table:
         only = wanted[0]
         if is_tensor:
             raise TypeError(f"{name} is {dtype}, not torch.{only}: pass {name}.to(torch.{only})")
-        library = "ml_dtypes" if only in _UNNAMED_TYPES else "np"
-        raise TypeError(f"{name} is {dtype}, not {only}: pass {name}.astype({library}.{only})")
+        way_out = f"{name}.astype(np.{only})"
+        if only in _UNNAMED_TYPES:
+            way_out = f"{name}.astype(ml_dtypes.{only}) or torch tensors"
+        raise TypeError(f"{name} is {dtype}, not {only}: pass {way_out}")
 
     def check_head_dim(self, name: str, dtype: str, head_dim: int) -> None:
         """Raises ValueError unless there are kernels for arrays of that type with that head dim."""
@@ -113,7 +115,8 @@ class _Table:
         ]
         if any((tuned.head_dim_v if is_value else tuned.head_dim) == head_dim for tuned in same):
             return
-        dims = f"--d {same[0].head_dim} --dv {head_dim}" if is_value else f"--d {head_dim}"
+        of_values = f" --dv {same[0].head_dim_v}" if same[0].head_dim_v != same[0].head_dim else ""
+        dims = f"--d {same[0].head_dim} --dv {head_dim}" if is_value else f"--d {head_dim}{of_values}"
         command = same[0].command.partition(" --d ")[0]
         raise ValueError(
             f"{name} has {dtype} of head dim {head_dim}; there are kernels for {self.classes()}. Make "

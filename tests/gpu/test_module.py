@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit.module import emit_cuda, emit_module
+from flashgen.gen.emit.cuda import emit_cuda
+from flashgen.gen.emit.module import emit_module
 from flashgen.gen.families import family_named
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma

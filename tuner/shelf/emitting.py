@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...gen.emit.module import class_words, emit_cuda, emit_module
+from ...gen.emit.cuda import emit_cuda
+from ...gen.emit.module import emit_module
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
+from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
 from ...gen.limits import PRESETS, DeviceLimits
 from ...gen.problem import Problem
