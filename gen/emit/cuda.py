@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..families import family_named
@@ -30,22 +30,17 @@ def emit_cuda(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] | N
     head, build, tail = source.partition(_BUILD)
     if not build:
         head, tail = "", source
-    facts = json.dumps({**_facts(made), "figures": [len(head), len(told)]})
-    return f"{head}{told}{build}{tail}{FACTS}{facts}\n"
+    facts = {**_facts(made), "digest": kernel.digest, "figures": [len(head), len(told)]}
+    return f"{head}{told}{build}{tail}{FACTS}{json.dumps(facts)}\n"
 
 
 def read_cuda(text: str) -> tuple[Kernel, str]:
-    """Returns the kernel that `emit_cuda` wrote, with its source as it was rendered, and the card it is for.
+    """Returns the kernel that `emit_cuda` wrote, with the whole text as its source, and the card it is for.
 
     Raises:
         KeyError, TypeError, ValueError: the text has no line of facts, or not those of this flashgen.
     """
-    source, marker, rest = text.partition(f"\n{FACTS}")
-    if not marker:
-        raise ValueError(f"it has no line {FACTS.strip()!r}")
-    facts: dict[str, Any] = json.loads(rest.partition("\n")[0])
-    start, length = facts["figures"]
-    source = f"{source[:start]}{source[start + length :]}\n"
+    facts, _ = _split(text)
     launches = [
         Launch(**{**launch, "tensor_maps": tuple(TensorMap(**each) for each in launch["tensor_maps"])})
         for launch in facts["launches"]
@@ -54,11 +49,30 @@ def read_cuda(text: str) -> tuple[Kernel, str]:
         Problem.from_dict(facts["problem"]),
         family_named(facts["family"]).from_dict(facts["variant"]),
         facts["arch"],
-        source,
+        text,
         facts["entry"],
         tuple(launches),
     )
     return kernel, facts["device"]
+
+
+def as_rendered(kernel: Kernel) -> Kernel:
+    """Returns a kernel that `read_cuda` read with its source as it was rendered, without figures and facts.
+
+    A source that was edited since stays as it is. Raises ValueError as `read_cuda`.
+    """
+    facts, source = _split(kernel.source)
+    start, length = facts["figures"]
+    rendered = replace(kernel, source=source[:start] + source[start + length :])
+    return rendered if rendered.digest == facts["digest"] else kernel
+
+
+def _split(text: str) -> tuple[dict[str, Any], str]:
+    """The facts of a .cu file's text, and what stands before them."""
+    source, marker, rest = text.partition(f"\n{FACTS}")
+    if not marker:
+        raise ValueError(f"it has no line that begins with {FACTS.strip()!r}")
+    return json.loads(rest.partition("\n")[0]), f"{source}\n"
 
 
 def _facts(made: Made) -> dict[str, Any]:

@@ -405,7 +405,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Warp& warp, const Element* k) {
   const int lane = threadIdx.x % 32;
-
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -587,8 +586,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -710,3 +709,4 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 2, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 98304, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "c57ea61cbead4c0a", "figures": [1738, 350]}

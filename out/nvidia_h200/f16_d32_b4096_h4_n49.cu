@@ -334,7 +334,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
-
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -485,8 +484,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 8)
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -593,3 +592,4 @@ extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
+// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3307a0f30e113464", "figures": [1381, 308]}

@@ -710,6 +710,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
 
   Units units;
+
   for (int tile = 0; tile < num_tiles; ++tile) {
     __pipeline_wait_prior(0);
 
@@ -745,6 +746,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Found only now, so that registers are free for the loop.
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
   write_rows(warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
 }
@@ -783,3 +785,4 @@ extern "C" int attention_f32_d256(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d256", "launches": [{"threads": 256, "smem_bytes": 199744, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9d363c3c39801405", "figures": [1478, 308]}

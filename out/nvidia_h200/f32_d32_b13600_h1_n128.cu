@@ -691,6 +691,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
 
   Units units;
+
   for (int tile = 0; tile < num_tiles; ++tile) {
     __pipeline_wait_prior(kStages - 2);
     // This tile is there, and no warp needs the one before it.
@@ -719,6 +720,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   // Found only now, so that registers are free for the loop.
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
   write_rows(warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
 }
@@ -757,3 +759,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e763a9b5cd18b004", "figures": [1476, 310]}

@@ -301,7 +301,6 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
-
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -438,8 +437,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
@@ -507,7 +506,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) rescale[i][0] = rescale[i][1] = 1.0f;
       }
-
       weigh_first(s, warp, scale);
       multiply_pv(warp, s, smem.v[0], rescale);
     }
@@ -549,3 +547,4 @@ extern "C" int attention_f32_tf32_d64(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "044f494f70e13af4", "figures": [1386, 309]}

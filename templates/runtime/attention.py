@@ -23,7 +23,7 @@ from .arrays import (
     _read,
     _torch_of,
 )
-from .build import _built, _compile
+from .build import _built, _compile, _pack
 from .driver import _arch_of, _driver, _pop_context, _push_context, _stream_handle, _wait_for_producers
 from .facts import _OUTPUT_DTYPES, Tuned
 from .huggingface import _register_transformers
@@ -376,10 +376,7 @@ class Attention:
     def use(self, name: str | None) -> None:
         """From now on has that kernel serve whatever it can compute, however far its shapes: for measuring
         and checking. None: the nearest again."""
-        named = {tuned.name: tuned for tuned in self._table.kernels}
-        if name is not None and name not in named:
-            raise ValueError(f"there is no kernel {name!r}; there are {', '.join(named)}")
-        self._table.only = None if name is None else named[name]
+        self._table.only = None if name is None else self._named(name)
         self._tensors.forget()
 
     def sdpa(
@@ -440,5 +437,14 @@ class Attention:
 
     def compile(self, name: str, arch: int, causal: bool) -> bytes:
         """The cubin of the kernel of that name for one compute capability, times ten, and mask."""
-        (tuned,) = (each for each in self._table.kernels if each.name == name)
-        return _compile(tuned, arch, causal, True)
+        return _compile(self._named(name), arch, causal, True)
+
+    def carry(self, name: str, causal: bool, cubin: bytes) -> None:
+        """Has that cubin serve for the kernel of that name on the cards it was tuned for."""
+        self._named(name).cubins[causal] = _pack(cubin)
+
+    def _named(self, name: str) -> Tuned:
+        named = {tuned.name: tuned for tuned in self._table.kernels}
+        if name not in named:
+            raise ValueError(f"there is no kernel {name!r}; there are {', '.join(named)}")
+        return named[name]

@@ -66,6 +66,11 @@ def _built(tuned: Tuned, arch: int, causal: bool) -> bytes | None:
     return None if packed is None else zlib.decompress(base64.b85decode(packed))
 
 
+def _pack(cubin: bytes) -> str:
+    """As text, for a module to carry."""
+    return base64.b85encode(zlib.compress(cubin, 9)).decode()
+
+
 def _compile(tuned: Tuned, arch: int, causal: bool, cached: bool) -> bytes:
     """The cubin for one compute capability (times ten) and mask."""
     try:

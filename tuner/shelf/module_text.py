@@ -41,7 +41,7 @@ def read_module(path: Path, text: str) -> list[tuple[Kernel, str, str]]:
         return [(*_kernel_of(each, sources[_key(each["source"])]), _value(each["name"])) for each in facts]
     source = assigned[_SOURCE]
     if isinstance(source, ast.Constant):
-        return [(*_kernel_of(facts[0], source.value), "")]
+        return [(*_kernel_of(facts[0], str(source.value)), "")]
     kernel, _ = read_cuda(path.with_suffix(".cu").read_text(encoding="utf-8"))
     return [(*_kernel_of(facts[0], kernel.source), "")]
 
@@ -80,9 +80,12 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str) -> Launch:
     maps = facts.get("maps", ast.Tuple([]))
     if not isinstance(maps, ast.Tuple):
         raise ValueError("a launch's maps are no tuple")
-    numbers = {name: _value(facts[name]) for name in facts if name not in ("symbol", "arguments", "maps")}
+    numbers: dict[str, Any] = {
+        name: _value(facts[name]) for name in facts if name not in ("symbol", "arguments", "maps")
+    }
+    numbers.setdefault("rows_per_block", None)
     return Launch(
-        **{"rows_per_block": None} | numbers,
+        **numbers,
         role=_value(facts["symbol"]).removeprefix(f"{entry}_"),
         tensor_maps=tuple(TensorMap(*map(_value, _call(each).args)) for each in maps.elts),
     )
