@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from flashgen.gen.arguments import argument_struct
 from flashgen.gen.emit.cuda import as_rendered, emit_cuda, read_cuda
+from flashgen.gen.emit.inline import FOLDER, PARTS
 from flashgen.gen.emit.literals import source_literal, to_literal
 from flashgen.gen.emit.module import emit_module, emit_thin_module
 from flashgen.gen.families.ladder.family import steps
@@ -25,10 +28,11 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.limits import PRESETS, preset
-from flashgen.gen.problem import TOLERANCES, Problem
+from flashgen.gen.problem import FEW_QUERIES, TOLERANCES, Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Variant
+from flashgen.templates.runtime import table as runtime_table
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 
@@ -195,6 +199,53 @@ def test_the_module_imports_without_pycuda_or_a_gpu(tmp_path: Path) -> None:
     functions = ["attention", "explain", "register_torch", "register_transformers", "sdpa", "use"]
     data = ["DEVICE", "KERNELS", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT"]
     assert set(result.stdout.split()) == {*data, "Choice", "Launch", "TensorMap", "Tuned", *functions}
+
+
+def test_the_module_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    """And results are known to be of the arrays' type."""
+    mypy = shutil.which("mypy", path=str(Path(sys.executable).parent)) or shutil.which("mypy")
+    if mypy is None:
+        pytest.skip("mypy is not installed")
+    (tmp_path / "best.py").write_text(emit_module(make("wgmma", dtype="bf16"), device="H200"))
+    (tmp_path / "user.py").write_text(
+        "import numpy as np\n"
+        "from numpy.typing import NDArray\n\n"
+        "from best import KERNELS, attention, explain, sdpa\n\n"
+        "x: NDArray[np.float32] = np.zeros((1, 1, 4, 64), np.float32)\n"
+        "o: NDArray[np.float32] = attention(x, x, x, scale=0.5)\n"
+        "both: tuple[NDArray[np.float32], NDArray[np.float32]] = attention(x, x, x, return_lse=True)\n"
+        "as_asked: int = attention(x, x, x)  # type: ignore[assignment]\n"
+        "attention(x, x, x, layout='bhds')  # type: ignore[call-overload]\n"
+        "like: NDArray[np.float32] = sdpa(x, x, x, is_causal=True)\n"
+        "told: str = explain(x, x, x).how + KERNELS[0].launches[0].symbol\n"
+    )
+    command = [mypy, "--strict", "--no-error-summary", "best.py", "user.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("emit", [emit_module, emit_thin_module])
+def test_the_module_is_loaded_from_its_path_alone(emit: Callable[..., str], tmp_path: Path) -> None:
+    """As loaders of plugins do, who do not put it among the loaded modules."""
+    kernel = make()
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200"))
+    (tmp_path / "best.py").write_text(emit(kernel, device="H200"))
+    spec = importlib.util.spec_from_file_location("nobody_knows_it", tmp_path / "best.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "nobody_knows_it" not in sys.modules
+    q = np.zeros((4, 16, 4096, 64), np.float32)
+    assert module.explain(q, q, q).exact
+
+
+def test_the_runtime_is_inlined_whole() -> None:
+    """All its files, those first that others import."""
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*PARTS, "__init__"}
+    for place, part in enumerate(PARTS):
+        imported = re.findall(r"^from \.(\w+) import", (FOLDER / f"{part}.py").read_text(), re.MULTILINE)
+        assert set(imported) <= set(PARTS[:place])
+    assert runtime_table._FEW_QUERIES == FEW_QUERIES
 
 
 @pytest.mark.parametrize("emit", [emit_cuda, emit_module])
