@@ -81,6 +81,7 @@ constexpr int kPartStride = 136;  // of outputs, as floats
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
@@ -267,9 +268,8 @@ __device__ __forceinline__ void negate_q(Element* q) {
   __syncthreads();
 }
 
-// Where the keys end that each of a lane's rows sees: at `seqlen_k` or, under a causal mask, after the row's diagonal.
-__device__ __forceinline__ void find_ends(
-    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+// Where the keys end that each of a lane's rows sees.
+__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -280,7 +280,7 @@ __device__ __forceinline__ void find_ends(
   }
 }
 
-// Hides the keys that a row must not see.
+// Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -327,7 +327,7 @@ __device__ __forceinline__ bool raise_maximum(
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
       const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
       // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
       rescale[i][h] = exp2f(warp.row_max[i][h] - base);
       warp.row_max[i][h] = row_max;
       warp.row_sum[i][h] *= rescale[i][h];
@@ -350,7 +350,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
     }
   }
 }
@@ -554,13 +554,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, (first_row + kBr - 1) / group + 1 + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
   // Of these the warp has every kKeyWarps-th.
-  const int first_tile = warp_index, num_steps = (num_tiles - first_tile + kKeyWarps - 1) / kKeyWarps;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row < num_rows ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  const int own_tile = first_tile + warp_index, num_steps = (last_tile - own_tile + kKeyWarps - 1) / kKeyWarps;
+  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row / group + diagonal + 1;
     const int seen_by_last = (first_row + 16 * kRowTiles - 1) / group + diagonal + 1;
@@ -574,16 +574,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 
   // Each thread copies its own share of every tile of its warp.
   fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
-  int keys_left = args.seqlen_k - first_tile * kBc;  // from the next tile to come on
+  int keys_left = args.seqlen_k - own_tile * kBc;  // from the next tile to come on
   const int copier = threadIdx.x % 32;
-  k += (first_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
-  v += (first_tile * kBc + copier / 16) * args.v_stride_row + copier % 16 * kVec;
+  k += (own_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
+  v += (own_tile * kBc + copier / 16) * args.v_stride_row + copier % 16 * kVec;
 #pragma unroll
-  for (int step = 0; step < kStages - 1; ++step) {
-    if (step < num_steps) {
-      fetch_k(smem.tiles.k[warp_index][step], k, args.k_stride_row, keys_left);
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < num_steps) {
+      fetch_k(smem.tiles.k[warp_index][stage], k, args.k_stride_row, keys_left);
       k += kKeyWarps * kBc * args.k_stride_row;
-      fetch_v(smem.tiles.v[warp_index][step], v, args.v_stride_row, keys_left);
+      fetch_v(smem.tiles.v[warp_index][stage], v, args.v_stride_row, keys_left);
       v += kKeyWarps * kBc * args.v_stride_row;
       keys_left -= kKeyWarps * kBc;
     }
@@ -601,30 +601,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   if (args.scale < 0.0f) negate_q(smem.tiles.q);
 
   for (int step = 0; step < num_steps; ++step) {
+    const int tile = own_tile + step * kKeyWarps;
     __pipeline_wait_prior(kStages - 2);
     __syncwarp();  // this tile is there, and no lane needs the one before it
-    const int far = step + kStages - 1;
-    if (far < num_steps) {
-      fetch_k(smem.tiles.k[warp_index][far % kStages], k, args.k_stride_row, keys_left);
+    const int far_step = step + kStages - 1;
+    if (far_step < num_steps) {
+      fetch_k(smem.tiles.k[warp_index][far_step % kStages], k, args.k_stride_row, keys_left);
       k += kKeyWarps * kBc * args.k_stride_row;
-      fetch_v(smem.tiles.v[warp_index][far % kStages], v, args.v_stride_row, keys_left);
+      fetch_v(smem.tiles.v[warp_index][far_step % kStages], v, args.v_stride_row, keys_left);
       v += kKeyWarps * kBc * args.v_stride_row;
       keys_left -= kKeyWarps * kBc;
     }
     __pipeline_commit();
-    const int tile = first_tile + step * kKeyWarps;
+    const int stage = step % kStages;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp_q, smem.tiles.k[warp_index][step % kStages]);
+      multiply_qk(s, warp_q, smem.tiles.k[warp_index][stage]);
       if (tile >= masked_tile) mask(s, ends, tile * kBc);
       float rescale[kRowTiles][2];
       if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
 
       weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.tiles.v[warp_index][step % kStages], scale);
+      multiply_pv(warp, s, smem.tiles.v[warp_index][stage], scale);
     }
   }
-
   __syncthreads();  // no warp needs tiles any more
   // Half of the warps give what they have to the others, until one has all.
   for (int half = kKeyWarps / 2; half > 0; half /= 2) {
@@ -672,4 +672,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 69632, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "8b0ad1210db5fee8", "figures": [1567, 350]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 69632, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "116e9486a725a07f", "figures": [1567, 350]}

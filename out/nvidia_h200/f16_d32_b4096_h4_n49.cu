@@ -75,6 +75,7 @@ constexpr int kVStride = 32;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct SharedStorage {
@@ -259,16 +260,15 @@ __device__ __forceinline__ void negate_q(Element* q, int first_row) {
   __syncwarp();
 }
 
-// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+// Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      int end = seqlen_k;
-      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
-      end -= first_key + lane % 4 * 2 + e % 2;
+      const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
+      const int end = (kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k) - (first_key + lane % 4 * 2 + e % 2);
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
         if (t * 8 >= end) s[i][t][e] = -kInfinity;
@@ -291,7 +291,7 @@ __device__ __forceinline__ void raise_maximum(
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
       const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
       // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
       rescale[i][h] = exp2f(warp.row_max[i][h] - base);
       warp.row_max[i][h] = row_max;
       warp.row_sum[i][h] *= rescale[i][h];
@@ -313,7 +313,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
     }
   }
 }
@@ -491,15 +491,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 8)
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
   const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
+  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row + warp_row + diagonal + 1;
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+    const int seen_by_last = first_row + warp_row + 16 * kRowTiles + diagonal;
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
   const Element* warp_q = smem.q + warp_row * kQStride;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
@@ -509,14 +510,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 8)
   // Each thread copies its own share of every tile.
   const Element* q_share = q + (first_row + int(threadIdx.x) / 4) * args.q_stride_row + threadIdx.x % 4 * kVec;
   fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
-  k += int(threadIdx.x) / 4 * args.k_stride_row + threadIdx.x % 4 * kVec;
-  v += int(threadIdx.x) / 4 * args.v_stride_row + threadIdx.x % 4 * kVec;
+  k += (first_tile * kBc + int(threadIdx.x) / 4) * args.k_stride_row + threadIdx.x % 4 * kVec;
+  v += (first_tile * kBc + int(threadIdx.x) / 4) * args.v_stride_row + threadIdx.x % 4 * kVec;
 #pragma unroll
-  for (int tile = 0; tile < kStages - 1; ++tile) {
-    if (tile < num_tiles) {
-      fetch_k(smem.k[tile], k, args.k_stride_row, args.seqlen_k - tile * kBc);
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    const int tile = first_tile + stage;
+    if (tile < last_tile) {
+      fetch_k(smem.k[stage], k, args.k_stride_row, args.seqlen_k - tile * kBc);
       k += kBc * args.k_stride_row;
-      fetch_v(smem.v[tile], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+      fetch_v(smem.v[stage], v, args.v_stride_row, args.seqlen_k - tile * kBc);
       v += kBc * args.v_stride_row;
     }
     __pipeline_commit();
@@ -532,27 +534,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 8)
     negate_q(smem.q, warp_row);
   }
 
-  for (int tile = 0; tile < num_tiles; ++tile) {
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     __pipeline_wait_prior(kStages - 2);
     __syncthreads();  // this tile is there, and no warp needs the one before it
-    const int far = tile + kStages - 1;
-    if (far < num_tiles) {
-      fetch_k(smem.k[far % kStages], k, args.k_stride_row, args.seqlen_k - far * kBc);
+    const int far_tile = tile + kStages - 1, far_stage = (far_tile - first_tile) % kStages;
+    if (far_tile < last_tile) {
+      fetch_k(smem.k[far_stage], k, args.k_stride_row, args.seqlen_k - far_tile * kBc);
       k += kBc * args.k_stride_row;
-      fetch_v(smem.v[far % kStages], v, args.v_stride_row, args.seqlen_k - far * kBc);
+      fetch_v(smem.v[far_stage], v, args.v_stride_row, args.seqlen_k - far_tile * kBc);
       v += kBc * args.v_stride_row;
     }
     __pipeline_commit();
+    const int stage = (tile - first_tile) % kStages;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp_q, smem.k[tile % kStages]);
+      multiply_qk(s, warp_q, smem.k[stage]);
       if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
       float rescale[kRowTiles][2];
       raise_maximum(s, warp, rescale, scale);
       rescale_output(warp, rescale);
 
       weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[tile % kStages], scale);
+      multiply_pv(warp, s, smem.v[stage], scale);
     }
   }
   write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
@@ -592,4 +595,4 @@ extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3307a0f30e113464", "figures": [1381, 308]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "5ed5abbdb8c75448", "figures": [1381, 308]}

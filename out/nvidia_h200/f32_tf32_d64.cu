@@ -74,6 +74,7 @@ constexpr int kVStride = 64;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct SharedStorage {
@@ -208,16 +209,15 @@ __device__ __forceinline__ void negate_q(Element* q, int first_row) {
   __syncwarp();
 }
 
-// Hides what a row must not see: keys from `seqlen_k` on and, under a causal mask, those after its diagonal.
+// Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      int end = seqlen_k;
-      if (kCausal) end = min(end, first_row + 16 * i + lane / 4 + e / 2 * 8 + seqlen_k - seqlen_q + 1);
-      end -= first_key + lane % 4 * 2 + e % 2;
+      const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
+      const int end = (kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k) - (first_key + lane % 4 * 2 + e % 2);
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
         if (t * 8 >= end) s[i][t][e] = -kInfinity;
@@ -257,7 +257,7 @@ __device__ __forceinline__ bool raise_maximum(
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
       const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
       // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kCausal && row_max == -kInfinity ? 0.0f : row_max;
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
       rescale[i][h] = exp2f(warp.row_max[i][h] - base);
       warp.row_max[i][h] = row_max;
       warp.row_sum[i][h] *= rescale[i][h];
@@ -280,7 +280,7 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      base[i][h] = kCausal && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
+      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
     }
   }
 }
@@ -444,15 +444,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
   const int diagonal = args.seqlen_k - args.seqlen_q;
-  int num_keys = args.seqlen_k;  // that some row of the block sees
-  if (kCausal) num_keys = max(0, min(num_keys, first_row + kBr + diagonal));
-  const int num_tiles = (num_keys + kBc - 1) / kBc;
-  // The warp computes tiles [0, end_tile) and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
-  int end_tile = first_row + warp_row < args.seqlen_q ? num_tiles : 0, masked_tile = args.seqlen_k / kBc;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
+  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row + warp_row + diagonal + 1;
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_first + 16 * kRowTiles - 1) + kBc - 1) / kBc);
+    const int seen_by_last = first_row + warp_row + 16 * kRowTiles + diagonal;
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
   const Element* warp_q = smem.q + warp_row * kQStride;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
@@ -462,10 +463,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // Each thread copies its own share of every tile.
   const Element* q_share = q + (first_row + int(threadIdx.x) / 16) * args.q_stride_row + threadIdx.x % 16 * kVec;
   fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
-  k += int(threadIdx.x) / 16 * args.k_stride_row + threadIdx.x % 16 * kVec;
-  v += int(threadIdx.x) / 16 * args.v_stride_row + threadIdx.x % 16 * kVec;
-  if (num_tiles > 0) {
-    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - 0 * kBc);
+  k += (first_tile * kBc + int(threadIdx.x) / 16) * args.k_stride_row + threadIdx.x % 16 * kVec;
+  v += (first_tile * kBc + int(threadIdx.x) / 16) * args.v_stride_row + threadIdx.x % 16 * kVec;
+  if (first_tile < last_tile) {
+    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
     k += kBc * args.k_stride_row;
   }
   __pipeline_commit();
@@ -480,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     negate_q(smem.q, warp_row);
   }
 
-  for (int tile = 0; tile < num_tiles; ++tile) {
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     __pipeline_wait_prior(0);
 
     __syncthreads();  // K is there, and no warp needs V any more
@@ -493,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     __pipeline_wait_prior(0);
 
     __syncthreads();  // V is there, and no warp needs K any more
-    if (tile + 1 < num_tiles) {
+    if (tile + 1 < last_tile) {
       fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
       k += kBc * args.k_stride_row;
     }
@@ -547,4 +548,4 @@ extern "C" int attention_f32_tf32_d64(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "044f494f70e13af4", "figures": [1386, 309]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "793ea4664a860b88", "figures": [1386, 309]}

@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 from flashgen.gen.emit.cuda import as_rendered, emit_cuda
 from flashgen.gen.emit.module import emit_module
-from flashgen.gen.emit.cuda import as_rendered, emit_cuda
-from flashgen.gen.emit.module import emit_module
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
