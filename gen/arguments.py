@@ -116,16 +116,6 @@ def argument_struct(operation: Operation = FORWARD, *, has_scales: bool = False)
     return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *scalars))
 
 
-def format_groups(problem: Problem) -> tuple[str, str, str]:
-    """``AttentionArgs`` of the problem's kernels for `struct`: its addresses, then strides and sizes, then
-    the rest with its padding."""
-    whole = argument_struct(problem.operation, has_scales=problem.has_scales)
-    codes = whole.format.removeprefix("<")
-    extents = codes.lstrip(ADDRESS)
-    scalars = extents.lstrip(LONG + INT)
-    return codes[: len(codes) - len(extents)], extents[: len(extents) - len(scalars)], scalars
-
-
 @dataclass(frozen=True)
 class Arguments:
     """The values of one launch's arguments, by the names of their fields."""

@@ -153,6 +153,15 @@ class Variant:
         """Into how many shares the keys of a tile go, whose results are put together."""
         return self.blocks_per_tile()
 
+    def oldest_arch(self, arch: int) -> int | None:
+        """Returns the first compute capability, times ten, with the instructions of what is rendered for
+        ``arch``; None where any card has them."""
+        return None
+
+    def float32_products(self, problem: Problem) -> str:
+        """Returns how tensor cores multiply float32: ``tf32``, ``3xtf32``, ``3xf16``; empty: they do not."""
+        return ""
+
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Estimated 32-bit registers per thread."""
         raise NotImplementedError

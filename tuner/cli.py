@@ -26,6 +26,7 @@ MODULES = {
     "tune": "tuning",
     "space": "tuning",
     "emit": "emit",
+    "renew": "kernels",
     "list": "kernels",
     "diff": "kernels",
     "export": "studies",

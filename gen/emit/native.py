@@ -9,7 +9,7 @@ from ..arguments import VOID_ELEMENTS, argument_struct
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..variant import Variant
-from .module import class_words, dtype_name
+from .words import class_words, dtype_name
 
 #: How an element is made of a float and read as one, on the host.
 _CONVERSIONS = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit.module import Made, emit_many
+from flashgen.gen.emit.made import Made
+from flashgen.gen.emit.module import emit_many
 from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit.module import emit_cuda
+from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.emit.native import library, program
 from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel

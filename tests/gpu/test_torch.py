@@ -113,7 +113,7 @@ def close(module: Any, found: Any, wanted: Any, factor: float = 1) -> None:
     assert found.shape == wanted.shape
     found, wanted = found.double(), wanted.double()
     distance, norm = (found - wanted).norm(dim=(2, 3)), wanted.norm(dim=(2, 3))
-    assert (distance <= factor * module.TOLERANCE * norm).all(), (distance / norm).max()
+    assert (distance <= factor * module.KERNELS[0].tolerance * norm).all(), (distance / norm).max()
 
 
 # ---- the operator ------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_gradients_by_recomputation(module: Any, torch: Any, rows: int, keys: in
     for found, expected in zip(arrays, exact, strict=True):
         expected.grad.nan_to_num_(0)
         distance = (found.grad.double() - expected.grad).norm() / expected.grad.norm()
-        assert distance <= (1e-3 if module.PROBLEM["dtype"] == "f32" else 2 * module.TOLERANCE)
+        assert distance <= (1e-3 if module.PROBLEM["dtype"] == "f32" else 2 * module.KERNELS[0].tolerance)
 
 
 # ---- the drop-in -------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_a_compiled_model(
         found_padded = padded(words, attention_mask=padding).logits[padding == 1].double()
         assert len(calls) == 2
     # Each layer rounds, and the next one what has been rounded otherwise.
-    bound = 2 * module.TOLERANCE
+    bound = 2 * module.KERNELS[0].tolerance
     assert (found - wanted).norm() <= bound * wanted.norm()
     assert (found_padded - wanted_padded).norm() <= bound * wanted_padded.norm()
 

@@ -316,6 +316,17 @@ def load_kernel(tmp_path: Path, kernel: Kernel) -> Any:
     return import_path(path)
 
 
+def launch_of(module: Any) -> Any:
+    """How the module's only kernel is launched."""
+    ((launch,),) = (tuned.launches for tuned in module.KERNELS)
+    return launch
+
+
+def run(module: Any) -> int:
+    """Runs the module as a program; its exit code."""
+    return module.run_module(module._bound, module.__doc__)
+
+
 def host(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
     """Random values at an address that suits every vector width."""
     size = math.prod(shape)

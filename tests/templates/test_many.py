@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit.module import Made, emit_many, emit_module
+from flashgen.gen.emit.made import Made
+from flashgen.gen.emit.module import emit_many, emit_module
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
@@ -38,6 +39,7 @@ from tests.support.stand_in_driver import (
     host,
     make_kernel,
     qkv,
+    run,
 )
 
 H200 = preset("h200")
@@ -68,7 +70,7 @@ def text_of(kernels: list[Kernel], **others: Any) -> str:
 def load(tmp_path: Path, kernels: list[Kernel], **others: Any) -> Any:
     path = tmp_path / "several.py"
     path.write_text(text_of(kernels, **others))
-    return import_path(path, for_good=True)  # dataclasses look their module up
+    return import_path(path)
 
 
 @pytest.fixture
@@ -85,7 +87,12 @@ def chosen(module: Any, *shape: int, **how: Any) -> tuple[int, bool]:
     """By its threads the kernel for torch tensors of that shape, and whether it is exact."""
     choice = module.explain(*(np.empty(s, np.float32) for s in shapes(*shape)), **how)
     assert str(choice) == choice.how
-    return choice.tuned.threads, choice.exact
+    return threads_of(choice.tuned), choice.exact
+
+
+def threads_of(tuned: Any) -> int:
+    (launch,) = tuned.launches
+    return launch.threads
 
 
 def shapes(batch: int, heads: int, rows: int, keys: int = 0, kv_heads: int = 0) -> list[tuple[int, ...]]:
@@ -156,7 +163,9 @@ def test_why_is_told(module: Any) -> None:
 def test_the_other_mask_serves_where_there_is_none_of_this(driver: Driver, tmp_path: Path) -> None:
     module = load(tmp_path, [by_hand(32, **SHORT), by_hand(64, **LONG)])
     choice = module.explain(*(np.empty(s, np.float32) for s in shapes(1, 4, 1024)), causal=True)
-    assert choice.tuned.threads == 64 and not choice.exact and "tuned without the causal mask" in choice.how
+    assert (
+        threads_of(choice.tuned) == 64 and not choice.exact and "tuned without the causal mask" in choice.how
+    )
     q, k, v = arrays(driver, 1, 4, 9)
     close(module.attention(q, k, v, causal=True), expected(q, k, v, causal=True).o)
 
@@ -193,7 +202,7 @@ def test_it_is_launched_whatever_the_arrays_are(
     ):
         q, k, v = arrays(driver, *shape)
         wrapped = [wrap(x) for x in (q, k, v)]
-        assert module.explain(*wrapped, causal).tuned.threads == threads
+        assert threads_of(module.explain(*wrapped, causal).tuned) == threads
         o, lse = module.attention(*wrapped, causal, return_lse=True)
         reference = expected(q, k, v, causal=causal)
         close(o if kind == "numpy" else o.host, reference.o)
@@ -265,9 +274,9 @@ def test_strides_that_a_kernel_cannot_step_by_leave_it_out(driver: Driver, tmp_p
     q = memory[..., :D]  # rows D + 1 apart
     k, v = driver.own(host(8, 4, 64, D)), driver.own(host(8, 4, 64, D, seed=2))
     out = driver.own(np.empty((8, 4, 64, D), np.float32))
-    assert module.explain(k, k, v).tuned.threads == 32
+    assert threads_of(module.explain(k, k, v).tuned) == 32
     choice = module.explain(Array(q), Array(k), Array(v))
-    assert choice.tuned.threads == 64 and "others cannot step by these strides" in choice.how
+    assert threads_of(choice.tuned) == 64 and "others cannot step by these strides" in choice.how
     module.attention(Array(q), Array(k), Array(v), out=Array(out))
     close(out, expected(q, k, v).o)
     stuck = load(tmp_path, three())
@@ -334,9 +343,7 @@ def test_a_kernel_of_another_architecture_is_left_out(driver: Driver, tmp_path: 
     # Compiled for the card that is here, from the source.
     assert driver.compiled[-1]["arch"] == "sm_80"
     alone = load(tmp_path, [mixed()[0], mixed()[3]])
-    words = (
-        r"other cards than sm_80: they were made for NVIDIA H200\. Make one with flashgen tune --dtype bf16"
-    )
+    words = r"instructions of sm_90 alone, device 0 is sm_80; they were made for NVIDIA H200: run"
     with pytest.raises(RuntimeError, match=words):
         alone.attention(q, k, v)
     driver.library.fake_reset(D, 9, 0, 1024)
@@ -535,7 +542,7 @@ def test_it_imports_without_pycuda_or_a_gpu(tmp_path: Path) -> None:
     )
     names, figures = result.stdout.splitlines()
     assert names.split() == [
-        "KERNELS", "SOURCES", "Choice", "Tuned",
+        "KERNELS", "SOURCES", "Choice", "Launch", "TensorMap", "Tuned",
         "attention", "explain", "register_torch", "register_transformers", "sdpa", "use",
     ]  # fmt: skip
     assert figures == "3 8 median_us tflops error toolkit flashgen"
@@ -568,15 +575,15 @@ def test_run_as_a_program_it_checks_and_times_each(
         tmp_path,
         [by_hand(32, **tiny, seqlen_q=64, seqlen_k=64), by_hand(64, **tiny, seqlen_q=32, seqlen_k=32)],
     )
-    assert module._main() == 0
+    assert run(module) == 0
     told = capsys.readouterr().out
     assert "Here, on Fake, with a warm cache:" in told and told.count("2e-06 allowed: correct") == 2
     assert "f32_d32_b1_h2_kv1_n64: 250.0 us" in told
     assert {launch.threads for launch in driver.launches()} == {32, 64}
     driver.library.fake_reset(D // 2, 9, 0, 232448)  # half of each row stays unwritten
-    assert module._main() == 1
+    assert run(module) == 1
     assert capsys.readouterr().out.count("WRONG") == 2
     driver.library.fake_fail_launch(2)
-    assert module._main() == 1
+    assert run(module) == 1
     assert "failed: launching" in capsys.readouterr().out
-    assert module._only is None
+    assert module._bound._table.only is None

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit.module import Made, emit_many, emit_module
+from flashgen.gen.emit.made import Made
+from flashgen.gen.emit.module import emit_many, emit_module
 from flashgen.gen.launch import Launch as GridOf
 
 from tests.support.modules import import_path
@@ -49,9 +50,9 @@ def modules(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) 
                 patch.setattr(ctypes, "CDLL", lambda name: library)
                 module._driver()
             module._TORCH_DEVICES = ("cpu", "meta")
-            module._common_device = lambda addresses: 0
+            module._ordinal = lambda device: 0
             compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
-            module._compile = lambda *arguments: compiled[arguments[-2]]
+            module._compile = lambda tuned, arch, causal, cached: compiled[causal]
         return loaded[kind]
 
     return module_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...gen.limits import DeviceLimits
 from ..errors import FlashgenError
 from . import ceilings
-from .emitted import load
+from .emitted import compile_module, load
 from .figures import OURS
 from .plan import BenchOptions, Plan
 
@@ -55,7 +55,7 @@ def compile_ahead(
 
 def _compile_module(path: str, causal: bool, arch: int) -> bytes:
     """What the module's first call under that mask would do."""
-    return load(Path(path))._compile(arch, causal, True)
+    return compile_module(load(Path(path)), arch, causal)
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from ..cards.nvml import CardMonitor
 from ..evaluate.measure import median, spread
 from .ceilings import measure
 from .contenders import CONTENDERS, LADDER, Inputs, sdpa, tried
-from .emitted import load
+from .emitted import give_cubin, load
 from .event_timer import EventTimer
 from .figures import OURS, Cell, KernelErrors
 from .sample import SEED, Sample
@@ -174,15 +174,9 @@ class _Server:
 
     def _module(self, path: str) -> ModuleType:
         if path not in self._modules:
-            module, ahead = load(Path(path)), self._request["cubins"].get(path, {})
-            compiles = module._compile
-
-            def compiled(arch: int, causal: bool, cached: bool) -> bytes:
-                made = ahead.get(str(causal))
-                return compiles(arch, causal, cached) if made is None else Path(made).read_bytes()
-
-            module._compile = compiled  # type: ignore[attr-defined]
-            self._modules[path] = module
+            module = self._modules[path] = load(Path(path))
+            for causal, made in self._request["cubins"].get(path, {}).items():
+                give_cubin(module, causal == str(True), Path(made).read_bytes())
         return self._modules[path]
 
     # -- the host's share ------------------------------------------------------------------------------------

@@ -47,6 +47,25 @@ def list_command(
         console.print(f"no kernels: {why}", markup=False, highlight=False)
 
 
+def renew_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A card's kernels: out/nvidia_h200.")],
+    json_: Json = False,
+) -> None:
+    """Writes the .cu and .py files of a folder's kernels anew, from their records, as emitted today.
+
+    Example: [bold]flashgen renew out/nvidia_h200[/bold]
+    """
+    from ..shelf.listing import name_of
+    from ..shelf.renewing import renew
+
+    names = [name_of(entry) for entry in renew(folder)]
+    if json_:
+        print_json({"renewed": names})
+    else:
+        console = console_for(False)
+        console.print(f"wrote {len(names)} kernels in {folder} anew", markup=False, highlight=False)
+
+
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A kernel as `list` names it, or its file.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another.")],

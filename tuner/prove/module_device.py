@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +62,6 @@ class ModuleRunner(CudaRunner):
         if spec is None or spec.loader is None:
             raise FlashgenError(f"{path} cannot be imported")
         self._module = importlib.util.module_from_spec(spec)
-        # Its dataclasses look it up.
-        sys.modules[spec.name] = self._module
         try:
             spec.loader.exec_module(self._module)
             if kernel:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...gen.emit.module import emit_cuda
+from ...gen.emit.cuda import emit_cuda
 from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ...gen.variant import Illegal, Variant

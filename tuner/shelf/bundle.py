@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...gen.emit.module import Made, class_words, emit_many
+from ...gen.emit.cuda import as_rendered
+from ...gen.emit.made import Made
+from ...gen.emit.module import emit_many
+from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
@@ -97,7 +100,7 @@ def rendered(entry: library.Entry) -> Kernel:
     if entry.rendered is not None:
         return entry.rendered
     assert entry.json_path is not None
-    return read_emitted(entry.json_path.with_suffix(".py")).kernel
+    return as_rendered(read_emitted(entry.json_path.with_suffix(".cu")).kernel)
 
 
 def bundle(entries: Sequence[library.Entry], *, name: str, command: Sequence[str], embed: int = 0) -> str:

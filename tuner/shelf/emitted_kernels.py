@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...gen.emit.cuda import read_cuda
 from ...gen.kernel import Kernel
 from ..errors import FlashgenError, UsageError
-from .cuda_text import read_cuda
 from .module_text import read_module
 
 
@@ -52,8 +52,13 @@ def read_each(path: Path) -> list[EmittedKernel]:
         ) from error
     try:
         if path.suffix == ".py":
-            return [EmittedKernel(path, *each) for each in read_module(text)]
+            return [EmittedKernel(path, *each) for each in read_module(path, text)]
         return [EmittedKernel(path, *read_cuda(text))]
+    except OSError as error:
+        raise FlashgenError(
+            f"{path} takes its source from {error.filename}, which cannot be read: {error.strerror}; emit "
+            "it again"
+        ) from error
     except (KeyError, TypeError, ValueError, SyntaxError, AttributeError) as error:
         raise FlashgenError(
             f"{path} does not read as a kernel of this flashgen ({_why_unread(error)}); name a file that "

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...gen.emit.module import class_words, emit_cuda, emit_module
+from ...gen.emit.cuda import emit_cuda
+from ...gen.emit.module import emit_module
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
+from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
 from ...gen.limits import PRESETS, DeviceLimits
 from ...gen.problem import Problem
@@ -276,11 +278,11 @@ def card_of_last(known: list[library.Entry], problems: Sequence[Problem]) -> Dev
             "nothing was tuned yet, and no card was named; name one with --device or --preset (`flashgen "
             "devices` lists them)"
         )
-    return _limits_of(match.entry)
+    return limits_of(match.entry)
 
 
-def _limits_of(entry: library.Entry) -> DeviceLimits:
-    """The card a kernel was tuned for; the nearest preset's limits where it is none."""
+def limits_of(entry: library.Entry) -> DeviceLimits:
+    """Returns the card a kernel was tuned for; the nearest preset's limits where it is none."""
     same = [c for c in PRESETS.values() if same_card(c.slug, entry.slug)]
     alike = [c for c in PRESETS.values() if c.arch == entry.kernel.arch]
     for card in same + alike:

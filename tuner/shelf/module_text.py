@@ -1,77 +1,97 @@
-"""What the constants of an emitted Python module say of its kernels."""
+"""What the table of an emitted Python module says of its kernels."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
 from ...gen.kernel import Kernel
 from ...gen.launch import Launch, TensorMap
 from ...gen.problem import Problem
 
+#: The table, and the sources of those modules that have one or several in them.
+_TABLE, _SOURCE, _SOURCES = "KERNELS", "SOURCE", "SOURCES"
 
-def read_module(text: str) -> list[tuple[Kernel, str, str]]:
+
+def read_module(path: Path, text: str) -> list[tuple[Kernel, str, str]]:
     """Reads kernel, card and name of each kernel in a module's text; a module of one has no name for it.
 
+    A module without a source of its own has it in the .cu file beside ``path``.
+
     Raises:
+        OSError: that file cannot be read.
         KeyError, TypeError, ValueError, SyntaxError, AttributeError: it is no module of this flashgen.
     """
-    constants: dict[str, Any] = {}
+    assigned: dict[str, ast.expr] = {}
     for node in ast.parse(text).body:
-        if isinstance(node, ast.AnnAssign):
-            target, value = node.target, node.value
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target, value = node.targets[0], node.value
-        else:
-            continue
-        if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
-            with contextlib.suppress(ValueError):
-                constants[target.id] = _table(value) if target.id == "KERNELS" else ast.literal_eval(value)
-    if "KERNELS" not in constants:
-        return [(*_kernel_of(constants), "")]
-    return [
-        (*_kernel_of({**each, "SOURCE": constants["SOURCES"][each["SOURCE"]]}), each["NAME"])
-        for each in constants["KERNELS"]
-    ]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            assigned[node.target.id] = node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned[node.targets[0].id] = node.value
+    table = assigned[_TABLE]
+    if not isinstance(table, ast.Tuple):
+        raise ValueError(f"{_TABLE} is no tuple")
+    facts = [_arguments(call) for call in table.elts]
+    if _SOURCES in assigned:
+        sources = ast.literal_eval(assigned[_SOURCES])
+        return [(*_kernel_of(each, sources[_key(each["source"])]), _value(each["name"])) for each in facts]
+    source = assigned[_SOURCE]
+    if isinstance(source, ast.Constant):
+        return [(*_kernel_of(facts[0], str(source.value)), "")]
+    kernel, _ = read_cuda(path.with_suffix(".cu").read_text(encoding="utf-8"))
+    return [(*_kernel_of(facts[0], kernel.source), "")]
 
 
-def _table(value: ast.expr) -> list[dict[str, Any]]:
-    """The arguments of the calls in a tuple, by the names of the constants in a module of one kernel."""
-    if not isinstance(value, ast.Tuple):
-        raise ValueError("KERNELS is no tuple")
-    return [
-        {argument.arg.upper(): ast.literal_eval(argument.value) for argument in call.keywords if argument.arg}
-        for call in value.elts
-        if isinstance(call, ast.Call)
-    ]
+def _arguments(call: ast.expr) -> dict[str, Any]:
+    """The expressions that a call's keywords have."""
+    return {keyword.arg: keyword.value for keyword in _call(call).keywords if keyword.arg is not None}
 
 
-def _kernel_of(constants: Mapping[str, Any]) -> tuple[Kernel, str]:
-    """The kernel that a module's constants describe, and the card it names."""
-    parameters = dict(constants["VARIANT"])
+def _key(expression: ast.expr) -> str:
+    """The key of ``SOURCES[key]``."""
+    if not isinstance(expression, ast.Subscript):
+        raise ValueError(f"line {expression.lineno} takes nothing from {_SOURCES}")
+    return _value(expression.slice)
+
+
+def _value(expression: ast.expr) -> Any:
+    return ast.literal_eval(expression)
+
+
+def _kernel_of(facts: Mapping[str, ast.expr], source: str) -> tuple[Kernel, str]:
+    """The kernel that an entry of the table describes, and the card it names."""
+    parameters, device = _value(facts["variant"]), _value(facts["device"])
     variant = family_named(parameters.pop("family")).from_dict(parameters)
-    symbol = constants["SYMBOL"].decode()
-    launch = Launch(
-        constants["THREADS"],
-        constants["SMEM_BYTES"],
-        constants.get("ROWS_PER_BLOCK"),
-        constants.get("HEADS_PER_BLOCK", 1),
-        tuple(TensorMap(*each) for each in constants.get("MAPS", ())),
-        constants.get("MAX_BLOCKS"),
-        constants.get("CLUSTER", 1),
-        constants.get("PACK_HEADS", False),
-        constants.get("SPLITS", 1),
-        constants.get("HEADS_PER_CLUSTER", 1),
+    problem = Problem.from_dict(_value(facts["problem"]))
+    entry = f"attention_{problem.stem}"
+    launches = facts["launches"]
+    if not isinstance(launches, ast.Tuple):
+        raise ValueError("a kernel's launches are no tuple")
+    made = tuple(_launch_of(_arguments(each), entry) for each in launches.elts)
+    return Kernel(problem, variant, device["arch"], source, entry, made), device["name"]
+
+
+def _launch_of(facts: Mapping[str, ast.expr], entry: str) -> Launch:
+    """The launch that an entry's call describes."""
+    maps = facts.get("maps", ast.Tuple([]))
+    if not isinstance(maps, ast.Tuple):
+        raise ValueError("a launch's maps are no tuple")
+    numbers: dict[str, Any] = {
+        name: _value(facts[name]) for name in facts if name not in ("symbol", "arguments", "maps")
+    }
+    numbers.setdefault("rows_per_block", None)
+    return Launch(
+        **numbers,
+        role=_value(facts["symbol"]).removeprefix(f"{entry}_"),
+        tensor_maps=tuple(TensorMap(*map(_value, _call(each).args)) for each in maps.elts),
     )
-    kernel = Kernel(
-        Problem.from_dict(constants["PROBLEM"]),
-        variant,
-        constants["DEVICE"]["arch"],
-        constants["SOURCE"],
-        symbol.removesuffix("_kernel"),
-        (launch,),
-    )
-    return kernel, constants["DEVICE"]["name"]
+
+
+def _call(expression: ast.expr) -> ast.Call:
+    if not isinstance(expression, ast.Call):
+        raise ValueError(f"line {expression.lineno} calls nothing")
+    return expression

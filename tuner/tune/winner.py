@@ -9,7 +9,8 @@ from pathlib import Path
 
 from optuna.study import Study
 
-from ...gen.emit.module import emit_cuda, emit_module
+from ...gen.emit.cuda import emit_cuda
+from ...gen.emit.module import emit_thin_module
 from ...gen.render import render
 from ..cards.slug import device_slug
 from ..errors import FlashgenError
@@ -57,7 +58,7 @@ def keep(options: TuneOptions, winner: Outcome, toolkit: str, study: Study) -> K
                 slug,
                 kernel,
                 cuda=emit_cuda(rendered, device=kernel.device, measurement=figures),
-                module=emit_module(rendered, device=kernel.device, measurement=figures),
+                module=emit_thin_module(rendered, device=kernel.device, measurement=figures),
             )
         with storage_errors(options.storage):
             study.set_user_attr(TUNED, library.to_record(kernel))

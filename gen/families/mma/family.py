@@ -187,6 +187,14 @@ class Mma(Variant):
             return "3xf16"
         return "tf32" if problem.precision == "tf32" else "3xtf32"
 
+    def float32_products(self, problem: Problem) -> str:
+        return self.arithmetic(problem) if problem.dtype == "f32" else ""
+
+    def oldest_arch(self, arch: int) -> int:
+        """Returns 90 where blocks form clusters. What is rendered for sm_80 and newer uses the deeper
+        products and the types that came with it."""
+        return 90 if self.blocks_per_tile() > 1 else 80 if arch >= 80 else 75
+
     def in_pairs(self, problem: Problem) -> bool:
         """Whether an operand's registers hold two numbers each."""
         return self.arithmetic(problem) in ("16-bit", "3xf16")

@@ -60,6 +60,9 @@ class Wgmma(RuledParameters):
         """Returns what a launch gives each thread before the warpgroups share them out."""
         return launch_registers(self, limits)
 
+    def float32_products(self, problem: Problem) -> str:
+        return "3xf16" if problem.dtype == "f32" else ""
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         return Launch(
             self.threads(),

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
-from flashgen.gen.emit.module import emit_cuda, emit_module, source_literal, to_literal
+from flashgen.gen.arguments import argument_struct
+from flashgen.gen.emit.cuda import as_rendered, emit_cuda, read_cuda
+from flashgen.gen.emit.inline import FOLDER, PARTS
+from flashgen.gen.emit.literals import source_literal, to_literal
+from flashgen.gen.emit.module import emit_module, emit_thin_module
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch, TensorMap
-from flashgen.gen.limits import preset
-from flashgen.gen.problem import TOLERANCES, Problem
+from flashgen.gen.limits import PRESETS, preset
+from flashgen.gen.problem import FEW_QUERIES, TOLERANCES, Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Variant
+from flashgen.templates.runtime import table as runtime_table
+from flashgen.tuner.errors import FlashgenError
+from flashgen.tuner.shelf.emitted_kernels import read_emitted
 
 H200 = preset("h200")
 MEASURED: dict[str, Any] = {
@@ -98,43 +109,70 @@ def a_kernel(request: pytest.FixtureRequest) -> Kernel:
     return make(family, **problem)
 
 
-def data_of(text: str) -> dict[str, Any]:
-    """The module's constants, read without running it."""
-    found = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            name, value = node.target.id, node.value
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, node.value
-        else:
-            continue
-        if name.isupper() and not name.startswith("_"):
-            found[name] = ast.literal_eval(value)
-    return found
+def data_of(text: str, path: Path | None = None) -> ModuleType:
+    """The module, run as one that is not among the loaded ones."""
+    module = ModuleType("emitted_module")
+    module.__file__ = str(path)
+    exec(compile(text, "emitted_module.py", "exec", dont_inherit=True), module.__dict__)
+    assert "emitted_module" not in sys.modules
+    return module
 
 
-def test_the_module_carries_its_data(kernel: Kernel) -> None:
-    data = data_of(emit_module(kernel, device="NVIDIA H200", measurement=MEASURED))
-    assert data["PROBLEM"] == kernel.problem.to_dict()
-    assert data["VARIANT"] == {"family": kernel.variant.family, **kernel.variant.to_dict()}
-    assert data["DEVICE"] == {"name": "NVIDIA H200", "arch": 90}
-    assert data["MEASUREMENT"] == {k: v for k, v in MEASURED.items() if k != "times_us"}
-    assert data["SOURCE"] == kernel.source
-    assert data["HEAD_DIM"] == kernel.problem.head_dim
-    assert (data["THREADS"], data["SMEM_BYTES"]) == (kernel.launch.threads, kernel.launch.smem_bytes)
-    assert data.get("ROWS_PER_BLOCK") == kernel.launch.rows_per_block
-    assert data["SYMBOL"].decode() == kernel.symbol
-    maps = tuple(TensorMap(*each) for each in data.get("MAPS", ()))
-    assert (maps, data.get("MAX_BLOCKS")) == (kernel.launch.tensor_maps, kernel.launch.max_blocks)
-    assert data.get("CLUSTER", 1) == kernel.launch.cluster
-    assert data.get("HEADS_PER_CLUSTER", 1) == kernel.launch.heads_per_cluster
-    assert data.get("PACK_HEADS", False) == kernel.launch.pack_heads
-    assert data.get("SPLITS", 1) == kernel.launch.splits
+@pytest.mark.parametrize("emit", [emit_module, emit_thin_module])
+def test_the_module_carries_its_data(kernel: Kernel, emit: Callable[..., str], tmp_path: Path) -> None:
+    cuda = emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED)
+    (tmp_path / "best.cu").write_text(cuda)
+    text = emit(kernel, device="NVIDIA H200", measurement=MEASURED)
+    module = data_of(text, tmp_path / "best.py")
+    assert kernel.problem.to_dict() == module.PROBLEM
+    assert {"family": kernel.variant.family, **kernel.variant.to_dict()} == module.VARIANT
+    assert module.DEVICE == {"name": "NVIDIA H200", "arch": 90}
+    assert {k: v for k, v in MEASURED.items() if k != "times_us"} == module.MEASUREMENT
+    assert (kernel.source if emit is emit_module else cuda) == module.SOURCE
+    (tuned,) = module.KERNELS
+    (launch,) = tuned.launches
+    assert (tuned.name, tuned.source) == (kernel.problem.name, module.SOURCE)
+    assert (tuned.head_dim, tuned.head_dim_v) == (kernel.problem.head_dim, kernel.problem.head_dim_v)
+    assert tuned.tolerance == kernel.problem.tolerance
+    assert tuned.oldest_arch == kernel.variant.oldest_arch(90)
+    assert launch.symbol == kernel.symbol
+    assert tuple(TensorMap(*each) for each in launch.maps) == kernel.launch.tensor_maps
+    for name in (field.name for field in dataclasses.fields(kernel.launch)):
+        if name not in ("tensor_maps", "role"):
+            assert getattr(launch, name) == getattr(kernel.launch, name), name
 
 
-def test_the_module_is_deterministic_and_clean(kernel: Kernel, tmp_path: Path) -> None:
-    text = emit_module(kernel, device="NVIDIA H200", measurement=MEASURED)
-    assert text == emit_module(kernel, device="NVIDIA H200", measurement=dict(MEASURED))
+def test_a_thin_module_reads_back(kernel: Kernel, tmp_path: Path) -> None:
+    told = {"device": "NVIDIA H200", "measurement": MEASURED}
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, **told))
+    (tmp_path / "best.py").write_text(emit_thin_module(kernel, **told))
+    for name in ("best.cu", "best.py"):
+        found = read_emitted(tmp_path / name)
+        assert (as_rendered(found.kernel), found.device) == (kernel, "NVIDIA H200")
+    (tmp_path / "best.cu").unlink()
+    with pytest.raises(FlashgenError, match=r"takes its source from .*best\.cu, which cannot be read"):
+        read_emitted(tmp_path / "best.py")
+
+
+def test_arguments_lie_as_in_the_struct(kernel: Kernel) -> None:
+    module = data_of(emit_module(kernel, device="NVIDIA H200"))
+    wanted = argument_struct(kernel.problem.operation, has_scales=kernel.problem.has_scales)
+    packed = module._Arguments(module.ARGUMENTS)
+    values = {field.name: i + 1 for i, field in enumerate(wanted.fields)}
+    packed.write(values)
+    packed.write_scales(-1.0, -2.0)
+    packed.write_addresses(*range(71, 76))
+    values |= dict(zip(("q", "k", "v", "o", "lse"), range(71, 76), strict=True)) | {"scale": -1.0}
+    values |= {"value_scale": -2.0} if kernel.problem.has_scales else {}
+    assert packed.buffer.raw == wanted.pack(values)
+
+
+@pytest.mark.parametrize("emit", [emit_module, emit_thin_module])
+def test_the_module_is_deterministic_and_clean(
+    kernel: Kernel, emit: Callable[..., str], tmp_path: Path
+) -> None:
+    text = emit(kernel, device="NVIDIA H200", measurement=MEASURED)
+    assert text == emit(kernel, device="NVIDIA H200", measurement=dict(MEASURED))
     compile(text, "module.py", "exec")
     code = text.replace(kernel.source, "")
     assert "\n\n\n\n" not in code and not re.search(r"[ \t]\n", code) and text.endswith(")\n")
@@ -158,8 +196,56 @@ def test_the_module_imports_without_pycuda_or_a_gpu(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    functions = ["attention", "register_torch", "register_transformers", "sdpa"]
-    assert result.stdout.split() == ["DEVICE", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT", *functions]
+    functions = ["attention", "explain", "register_torch", "register_transformers", "sdpa", "use"]
+    data = ["DEVICE", "KERNELS", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT"]
+    assert set(result.stdout.split()) == {*data, "Choice", "Launch", "TensorMap", "Tuned", *functions}
+
+
+def test_the_module_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    """And results are known to be of the arrays' type."""
+    mypy = shutil.which("mypy", path=str(Path(sys.executable).parent)) or shutil.which("mypy")
+    if mypy is None:
+        pytest.skip("mypy is not installed")
+    (tmp_path / "best.py").write_text(emit_module(make("wgmma", dtype="bf16"), device="H200"))
+    (tmp_path / "user.py").write_text(
+        "import numpy as np\n"
+        "from numpy.typing import NDArray\n\n"
+        "from best import KERNELS, attention, explain, sdpa\n\n"
+        "x: NDArray[np.float32] = np.zeros((1, 1, 4, 64), np.float32)\n"
+        "o: NDArray[np.float32] = attention(x, x, x, scale=0.5)\n"
+        "both: tuple[NDArray[np.float32], NDArray[np.float32]] = attention(x, x, x, return_lse=True)\n"
+        "as_asked: int = attention(x, x, x)  # type: ignore[assignment]\n"
+        "attention(x, x, x, layout='bhds')  # type: ignore[call-overload]\n"
+        "like: NDArray[np.float32] = sdpa(x, x, x, is_causal=True)\n"
+        "told: str = explain(x, x, x).how + KERNELS[0].launches[0].symbol\n"
+    )
+    command = [mypy, "--strict", "--no-error-summary", "best.py", "user.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("emit", [emit_module, emit_thin_module])
+def test_the_module_is_loaded_from_its_path_alone(emit: Callable[..., str], tmp_path: Path) -> None:
+    """As loaders of plugins do, who do not put it among the loaded modules."""
+    kernel = make()
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200"))
+    (tmp_path / "best.py").write_text(emit(kernel, device="H200"))
+    spec = importlib.util.spec_from_file_location("nobody_knows_it", tmp_path / "best.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "nobody_knows_it" not in sys.modules
+    q = np.zeros((4, 16, 4096, 64), np.float32)
+    assert module.explain(q, q, q).exact
+
+
+def test_the_runtime_is_inlined_whole() -> None:
+    """All its files, those first that others import."""
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*PARTS, "__init__"}
+    for place, part in enumerate(PARTS):
+        imported = re.findall(r"^from \.(\w+) import", (FOLDER / f"{part}.py").read_text(), re.MULTILINE)
+        assert set(imported) <= set(PARTS[:place])
+    assert runtime_table._FEW_QUERIES == FEW_QUERIES
 
 
 @pytest.mark.parametrize("emit", [emit_cuda, emit_module])
@@ -217,19 +303,16 @@ PROBLEMS: list[dict[str, Any]] = [
 def test_the_module_of_every_type_is_clean(
     problem: dict[str, Any], heads_per_block: int, tmp_path: Path
 ) -> None:
-    kernel = by_hand("// mma.sync\n", heads_per_block=heads_per_block, **problem)
-    test_the_module_is_deterministic_and_clean(kernel, tmp_path)
+    kernel = by_hand(heads_per_block=heads_per_block, **problem)
+    for emit in (emit_module, emit_thin_module):
+        test_the_module_is_deterministic_and_clean(kernel, emit, tmp_path)
     text = emit_module(kernel, device="NVIDIA H200", measurement=MEASURED)
-    data, wanted = data_of(text), kernel.problem
-    assert data["PROBLEM"] == wanted.to_dict()
-    assert data["TOLERANCE"] == wanted.tolerance
-    assert data.get("DTYPE") == {"f32": None, "f16": "float16", "bf16": "bfloat16"}[wanted.dtype]
-    assert data.get("HEADS_PER_BLOCK", 1) == heads_per_block
-    assert data.get("HEAD_DIM_V", wanted.head_dim) == wanted.head_dim_v
-    # Nothing is there for another case than this one.
-    assert ("HEAD_DIM_V" in text) == (wanted.head_dim_v != wanted.head_dim)
-    assert ("bfloat16" in text) == (wanted.dtype == "bf16")
-    assert ("float16" in text.replace("bfloat16", "")) == (wanted.dtype == "f16")
+    (tuned,), wanted = data_of(text).KERNELS, kernel.problem
+    assert tuned.problem == wanted.to_dict()
+    assert tuned.tolerance == wanted.tolerance
+    assert tuned.dtype == {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[wanted.dtype]
+    assert tuned.launches[0].heads_per_block == heads_per_block
+    assert tuned.head_dim_v == wanted.head_dim_v
 
 
 def test_the_title_and_the_command_tell_type_and_dims() -> None:
@@ -244,24 +327,54 @@ def test_the_title_and_the_command_tell_type_and_dims() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "problem", "words"),
+    ("variant", "problem", "words"),
     [
-        ("mma .tf32\n", {}, "each float32 product is three of TF32"),
-        ("mma .tf32\n", {"precision": "3xtf32"}, "each float32 product is three of TF32"),
-        ("mma .f16\n", {}, "each float32 product is three of f16"),
-        ("mma .f16\n", {"precision": "3xf16"}, "smaller ones lose bits"),
-        ("mma .tf32\n", {"precision": "tf32"}, f"errors up to {TOLERANCES['tf32']:.0e} are within its class"),
-        ("fma\n", {}, None),
-        ("fma\n", {"precision": "ieee"}, None),
-        ("mma .f16\n", {"dtype": "f16"}, None),
+        (Mma(parts="tf32"), {}, "each float32 product is three of TF32"),
+        (Mma(parts="tf32"), {"precision": "3xtf32"}, "each float32 product is three of TF32"),
+        (Mma(parts="f16"), {}, "each float32 product is three of f16"),
+        (Mma(parts="f16"), {"precision": "3xf16"}, "smaller ones lose bits"),
+        (
+            Mma(parts="tf32"),
+            {"precision": "tf32"},
+            f"errors up to {TOLERANCES['tf32']:.0e} are within its class",
+        ),
+        (Wgmma(), {}, "each float32 product is three of f16"),
+        (Simt(vec=1), {}, None),
+        (Simt(vec=1), {"precision": "ieee"}, None),
+        (Mma(), {"dtype": "f16"}, None),
     ],
 )
-def test_how_float32_is_multiplied_is_told(source: str, problem: dict[str, Any], words: str | None) -> None:
-    text = " ".join(emit_module(by_hand(source, **problem), device="H200").split())
+def test_how_float32_is_multiplied_is_told(
+    variant: Variant, problem: dict[str, Any], words: str | None
+) -> None:
+    kernel = dataclasses.replace(by_hand(**problem), variant=variant)
+    text = " ".join(emit_module(kernel, device="H200").split())
     if words is None:
         assert "TF32" not in text and "float32 product" not in text
     else:
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arch", "variant"), [(75, Mma()), (80, Mma()), (90, Mma()), (90, Wgmma()), (61, Simt(vec=1))]
+)
+def test_what_families_say_of_their_instructions_is_in_their_sources(arch: int, variant: Variant) -> None:
+    problem = Problem(dtype="f32" if isinstance(variant, Simt) else "f16", head_dim=64)
+    card = next(card for card in PRESETS.values() if card.arch == arch)
+    legal = enumerate_space(
+        type(variant),
+        problem,
+        card,
+        {
+            p.name: p.default
+            for p in variant.parameters()
+            if p.name not in ("br", "bc", "lanes", "stages", "vec", "swizzle", "min_blocks")
+        },
+    ).legal
+    kernel = render(legal[0], problem, card)
+    assert ("mma.sync" in kernel.source) == (kernel.variant.oldest_arch(arch) is not None)
+    assert ("wgmma" in kernel.source) == bool(kernel.variant.arch_suffix)
+    assert variant.oldest_arch(arch) in (None, arch, 80)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +395,10 @@ def test_how_float32_is_multiplied_is_told(source: str, problem: dict[str, Any],
 def test_any_source_survives(source: str) -> None:
     assert ast.literal_eval(source_literal(source)) == source
     carried = dataclasses.replace(make(), source=source)
-    assert data_of(emit_module(carried, device="H200"))["SOURCE"] == source
+    assert source == data_of(emit_module(carried, device="H200")).SOURCE
+    if source.endswith("\n") and "\r" not in source:
+        kernel, device = read_cuda(emit_cuda(carried, device="H200"))
+        assert (as_rendered(kernel), device) == (carried, "H200")
 
 
 def test_literals() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.emit.module import emit_cuda, emit_module
+from flashgen.gen.emit.cuda import as_rendered, emit_cuda
+from flashgen.gen.emit.module import emit_module
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
@@ -68,11 +69,17 @@ def test_a_module_is_read_without_being_run(tmp_path: Path, step: str, causal: b
 @pytest.mark.parametrize("step", ["4.2.2", "4.2.10"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_cuda_file_is_read(tmp_path: Path, step: str, causal: bool) -> None:
-    kernel = make(step, causal=causal)
+    kernel = make(step, causal=causal, batch=3, seqlen_k=77)
     path = write(tmp_path, kernel, ".cu")
     assert read_emitted(path) == EmittedKernel(path, replace(kernel, source=path.read_text()), "GTX 1080")
-    path.write_text(kernel.source)  # without figures: the card is known by its architecture alone
-    assert read_emitted(path) == EmittedKernel(path, kernel, "sm_61")
+    assert as_rendered(read_emitted(path).kernel) == kernel
+    # What was edited since is what is proved.
+    path.write_text(f"// mine\n{path.read_text()}")
+    found = read_emitted(path).kernel
+    assert found.source.startswith("// mine") and as_rendered(found) == found
+    path.write_text(kernel.source)
+    with pytest.raises(FlashgenError, match="has no line that begins with '// flashgen:'"):
+        read_emitted(path)
 
 
 CLASSES: list[dict[str, Any]] = [
@@ -105,8 +112,8 @@ def test_dtype_precision_and_head_dims_are_read(tmp_path: Path, problem: dict[st
     kernel = of_another_class(**problem)
     path = write(tmp_path, kernel, ".cu")
     assert read_emitted(path).kernel == replace(kernel, source=path.read_text())
-    path.write_text(path.read_text().replace(kernel.entry, "attention_f8_d64"))
-    with pytest.raises(FlashgenError, match="its launcher is called 'attention_f8_d64'"):
+    path.write_text(path.read_text().replace('"dtype": ', '"dtype": "f8", "was": '))
+    with pytest.raises(FlashgenError, match=r"does not read as a kernel of this flashgen .*was"):
         read_emitted(path)
 
 
@@ -139,7 +146,7 @@ def test_a_module_of_older_days_is_read(tmp_path: Path) -> None:
     kernel = make()
     path = write(tmp_path, kernel, ".py", ('    "head_dim_v": 16,\n', ""))
     path.write_text(path.read_text().replace('    "precision": "auto",\n', ""))
-    assert "precision" not in path.read_text()
+    assert '"precision": ' not in path.read_text()
     assert read_emitted(path).kernel == kernel
 
 
@@ -218,8 +225,8 @@ def test_what_is_not_ours_is_refused(tmp_path: Path) -> None:
     for name, text, message in (
         ("best.txt", "", "neither a .py nor a .cu file"),
         ("gone.py", None, "gone.py cannot be read: No such file"),
-        ("other.py", "import os\n", "does not read as a kernel of this flashgen .it has no VARIANT"),
-        ("other.cu", "int main() {}\n", "has no family in its header"),
+        ("other.py", "import os\n", "does not read as a kernel of this flashgen .it has no KERNELS"),
+        ("other.cu", "int main() {}\n", "has no line that begins with '// flashgen:'"),
         ("bad.py", "def\n", "does not read as a kernel.*line 1: "),
     ):
         path = tmp_path / name

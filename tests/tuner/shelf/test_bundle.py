@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit.module import Made, emit_many, emit_module
+from flashgen.gen.emit.cuda import emit_cuda
+from flashgen.gen.emit.made import Made
+from flashgen.gen.emit.module import emit_many, emit_thin_module
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -36,8 +38,9 @@ def out(tmp_path):
     for problem, card in ((D64, H200), (SHORT, H200), (D128, H200), (D64, preset("gtx-1080"))):
         kernel = tuned(problem, card, variant=LADDER())
         rendered = render(kernel.variant, problem, card)
-        module = emit_module(rendered, device=card.name, measurement=library.figures(kernel))
-        library.write(tmp_path / "out", card.slug, kernel, rendered.source, module)
+        told = {"device": card.name, "measurement": library.figures(kernel)}
+        cuda, module = emit_cuda(rendered, **told), emit_thin_module(rendered, **told)
+        library.write(tmp_path / "out", card.slug, kernel, cuda, module)
     return tmp_path / "out"
 
 
@@ -178,7 +181,8 @@ def test_embedded_kernels_are_compiled_for_both_masks(flashgen, out, tmp_path, m
             assert module._built(kernel, 80, causal) is None
     flashgen("emit", "one.py", "--device", "h200", "--d", "128", "--embed")
     one = load(tmp_path / "one.py")
-    assert one._built(90, True) == b"128 True" and one._built(89, True) is None
+    (kernel,) = one.KERNELS
+    assert one._built(kernel, 90, True) == b"128 True" and one._built(kernel, 89, True) is None
     monkeypatch.setattr(bundle, "cuda_toolchain", lambda arch: Compiler(tmp_path, refuses="d128"))
     told = flashgen("emit", "both.py", "--device", "h200", "--d", "64,128", "--embed", code=1).stderr
     assert "f32_d128 cannot be embedded: ptxas fatal" in told

@@ -174,15 +174,18 @@ def module(tmp_path_factory) -> ModuleType:
 
 def test_the_module_knows_what_bytes_stand_for(module):
     expected = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    np.testing.assert_array_equal(module._values(), expected)
+    np.testing.assert_array_equal(module._values_of_eight_bits(), expected)
+    found = module._to_host(np.array([-3.1, 0.07, 1.0, 500.0], np.float32), "float8_e4m3fn")
+    assert [expected[bits] for bits in found] == [-3.25, 0.0625, 1.0, 448.0]
 
 
 def test_scales_are_folded(module):
-    assert module._fold(None, (2, 0.5, 3)) == (module._DEFAULT_SCALE, 3.0)
-    assert module._fold(0.5, (2, 4, 1)) == (4.0, 1.0)
+    fold, q = module._bound._fold, np.zeros((1, 1, 16, 64))
+    assert fold(q, None, (2, 0.5, 3)) == (module.KERNELS[0].default_scale, 3.0)
+    assert fold(q, 0.5, (2, 4, 1)) == (4.0, 1.0)
     for scales in ((1, float("nan"), 1), (1, 1, float("inf")), (1e30, 1e30, 1)):
         with pytest.raises(ValueError, match="must be finite"):
-            module._fold(1.0, scales)
+            fold(q, 1.0, scales)
 
 
 def test_other_types_are_refused(module):

@@ -1,0 +1,88 @@
+"""A kernel as a .cu file: its source, with its figures told in the header and its facts in the last line."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..families import family_named
+from ..kernel import Kernel
+from ..launch import Launch, TensorMap
+from ..problem import Problem
+from .made import Made
+from .words import WIDTH, figures, wrap
+
+#: What the line begins with that tells a machine all about the kernel.
+FACTS = "// flashgen: "
+_BUILD = "// Build:"
+
+
+def emit_cuda(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] | None = None) -> str:
+    """Returns the kernel's source with its figures in the header comment and, last, its facts as JSON.
+
+    ``device`` and ``measurement`` are as in `Made`.
+    """
+    made, source = Made(kernel, device, measurement), kernel.source
+    told = textwrap.indent(wrap(figures(made), WIDTH - 3), "// ") + "\n//\n"
+    head, build, tail = source.partition(_BUILD)
+    if not build:
+        head, tail = "", source
+    facts = {**_facts(made), "digest": kernel.digest, "figures": [len(head), len(told)]}
+    return f"{head}{told}{build}{tail}{FACTS}{json.dumps(facts)}\n"
+
+
+def read_cuda(text: str) -> tuple[Kernel, str]:
+    """Returns the kernel that `emit_cuda` wrote, with the whole text as its source, and the card it is for.
+
+    Raises:
+        KeyError, TypeError, ValueError: the text has no line of facts, or not those of this flashgen.
+    """
+    facts, _ = _split(text)
+    launches = [
+        Launch(**{**launch, "tensor_maps": tuple(TensorMap(**each) for each in launch["tensor_maps"])})
+        for launch in facts["launches"]
+    ]
+    kernel = Kernel(
+        Problem.from_dict(facts["problem"]),
+        family_named(facts["family"]).from_dict(facts["variant"]),
+        facts["arch"],
+        text,
+        facts["entry"],
+        tuple(launches),
+    )
+    return kernel, facts["device"]
+
+
+def as_rendered(kernel: Kernel) -> Kernel:
+    """Returns a kernel that `read_cuda` read with its source as it was rendered, without figures and facts.
+
+    A source that was edited since stays as it is. Raises ValueError as `read_cuda`.
+    """
+    facts, source = _split(kernel.source)
+    start, length = facts["figures"]
+    rendered = replace(kernel, source=source[:start] + source[start + length :])
+    return rendered if rendered.digest == facts["digest"] else kernel
+
+
+def _split(text: str) -> tuple[dict[str, Any], str]:
+    """The facts of a .cu file's text, and what stands before them."""
+    source, marker, rest = text.partition(f"\n{FACTS}")
+    if not marker:
+        raise ValueError(f"it has no line that begins with {FACTS.strip()!r}")
+    return json.loads(rest.partition("\n")[0]), f"{source}\n"
+
+
+def _facts(made: Made) -> dict[str, Any]:
+    kernel = made.kernel
+    return {
+        "problem": kernel.problem.to_dict(),
+        "family": kernel.variant.family,
+        "variant": kernel.variant.to_dict(),
+        "device": made.device,
+        "arch": kernel.arch,
+        "entry": kernel.entry,
+        "launches": [asdict(each) for each in kernel.launches],
+    }

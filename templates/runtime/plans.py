@@ -1,0 +1,360 @@
+"""What is made once for arrays of the same shapes, and how a kernel is launched on them."""
+
+import collections
+import ctypes
+import functools
+import struct
+from typing import Any, NamedTuple
+
+from .arrays import _check_output, _check_shapes, _dense_like, _stepped
+from .build import _load
+from .driver import _check, _driver, _pop_context, _push_context, _retain_primary_context
+from .facts import _ITEM_BYTES, Launch, Tuned
+from .table import _Table
+
+_INT_MAX = 2**31 - 1
+_MOST_STREAMS = 64  # for which a plan keeps launches
+_MOST_MAPS = 1024  # that a plan keeps
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+#: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion, the latter two by bytes.
+_MAP_TYPES = {"float8_e4m3fn": 0, "float16": 6, "float32": 7, "bfloat16": 9}
+_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
+_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+_INVALID_VALUE = 1  # CUresult
+_POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel
+
+
+class _Plan(NamedTuple):
+    """What follows from all about the arrays but their addresses: made once for arrays of the same shapes."""
+
+    tuned: Tuned
+    """The kernel that serves."""
+    masked: bool
+    blocks: tuple[int, ...]
+    """Of its launches; empty where there is nothing to compute."""
+    strides: tuple[int, ...]
+    """Of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one entry."""
+    sizes: dict[str, int]
+    aligned: bool
+    """Whether the kernel can step by those strides."""
+    access_bytes: int
+    """What addresses must be multiples of."""
+    has_keys: bool
+    device: int
+    """The device's ordinal."""
+    in_primary: bool
+    """Whether the context to be in is the device's primary, as torch's is; else that of the arrays."""
+    meta: bool
+    """Whether they are tensors without data."""
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    """In elements, of the array made where none is passed."""
+    rows_shape: tuple[int, int, int]
+    rows_strides: tuple[int, int, int]
+    """The same of the log-sum-exp."""
+    out_dtype: Any
+    """Its type, torch's own for tensors."""
+    like_q: bool
+    """Whether that array is laid out as q is: then torch makes one faster."""
+    idle: "dict[int, list[_Ready]]"
+    """Launches that no call has now, by stream."""
+    maps: "tuple[dict[tuple[int, int, int, int], _Maps], ...]"
+    """Of each launch, by the addresses of q, k, v and o."""
+
+
+def _make_plan(
+    table: _Table, torch: Any, masked: bool, bshd: bool, out: tuple[Any, ...] | None, *arrays: Any
+) -> _Plan:
+    """Checks type, shape, strides and device of q, k and v, `arrays` one after the other, and of `out`, and
+    draws from them all that they decide. `torch` is the module where they are tensors, else None. Strides are
+    None where arrays are contiguous, as in the CUDA array interface, or as they are."""
+    q, k, v = arrays[:4], arrays[4:8], arrays[8:]
+    query = table.inspect("q", q, bshd, torch)
+    key = table.inspect("k", k, bshd, torch)
+    value = table.inspect("v", v, bshd, torch)
+    batch, heads, seqlen_q = query.shape
+    kv_heads, seqlen_k = _check_shapes(query, key, value)
+    out_shape, out_strides = _dense_like(query, value.head_dim, bshd)
+    output = None if out is None else table.inspect("out", out, bshd, torch)
+    for name, array in (("k", key), ("v", value), ("out", output)):
+        if array is not None and None not in (array.device, query.device) and array.device != query.device:
+            raise ValueError(
+                f"q is on device {query.device}, {name} on device {array.device}; move them to one"
+            )
+    choosing = (*query.strides, *key.strides, *value.strides)
+    if output is None:
+        s0, s1, s2, _ = out_strides
+        o_strides = _stepped(query.shape, (s0, s2, s1) if bshd else (s0, s1, s2))
+        tuned = table.choose(query, key, value, (*choosing, *o_strides), masked).tuned
+    else:
+        tuned = table.choose(query, key, value, (*choosing, *output.strides), masked).tuned
+        _check_output(output, query, tuned.output_dtype)
+        if value.head_dim != output.head_dim:
+            raise ValueError(
+                f"v has the head dim {value.head_dim}, out {output.head_dim}; they must be equal"
+            )
+        o_strides = output.strides
+    strides = (*choosing, *o_strides)
+    tiles = [launch.tiles(batch, heads, kv_heads, seqlen_q) for launch in tuned.launches]
+    rows = seqlen_q * (heads // max(kv_heads, 1)) if tuned.launches[0].pack_heads else seqlen_q
+    if max(*tiles, rows, seqlen_k) > _INT_MAX:
+        raise ValueError(f"{max(tiles)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
+    return _Plan(
+        tuned=tuned,
+        masked=masked,
+        blocks=tuple(launch.blocks(n) for launch, n in zip(tuned.launches, tiles, strict=True))
+        if all(tiles)
+        else (),
+        strides=strides,
+        sizes={
+            "batch": batch,
+            "num_q_heads": heads,
+            "num_kv_heads": kv_heads,
+            "seqlen_q": seqlen_q,
+            "seqlen_k": seqlen_k,
+        },
+        aligned=tuned.can_step(strides),
+        access_bytes=tuned.access_bytes,
+        has_keys=seqlen_k > 0,
+        device=query.device or 0,
+        in_primary=torch is not None,
+        meta=torch is not None and q[3].type == "meta",
+        out_shape=out_shape,
+        out_strides=out_strides,
+        rows_shape=query.shape,
+        rows_strides=(heads * seqlen_q, seqlen_q, 1),
+        out_dtype=tuned.output_dtype if torch is None else getattr(torch, tuned.output_dtype),
+        like_q=not table.has_scales and out_shape == q[1] and q[2] in (None, out_strides),
+        idle=collections.defaultdict(list),
+        maps=tuple({} for _ in tuned.launches),
+    )
+
+
+def _launch(
+    plan: _Plan,
+    q: int,
+    k: int,
+    v: int,
+    o: int,
+    lse: int,
+    scale: float | None,
+    value_scale: float,
+    handle: int,
+    given: bool,
+) -> None:
+    """Of arrays at these addresses, on the stream of that handle. `o` was `given` or made for the call;
+    `lse`, the log-sum-exp, is 0 where it is not wanted."""
+    if not plan.has_keys:
+        k = v = 0
+    if given and o in (q, k, v):
+        raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
+    if not plan.aligned or (q | k | v | o) % plan.access_bytes:
+        _check_alignment(plan, (q, k, v, o))
+    idle = plan.idle[handle]
+    try:
+        ready = idle.pop()
+    except IndexError:
+        if len(plan.idle) > _MOST_STREAMS:
+            plan.idle.clear()
+        ready = _Ready(plan, handle)
+    if scale != ready.scale or value_scale != ready.value_scale:
+        ready.write_scales(scale, value_scale)
+    pushed = False
+    ready.ask_context()
+    if ready.context.value != ready.primary:
+        pushed = _push_context(_driver(), q, plan.device)
+    status = 0
+    try:
+        for step in ready.steps:
+            step.write(q, k, v, o, lse)
+            if step.maps is not None:
+                pointers = (q, k, v, o)
+                maps = step.maps.get(pointers) or _encode_maps(plan, step.launch, step.maps, pointers)
+                step.parameters[1] = maps.address
+            status = step.start()
+            if status:
+                break
+    finally:
+        if pushed:
+            _pop_context()
+    if status:
+        _check(
+            status, f"launching on stream {handle:#x} (is it one of device {plan.device} and its context?)"
+        )
+    idle.append(ready)
+
+
+def _check_alignment(plan: _Plan, addresses: tuple[int, ...]) -> None:
+    """Each access moves `vector` elements and must start at a multiple of them; the copy engine takes no step
+    back."""
+    tuned = plan.tuned
+    moves, positive = ("copies", "positive ") if tuned.has_maps else ("reads", "")
+    for i, (name, address) in enumerate(zip(("q", "k", "v", "out"), addresses, strict=True)):
+        strides = plan.strides[3 * i : 3 * i + 3]
+        if address % tuned.access_bytes == 0 and tuned.can_step(strides):
+            continue
+        raise ValueError(
+            f"{name} starts at address {address:#x} with strides {strides} (batch, head, row) in elements; "
+            f"kernel {tuned.name} {moves} {tuned.vector} elements at once and needs an address that is a "
+            f"multiple of {tuned.access_bytes} and {positive}strides that are multiples of {tuned.vector}: "
+            f"pass {name}.contiguous() (torch) or a copy"
+        )
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+class _Ready:
+    """The launches of a call but for addresses: what the driver is passed, kept with its plan, as making it
+    takes longer than the launch itself. The driver copies the arguments, so that the next call may write its
+    own; no two calls have it at once."""
+
+    def __init__(self, plan: _Plan, handle: int) -> None:
+        functions = _load(plan.tuned, plan.device, plan.masked)
+        self.scale: float | None = None
+        self.value_scale = 1.0
+        """As of the last call."""
+        self.default_scale = plan.tuned.default_scale
+        self.primary = _retain_primary_context(plan.device) if plan.in_primary else 0
+        """The context to be in, where it is known."""
+        self.context = ctypes.c_void_p()
+        """The current one, once `ask_context` was called."""
+        # Functions found by index have no argument types, and take ctypes' own objects as they are: in half
+        # the time.
+        self.ask_context = functools.partial(_driver()["cuCtxGetCurrent"], ctypes.byref(self.context))
+        self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
+
+    def write_scales(self, scale: float | None, value_scale: float) -> None:
+        for step in self.steps:
+            step.write_scales(self.default_scale if scale is None else scale, value_scale)
+        self.scale, self.value_scale = scale, value_scale
+
+
+class _Step:
+    """One of them, with the arguments of its own."""
+
+    def __init__(self, plan: _Plan, index: int, function: int, handle: int) -> None:
+        self.launch = plan.tuned.launches[index]
+        self.maps = plan.maps[index] if self.launch.maps else None
+        self.arguments = _Arguments(self.launch.arguments)
+        self.write, self.write_scales = self.arguments.write_addresses, self.arguments.write_scales
+        names = [f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row")]
+        values = dict(zip(names, plan.strides, strict=True)) | plan.sizes
+        self.arguments.write(values | {"scale": plan.tuned.default_scale, "value_scale": 1.0})
+        addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
+        self.parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        """The arguments' addresses, the maps' second."""
+        grid, block = (plan.blocks[index], 1, 1), (self.launch.threads, 1, 1)
+        configuration = _Config(grid, block, self.launch.smem_bytes, handle)
+        self.start = functools.partial(
+            _driver()["cuLaunchKernelEx"],
+            ctypes.byref(configuration),
+            ctypes.c_void_p(function),
+            self.parameters,
+            None,
+        )
+
+
+class _Arguments:
+    """A struct as C lays it out, by the names and formats of its fields."""
+
+    def __init__(self, fields: tuple[tuple[str, str], ...]) -> None:
+        self.fields = fields
+        self.buffer = ctypes.create_string_buffer(self.size_of(len(fields)))
+        names = [name for name, _ in fields]
+        first = names.index(_POINTERS[0])
+        assert tuple(names[first : first + len(_POINTERS)]) == _POINTERS
+        pointers = struct.Struct("".join(format for name, format in fields if name in _POINTERS))
+        self.write_addresses = functools.partial(pointers.pack_into, self.buffer, self.offset_of(first))
+        scales = [i for i, name in enumerate(names) if name in ("scale", "value_scale")]
+        self.scales = [(names[i] == "scale", fields[i][1], self.offset_of(i)) for i in scales]
+
+    def size_of(self, count: int) -> int:
+        """Of the first so many fields, as an array of them would be stepped by."""
+        return struct.calcsize("".join(format for _, format in self.fields[:count]) + "0Q")
+
+    def offset_of(self, index: int) -> int:
+        format = self.fields[index][1]
+        before = "".join(each for _, each in self.fields[:index])
+        return struct.calcsize(before + format) - struct.calcsize(format)
+
+    def write(self, values: dict[str, float]) -> None:
+        """Those of the values that it has fields for."""
+        for index, (name, format) in enumerate(self.fields):
+            if name in values:
+                struct.pack_into(format, self.buffer, self.offset_of(index), values[name])
+
+    def write_scales(self, scale: float, value_scale: float) -> None:
+        for is_of_scores, format, offset in self.scales:
+            struct.pack_into(format, self.buffer, offset, scale if is_of_scores else value_scale)
+
+
+class _Maps(NamedTuple):
+    """The kernel's second argument: maps of the arrays, one after the other, in host memory."""
+
+    memory: "ctypes.Array[ctypes.c_char]"
+    address: int
+
+
+def _encode_maps(
+    plan: _Plan,
+    launch: Launch,
+    kept: dict[tuple[int, int, int, int], _Maps],
+    addresses: tuple[int, int, int, int],
+) -> _Maps:
+    """The maps for arrays at these addresses, kept with their plan."""
+    tuned, sizes = plan.tuned, plan.sizes
+    memory = ctypes.create_string_buffer(_MAP_BYTES * len(launch.maps) + _MAP_ALIGNMENT)
+    first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+    for place, (name, rows, columns, swizzle, promotion) in enumerate(launch.maps):
+        i = "qkvo".index(name)
+        address = addresses[i]
+        of_keys, of_scores = name in "kv", name in "qk"
+        # From the innermost dimension out: columns, rows, heads, batch.
+        lengths = (
+            sizes["seqlen_k" if of_keys else "seqlen_q"],
+            sizes["num_kv_heads" if of_keys else "num_q_heads"],
+            sizes["batch"],
+        )
+        if of_keys and not plan.has_keys:  # nothing is read of it, but a map must be of something
+            address, lengths = addresses[0], (1, 1, 1)
+        # Of a length of 1 the stride is never used, but must be a possible one.
+        steps = zip(lengths, reversed(plan.strides[3 * i : 3 * i + 3]), strict=True)
+        dtype = tuned.output_dtype if name == "o" else tuned.dtype
+        stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
+        status = _driver().cuTensorMapEncodeTiled(
+            first + _MAP_BYTES * place,
+            _MAP_TYPES[dtype],
+            4,
+            address,
+            (ctypes.c_uint64 * 4)(tuned.head_dim if of_scores else tuned.head_dim_v, *lengths),
+            (ctypes.c_uint64 * 3)(*stride_bytes),
+            (ctypes.c_uint32 * 4)(columns, rows, 1, 1),
+            ones,
+            0,  # not interleaved
+            _SWIZZLES[swizzle],
+            _PROMOTIONS[promotion],
+            0,  # zeros outside of the array
+        )
+        if status == _INVALID_VALUE:
+            array = "out" if name == "o" else name
+            raise ValueError(
+                f"{array} has (batch, heads, seqlen) {lengths[::-1]} by {stride_bytes[::-1]} bytes, of which "
+                f"the driver makes no map for the copy engine: pass {array}.contiguous() (torch) or a copy"
+            )
+        _check(status, "making a map for the copy engine")
+    if len(kept) >= _MOST_MAPS:
+        kept.clear()
+    maps = kept[addresses] = _Maps(memory, first)
+    return maps

@@ -1,0 +1,230 @@
+"""Which kernel of a table serves, and why."""
+
+import math
+from typing import Any, NamedTuple
+
+from .arrays import _UNNAMED_TYPES, _stepped, _View
+from .driver import _arch_of
+from .facts import _ITEM_BYTES, Tuned
+
+#: What doublings weigh: of a length, and of the number of tiles of rows over all heads.
+_LENGTH_WEIGHT, _TILES_WEIGHT = 1.0, 0.5
+#: Query rows up to which kernels for few serve.
+_FEW_QUERIES = 16
+#: Where tensors may be. Those of meta have no data: results have none either.
+_TORCH_DEVICES = ("cuda", "meta")
+
+
+class Choice(NamedTuple):
+    """The kernel that serves, whether it was tuned for just that, and in words why. `print` shows the
+    words."""
+
+    tuned: Tuned
+    exact: bool
+    how: str
+
+    def __str__(self) -> str:
+        return self.how
+
+
+def _type_name(torch: Any, dtype: Any, names: tuple[str, ...]) -> str:
+    """The one of the names that a type of torch has, failing that its own."""
+    return next((name for name in names if dtype is getattr(torch, name)), str(dtype))
+
+
+def _ordinal(device: Any) -> int | None:
+    """The number of a torch device; meta has none."""
+    index: int | None = device.index
+    return index
+
+
+class _Table:
+    """A module's kernels, of which the nearest serves."""
+
+    def __init__(self, kernels: tuple[Tuned, ...]) -> None:
+        self.kernels = kernels
+        self.only: Tuned | None = None
+        """The one that `use` named."""
+        self.dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.dtype for tuned in kernels))
+        """Of q, k and v."""
+        self.output_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.output_dtype for tuned in kernels))
+        self.has_scales = self.output_dtypes != self.dtypes
+
+    # ---- what there are kernels for
+
+    def inspect(self, name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _View:
+        """An array in the kernels' terms; raises what tells the caller how to mend it."""
+        dtype, shape, strides, device = described
+        type_name = dtype
+        if torch is not None:
+            type_name = _type_name(torch, dtype, self.output_dtypes if name == "out" else self.dtypes)
+        self.check_type(name, type_name, torch is not None)
+        if torch is not None:
+            if device.type not in _TORCH_DEVICES:
+                raise ValueError(f"{name} is on the device {str(device)!r}; move it with {name}.cuda()")
+            device = _ordinal(device)
+        elif strides is not None:
+            item_bytes = _ITEM_BYTES[type_name]
+            if any(stride % item_bytes for stride in strides):
+                raise ValueError(
+                    f"{name} has the strides {strides} in bytes; they must be multiples of {item_bytes}"
+                )
+            strides = tuple(stride // item_bytes for stride in strides)
+        if len(shape) != 4:
+            order = "batch, seqlen, heads" if bshd else "batch, heads, seqlen"
+            hint = f"; add a dimension with {name}[None]" if len(shape) == 3 else ""
+            raise ValueError(
+                f"{name} has {len(shape)} dimensions, {tuple(shape)}; 4 are needed, ({order}, head_dim){hint}"
+            )
+        n0, n1, n2, head_dim = shape
+        s0, s1, s2, s3 = (n1 * n2 * head_dim, n2 * head_dim, head_dim, 1) if strides is None else strides
+        self.check_head_dim(name, type_name, head_dim)
+        if bshd:
+            n1, n2, s1, s2 = n2, n1, s2, s1
+        if n0 == 0 or n1 == 0 or n2 == 0:
+            return _View((n0, n1, n2), (0, 0, 0), device, type_name, head_dim)
+        if s3 != 1 and head_dim > 1:
+            raise ValueError(
+                f"the last dimension of {name} has the stride {s3}, but must be contiguous (stride 1): pass "
+                f"{name}.contiguous() (torch) or ascontiguousarray({name}) (CuPy, numpy)"
+            )
+        steps = _stepped((n0, n1, n2), (s0, s1, s2))
+        return _View((n0, n1, n2), steps, device, type_name, head_dim)
+
+    def check_type(self, name: str, dtype: str, is_tensor: bool) -> None:
+        """Raises TypeError unless there are kernels for arrays of that type."""
+        wanted = self.output_dtypes if name == "out" else self.dtypes
+        if dtype in wanted:
+            return
+        if len(wanted) != 1:
+            raise TypeError(f"{name} is {dtype}; this module has kernels for {', '.join(wanted)}")
+        only = wanted[0]
+        if is_tensor:
+            raise TypeError(f"{name} is {dtype}, not torch.{only}: pass {name}.to(torch.{only})")
+        way_out = f"{name}.astype(np.{only})"
+        if only in _UNNAMED_TYPES:
+            way_out = f"{name}.astype(ml_dtypes.{only}) or torch tensors"
+        raise TypeError(f"{name} is {dtype}, not {only}: pass {way_out}")
+
+    def check_head_dim(self, name: str, dtype: str, head_dim: int) -> None:
+        """Raises ValueError unless there are kernels for arrays of that type with that head dim."""
+        is_value = name in ("v", "out")
+        # Of the same type: the first's head dim, should it be the values' that none has.
+        same = [
+            tuned for tuned in self.kernels if dtype in (tuned.dtype, tuned.output_dtype if is_value else "")
+        ]
+        if any((tuned.head_dim_v if is_value else tuned.head_dim) == head_dim for tuned in same):
+            return
+        of_values = f" --dv {same[0].head_dim_v}" if same[0].head_dim_v != same[0].head_dim else ""
+        dims = f"--d {same[0].head_dim} --dv {head_dim}" if is_value else f"--d {head_dim}{of_values}"
+        command = same[0].command.partition(" --d ")[0]
+        raise ValueError(
+            f"{name} has {dtype} of head dim {head_dim}; there are kernels for {self.classes()}. Make "
+            f"another with {command} {dims}"
+        )
+
+    def classes(self) -> str:
+        """What is computed, type by type."""
+        classes: dict[str, dict[str, None]] = {}
+        for tuned in self.kernels:
+            of_values = f"/{tuned.head_dim_v}" if tuned.head_dim_v != tuned.head_dim else ""
+            classes.setdefault(tuned.dtype, {})[f"{tuned.head_dim}{of_values}"] = None
+        return "; ".join(f"{dtype} of head dim {', '.join(dims)}" for dtype, dims in classes.items())
+
+    # ---- which of them serves
+
+    def computing(self, dtype: str, head_dim: int, head_dim_v: int) -> list[Tuned]:
+        """The kernels for that type and those head dims."""
+        kernels = self.kernels if self.only is None else (self.only,)
+        wanted = (dtype, head_dim, head_dim_v)
+        return [tuned for tuned in kernels if (tuned.dtype, tuned.head_dim, tuned.head_dim_v) == wanted]
+
+    def choose(
+        self, query: _View, key: _View, value: _View, strides: tuple[int, ...], causal: bool
+    ) -> Choice:
+        """The first of the table that is nearest; `attention` says by what."""
+        computing = self.computing(query.dtype, query.head_dim, value.head_dim)
+        if not computing:
+            of_type = next(tuned for tuned in self.kernels if tuned.dtype == query.dtype)
+            raise ValueError(
+                f"no kernel here computes {query.dtype} of head dim {query.head_dim} with values of "
+                f"{value.head_dim}; there are {self.classes()}. Make one with "
+                f"{of_type.command.partition(' --d ')[0]} --d {query.head_dim} --dv {value.head_dim}"
+            )
+        arch = None if query.device is None else _arch_of(query.device)
+        running = [tuned for tuned in computing if arch is None or not tuned.lacking(arch)]
+        if not running:
+            assert arch is not None
+            needs = " or ".join(dict.fromkeys(tuned.lacking(arch) for tuned in computing))
+            cards = ", ".join(sorted({str(tuned.device["name"]) for tuned in computing}))
+            raise RuntimeError(
+                f"the kernels for {query.dtype}, head dim {query.head_dim}, need {needs}, device "
+                f"{query.device} is sm_{arch}; they were made for {cards}: run {computing[0].command} "
+                f"--device {query.device}"
+            )
+        asked = {
+            "batch": query.shape[0],
+            "num_q_heads": query.shape[1],
+            "num_kv_heads": key.shape[1],
+            "seqlen_q": query.shape[2],
+            "seqlen_k": key.shape[2],
+        }
+        ranks = [_rank(tuned, asked, strides, causal) for tuned in running]
+        rank = min(ranks)
+        tuned = running[ranks.index(rank)]
+        speed = f", {tuned.measurement['tflops']:.1f} TFLOP/s" if "tflops" in tuned.measurement else ""
+        kind = "predicted for" if tuned.measurement.get("predicted") else "on"
+        what = f"{tuned.name} ({tuned.variant['family']}{speed} {kind} {tuned.device['name']})"
+        if not rank.inexact:
+            but = ", but it cannot step by these strides" if rank.cannot_step else ""
+            return Choice(tuned, True, f"{what}: tuned for just this{but}")
+        told = [f"tuned for {_words(tuned.problem)}, asked for {_words(asked)}"]
+        if rank.distance:
+            told[0] += f", {rank.distance:.2g} doublings apart"
+        if rank.other_mask:
+            told.append(f"tuned {'without' if causal else 'with'} the causal mask")
+        if rank.cannot_step:
+            told.append("no kernel can step by these strides")
+        elif any(other.cannot_step for other in ranks):
+            told.append("others cannot step by these strides")
+        if len(running) < len(computing):
+            told.append(f"{len(computing) - len(running)} others do not run on sm_{arch}")
+        return Choice(tuned, False, f"{what}: the nearest of {len(running)} ({'; '.join(told)})")
+
+
+class _Rank(NamedTuple):
+    """How far a kernel is from what is asked for; the least serves."""
+
+    cannot_step: bool
+    inexact: bool
+    other_rows: bool
+    """Made for few query rows where many are asked for, or the other way round."""
+    other_mask: bool
+    distance: float
+    """Doublings between shapes, weighted; 0 for the same."""
+
+
+def _rank(tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> _Rank:
+    problem, rows = tuned.problem, asked["seqlen_q"]
+    # One row sees all keys, whatever the mask.
+    other_mask = rows > 1 and problem["causal"] != causal
+    exact = not other_mask and all(problem[name] == wanted for name, wanted in asked.items())
+    other_rows = (problem["seqlen_q"] <= _FEW_QUERIES) != (rows <= _FEW_QUERIES)
+    lengths = sum(_doublings(problem[name], asked[name]) for name in ("seqlen_q", "seqlen_k"))
+    names = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
+    tiles, wanted = (tuned.tiles(*(shape[name] for name in names)) for shape in (problem, asked))
+    distance = _LENGTH_WEIGHT * lengths + _TILES_WEIGHT * _doublings(tiles, wanted)
+    return _Rank(not tuned.can_step(strides), not exact, other_rows, other_mask, distance)
+
+
+def _doublings(a: int, b: int) -> float:
+    return abs(math.log2(max(a, 1) / max(b, 1)))
+
+
+def _words(shape: dict[str, Any]) -> str:
+    heads, lengths = str(shape["num_q_heads"]), str(shape["seqlen_q"])
+    if shape["num_kv_heads"] != shape["num_q_heads"]:
+        heads += f"/{shape['num_kv_heads']}"
+    if shape["seqlen_k"] != shape["seqlen_q"]:
+        lengths += f"x{shape['seqlen_k']}"
+    return f"batch {shape['batch']}, heads {heads}, seqlen {lengths}"

@@ -1,0 +1,436 @@
+"""Tensors of PyTorch: run where they lie, and as operators that its graphs hold."""
+
+import functools
+import importlib
+import math
+from typing import Any
+
+from .arrays import _check_kinds, _check_output, _check_shapes, _dense_like, _describe, _stepped
+from .driver import _DEFAULT_STREAMS, _LOCK, _stream_handle
+from .facts import _OUTPUT_DTYPES
+from .plans import _launch, _make_plan, _Plan
+from .table import _TORCH_DEVICES, _Table, _type_name
+
+# Whoever passes tensors has imported torch: it is found among the loaded modules, and imported only to
+# register operators.
+
+
+class _Tensors:
+    """A table's kernels for tensors, with the plans of those seen before."""
+
+    def __init__(self, table: _Table, operator: str, default_mask: bool) -> None:
+        self.table = table
+        self.operator = operator
+        """The name of the first of its operators in torch.ops.flashgen."""
+        self.default_mask = default_mask
+        self.plan = functools.lru_cache(maxsize=1024)(functools.partial(_make_plan, table))
+        """Takes what `_make_plan` takes behind the table."""
+        self.plan_sdpa = functools.lru_cache(maxsize=1024)(self.make_plan_sdpa)
+        _REGISTERED[operator] = self
+
+    def forget(self) -> None:
+        """Lets kernels be chosen anew."""
+        self.plan.cache_clear()
+        self.plan_sdpa.cache_clear()
+
+    def is_masked(self, causal: bool | None) -> bool:
+        return self.default_mask if causal is None else bool(causal)
+
+    def attend(
+        self,
+        torch: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool | None,
+        scale: float | None,
+        out: Any,
+        stream: Any,
+        return_lse: bool,
+        layout: str,
+        recompute: bool,
+        value_scale: float,
+    ) -> Any:
+        """Of tensors: launched at once, or by the operator where PyTorch must see one."""
+        kind = type(q)
+        if type(k) is not kind or type(v) is not kind or (out is not None and type(out) is not kind):
+            _check_kinds(q, (("k", k), ("v", v), ("out", out)))
+        derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if derived and not recompute:
+            name = "q" if q.requires_grad else "k" if k.requires_grad else "v"
+            raise RuntimeError(
+                f"{name} requires a gradient, but this kernel is forward only: call it under "
+                f"torch.no_grad(), pass {name}.detach(), or recompute=True for a backward pass by PyTorch's "
+                "attention"
+            )
+        if out is not None and torch.is_grad_enabled() and (derived or out.requires_grad):
+            raise RuntimeError(
+                "no gradient is taken through out: leave it out, or call under torch.no_grad()"
+            )
+        if torch.is_autocast_enabled() and not self.table.has_scales:
+            q, k, v = (self.autocast(torch, x) for x in (q, k, v))
+        if derived or torch.compiler.is_compiling() or kind is not torch.Tensor:
+            plan = None
+        else:
+            plan = self.plan(
+                torch,
+                self.default_mask if causal is None else bool(causal),
+                layout == "bshd",
+                None if out is None else _describe(out),
+                # To ask for strides takes longer than to ask whether there is anything to tell of them.
+                q.dtype,
+                q.shape,
+                None if q.is_contiguous() else q.stride(),
+                q.device,
+                k.dtype,
+                k.shape,
+                None if k.is_contiguous() else k.stride(),
+                k.device,
+                v.dtype,
+                v.shape,
+                None if v.is_contiguous() else v.stride(),
+                v.device,
+            )
+        if plan is None or plan.meta:
+            if stream is not None:
+                raise ValueError("leave stream out where gradients are needed, and under torch.compile")
+            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, value_scale)
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if out is None and stream is None and not _suits(plan, addresses):
+            # The operator copies.
+            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, value_scale)
+        return _run(torch, plan, q, addresses, scale, value_scale, out, stream, return_lse)
+
+    def autocast(self, torch: Any, x: Any) -> Any:
+        """What torch.autocast casts, in its type where there are kernels of it; those of one type take
+        that."""
+        dtypes = self.table.dtypes
+        wanted = getattr(torch, dtypes[0]) if len(dtypes) == 1 else torch.get_autocast_dtype("cuda")
+        casts = x.is_floating_point() and x.dtype is not torch.float64
+        return x.to(wanted) if casts and _type_name(torch, wanted, dtypes) in dtypes else x
+
+    # ---- as torch's scaled_dot_product_attention
+
+    def serve(
+        self, torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | None, enable_gqa: bool
+    ) -> Any:
+        """`sdpa` by a kernel; None where it is PyTorch's."""
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return None
+        if torch.is_autocast_enabled():
+            dtypes = self.table.dtypes
+            if _type_name(torch, torch.get_autocast_dtype("cuda"), dtypes) not in dtypes:
+                return None
+            q, k, v = (self.autocast(torch, x) for x in (q, k, v))
+        if torch.compiler.is_compiling():
+            if not self.serves(torch, _describe(q), _describe(k), _describe(v), is_causal, enable_gqa):
+                return None
+            if is_causal and q.shape[2] < k.shape[2]:
+                k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+            return self.attend_in_graph(torch, q, k, v, is_causal, scale, None, False, "bhsd", 1.0)
+        if type(q) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        plan = self.plan_sdpa(
+            torch,
+            is_causal,
+            enable_gqa,
+            q.dtype,
+            q.shape,
+            q.stride(),
+            q.device,
+            k.dtype,
+            k.shape,
+            k.stride(),
+            k.device,
+            v.dtype,
+            v.shape,
+            v.stride(),
+            v.device,
+        )
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if plan is None or not _suits(plan, addresses):
+            return None
+        return _run(torch, plan, q, addresses, scale, 1.0, None, None, False)
+
+    def make_plan_sdpa(self, torch: Any, is_causal: bool, enable_gqa: bool, *arrays: Any) -> _Plan | None:
+        query, key, value = arrays[:4], arrays[4:8], arrays[8:]
+        if query[3].type == "meta" or not self.serves(torch, query, key, value, is_causal, enable_gqa):
+            return None
+        if is_causal:  # later keys are seen by no row
+            key, value = (
+                (dtype, (*shape[:2], query[1][2], shape[3]), strides, device)
+                for dtype, shape, strides, device in (key, value)
+            )
+        return self.plan(torch, is_causal, False, None, *query, *key, *value)
+
+    def serves(
+        self,
+        torch: Any,
+        query: tuple[Any, ...],
+        key: tuple[Any, ...],
+        value: tuple[Any, ...],
+        is_causal: bool,
+        enable_gqa: bool,
+    ) -> bool:
+        """Whether a kernel computes what `sdpa` would of tensors of these types, shapes, strides and
+        devices."""
+        if self.table.has_scales:  # of which `sdpa` knows nothing
+            return False
+        for dtype, shape, strides, device in (query, key, value):
+            if dtype is not query[0] or device != query[3] or device.type not in _TORCH_DEVICES:
+                return False
+            if len(shape) != 4 or shape[0] == 0 or shape[1] == 0 or shape[2] == 0 or strides[3] != 1:
+                return False
+        batch, heads, rows, head_dim = query[1]
+        _, kv_heads, keys, _ = key[1]
+        columns = value[1][3]
+        if key[1] != (batch, kv_heads, keys, head_dim) or value[1] != (batch, kv_heads, keys, columns):
+            return False
+        if is_causal and rows > keys:  # rows beyond the keys would see all of them
+            return False
+        steps = [step for _, n, strides, _ in (query, key, value) for step in _stepped(n[:3], strides[:3])]
+        dtype_name = _type_name(torch, query[0], self.table.dtypes)
+        if not any(tuned.can_step(steps) for tuned in self.table.computing(dtype_name, head_dim, columns)):
+            return False
+        return bool(heads == kv_heads or (enable_gqa and heads % kv_heads == 0))
+
+    # ---- in graphs
+
+    def attend_in_graph(
+        self,
+        torch: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool | None,
+        scale: float | None,
+        out: Any,
+        return_lse: bool,
+        layout: str,
+        value_scale: float,
+    ) -> Any:
+        """By the operators, which are registered as needed."""
+        name, operators = _register(self.operator), torch.ops.flashgen
+        causal = None if causal is None else bool(causal)
+        scale = None if scale is None else float(scale)
+        scales = (value_scale,) if self.table.has_scales else ()
+        if out is not None and not return_lse:
+            getattr(operators, name + "_out")(q, k, v, out, causal, scale, layout, *scales)
+            return out
+        if not return_lse:
+            return getattr(operators, name)(q, k, v, causal, scale, layout, *scales)
+        o, lse = getattr(operators, name + "_lse")(q, k, v, causal, scale, layout, *scales)
+        return (o if out is None else out.copy_(o)), lse
+
+    def run(
+        self,
+        torch: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool | None = None,
+        scale: float | None = None,
+        layout: str = "bhsd",
+        value_scale: float = 1.0,
+        *,
+        out: Any = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """What an operator does, on a GPU. Copies what the kernel cannot step by, unless `out` is given."""
+        settings = (torch, self.is_masked(causal), layout == "bshd")
+        output = None if out is None else _describe(out)
+        plan = self.plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if out is None and not _suits(plan, addresses):
+            out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
+            q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+            plan = self.plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
+            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        return _run(torch, plan, q, addresses, scale, value_scale, out, None, return_lse)
+
+    def fake(self, torch: Any, q: Any, k: Any, v: Any, *settings: Any) -> Any:
+        """An output without data, of tensors whose extents may be symbols."""
+        shape, strides, dtype = self.inspect(torch, q, k, v, None, settings[2:3] == ("bshd",))
+        return q.new_empty_strided(shape, strides, dtype=getattr(torch, dtype))
+
+    def inspect(
+        self, torch: Any, q: Any, k: Any, v: Any, out: Any, bshd: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+        """Shape, strides and type of what the kernels make of tensors; raises as `_make_plan`."""
+        table = self.table
+        query = table.inspect("q", _describe(q), bshd, torch)
+        value = table.inspect("v", _describe(v), bshd, torch)
+        _check_shapes(query, table.inspect("k", _describe(k), bshd, torch), value)
+        dtype = _OUTPUT_DTYPES.get(query.dtype, query.dtype)
+        if out is not None:
+            _check_output(table.inspect("out", _describe(out), bshd, torch), query, dtype)
+        return *_dense_like(query, value.head_dim, bshd), dtype
+
+    def differentiate(
+        self,
+        torch: Any,
+        tensors: tuple[Any, Any, Any],
+        settings: tuple[bool | None, float | None, str],
+        grad: Any,
+        grad_lse: Any,
+    ) -> tuple[Any, ...]:
+        """The gradients of q, k and v, given those of o and of the log-sum-exp, either of which may be
+        None."""
+        causal, scale, layout = settings
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in tensors]
+            query, key, value = (x.transpose(1, 2) for x in leaves) if layout == "bshd" else leaves
+            if grad is not None and layout == "bshd":
+                grad = grad.transpose(1, 2)
+            masked = self.is_masked(causal)
+            rows, keys = query.shape[2], key.shape[2]
+            if masked and rows > keys:  # the first rows see no key
+                query, rows = query[:, :, rows - keys :], keys
+                grad, grad_lse = (None if x is None else x[:, :, -keys:] for x in (grad, grad_lse))
+            visible = None
+            if masked and (rows < keys or grad_lse is not None):
+                visible = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
+            groups = query.shape[1] // max(key.shape[1], 1)
+            if groups > 1:
+                key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+            outputs = []
+            if grad is not None:
+                square = masked and rows == keys
+                outputs.append(
+                    torch.nn.functional.scaled_dot_product_attention(
+                        query, key, value, None if square else visible, is_causal=square, scale=scale
+                    )
+                )
+            if grad_lse is not None:
+                scores = query.float() @ key.float().transpose(2, 3)
+                scores = scores * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+                scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+                outputs.append(scores.logsumexp(3))
+            given = [x for x in (grad, grad_lse) if x is not None]
+            grads: tuple[Any, ...] = torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+            return grads
+
+
+#: By the names of their operators.
+_REGISTERED: dict[str, _Tensors] = {}
+
+
+def _register(operator: str) -> str:
+    """Makes the operators of that name in torch.ops.flashgen, once; returns the name."""
+    torch = importlib.import_module("torch")
+    library, tensors = torch.library, _REGISTERED[operator]
+    with _LOCK:
+        if hasattr(torch.ops.flashgen, f"{operator}_out"):
+            return operator
+
+        def run(*arguments: Any) -> Any:
+            return tensors.run(torch, *arguments)
+
+        def run_lse(*arguments: Any) -> Any:
+            return tensors.run(torch, *arguments, return_lse=True)
+
+        def run_out(q: Any, k: Any, v: Any, out: Any, *settings: Any) -> None:
+            tensors.run(torch, q, k, v, *settings, out=out)
+
+        def fake(*arguments: Any) -> Any:
+            return tensors.fake(torch, *arguments)
+
+        def fake_lse(*arguments: Any) -> Any:
+            o, q, layout = tensors.fake(torch, *arguments), arguments[0], arguments[5:6]
+            rows = (o.shape[0], o.shape[2], o.shape[1]) if layout == ("bshd",) else o.shape[:3]
+            return o, q.new_empty(rows, dtype=torch.float32)
+
+        def fake_out(q: Any, k: Any, v: Any, out: Any, *settings: Any) -> None:
+            tensors.inspect(torch, q, k, v, out, settings[2:3] == ("bshd",))
+
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.save_for_backward(*inputs[:3])
+            ctx.settings = inputs[3:]
+            ctx.set_materialize_grads(False)
+
+        def differentiate(ctx: Any, grad: Any, grad_lse: Any = None) -> tuple[Any, ...]:
+            grads = tensors.differentiate(torch, ctx.saved_tensors, ctx.settings, grad, grad_lse)
+            return (*grads, None, None, None)
+
+        # Strides decide how the kernel reads and what it returns: Inductor must not change them.
+        exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+        has_scales, dtypes = tensors.table.has_scales, tensors.table.dtypes
+        settings = 'bool? causal=None, float? scale=None, str layout="bhsd"'
+        settings += ", float value_scale=1.0" if has_scales else ""
+        for suffix, out, result, function, fake_function in (
+            ("", "", "Tensor", run, fake),
+            ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
+            ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
+        ):
+            name = f"flashgen::{operator}{suffix}"
+            schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
+            library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
+            library.impl(name, "default", function)
+            library.register_fake(name, fake_function)
+            if has_scales:
+                continue
+            if not out:
+                library.register_autograd(name, differentiate, setup_context=keep)
+            if len(dtypes) == 1:  # of several, `attention` casts itself
+                library.register_autocast(name, "cuda", getattr(torch, dtypes[0]))
+        return operator
+
+
+# As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
+_register._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _suits(plan: _Plan, addresses: tuple[int, int, int]) -> bool:
+    """Whether the kernel can step by the strides of q, k and v, and start where they do."""
+    q, k, v = addresses
+    return plan.aligned and not (q | k | v) % plan.access_bytes
+
+
+def _run(
+    torch: Any,
+    plan: _Plan,
+    q: Any,
+    addresses: tuple[int, int, int],
+    scale: float | None,
+    value_scale: float,
+    out: Any,
+    stream: Any,
+    return_lse: bool,
+) -> Any:
+    """Of tensors on a GPU, whatever PyTorch would have done with them."""
+    try:  # as Triton does, without making an object of the stream
+        current = torch._C._cuda_getCurrentRawStream(plan.device)
+    except AttributeError:
+        current = torch.cuda.current_stream(plan.device).cuda_stream
+    handle = current if stream is None else _stream_handle(stream)
+    given, lse = out is not None, None
+    if handle == current:
+        if plan.like_q and not given:
+            out = torch.empty_like(q)
+        elif not given:
+            out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
+        if return_lse:
+            lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
+    else:
+        # Memory is handed out in the order of the current stream, so let that be the launch's.
+        if handle in _DEFAULT_STREAMS:
+            launches = torch.cuda.default_stream(q.device)
+        else:
+            launches = torch.cuda.ExternalStream(handle, q.device)
+        with torch.cuda.stream(launches):
+            if not given:
+                out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
+            if return_lse:
+                lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
+    if plan.blocks:
+        _launch(
+            plan,
+            *addresses,
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            scale,
+            value_scale,
+            handle,
+            given,
+        )
+    return (out, lse) if return_lse else out
