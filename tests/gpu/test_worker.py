@@ -101,14 +101,14 @@ def test_a_write_past_the_output_costs_the_process(worker: Worker, device: CudaD
     )
     outcome = worker.evaluate(build(device, past), PROBLEM)
     assert outcome.status is Status.WRONG, outcome.reason
-    assert worker._process is None
+    assert worker.life.process is None
     assert_right(worker, device)
 
 
 def test_a_worker_killed_from_outside_is_replaced(worker: Worker, device: CudaDevice) -> None:
     built = build(device)
     assert_right(worker, device)
-    process = worker._process
+    process = worker.life.process
     assert process is not None
 
     def kill() -> None:
@@ -122,7 +122,7 @@ def test_a_worker_killed_from_outside_is_replaced(worker: Worker, device: CudaDe
     outcome = worker.evaluate(built, PROBLEM)
     thread.join(10)
     assert outcome.status is Status.OK, outcome.reason
-    assert worker._process is not None and worker._process is not process
+    assert worker.life.process is not None and worker.life.process is not process
 
 
 def test_endless_loop_is_killed(worker: Worker, device: CudaDevice) -> None:

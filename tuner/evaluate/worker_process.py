@@ -1,6 +1,6 @@
 """The life of a worker process: it opens the device, then answers one request after another.
 
-The messages either side sends are here too; `worker.Worker` is the parent's side.
+The messages either side sends are here too; `worker_life.WorkerLife` is the parent's side.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior
 from ..predict.ranking import Ranking
-from ..store.claims import Others
 from ..store.liveness import OWNER, Pulse
+from ..store.other_coordinators import OtherCoordinators
 from ..store.studies import OUTCOME, distributions, outcome_to_dict, outcomes, plain_figures
 from .sampler_names import SamplerName
 from .samplers import FIRST_LOOK, LegalSampler, Origin, make_sampler
@@ -67,7 +67,7 @@ class Search:
         self.catalogue = catalogue
         self.study = study
         self.earlier: list[Outcome] = []
-        self.others = Others(study, catalogue)
+        self.others = OtherCoordinators(study, catalogue)
         self._num_noted = 0
         self._pulse = pulse or Pulse()
         ranking = None if prior is None else Ranking(catalogue, prior, seed)

@@ -15,7 +15,7 @@ from ..evaluate.team import Evaluator, Team
 from ..evaluate.worker import Worker
 from ..shelf import library
 from ..store.liveness import Pulse
-from ..store.presence import StorageFile
+from ..store.storage_file import StorageFile
 from ..store.studies import open_storage
 from .events import Notice, Report
 from .options import TuneOptions

@@ -16,7 +16,8 @@ from flashgen.gen.problem import Problem
 from flashgen.tuner.errors import FlashgenError, LaunchError
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.outcome import Status
-from flashgen.tuner.evaluate.worker import Died, TimedOut, Worker
+from flashgen.tuner.evaluate.worker import Worker
+from flashgen.tuner.evaluate.worker_life import Died, TimedOut
 
 from tests.support import ROOT
 from tests.support.fakes import FakeDevice, Fault, fake_build
@@ -32,8 +33,8 @@ def worker():
 
 
 def pid_of(worker: Worker) -> int:
-    assert worker._process is not None
-    return worker._process.popen.pid
+    assert worker.life.process is not None
+    return worker.life.process.popen.pid
 
 
 def test_right_kernel_is_measured(worker):
@@ -239,7 +240,7 @@ def test_interrupt_is_the_parents_to_handle(worker):
 
 def test_interrupted_request_leaves_no_stale_answer(worker, monkeypatch):
     worker.evaluate(fake_build(), PROBLEM)
-    pipe = worker._process.pipe
+    pipe = worker.life.process.pipe
     real = type(pipe).poll
 
     def interrupted(self, timeout=0.0):
@@ -284,7 +285,7 @@ def test_worker_ends_with_its_parent_even_when_killed(fault):
         worker = Worker(FakeDevice())
         problem = fake_build().kernel.problem
         worker.evaluate(fake_build(), problem)
-        print(worker._process.popen.pid, flush=True)
+        print(worker.life.process.popen.pid, flush=True)
         worker.evaluate(fake_build(Fault({str(fault)!r})), problem)
         time.sleep(60)
     """

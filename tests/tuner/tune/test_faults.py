@@ -118,7 +118,7 @@ def test_a_faulty_kernel_is_an_outcome(emulated, faulty, fault, statuses, words)
     assert outcome.status in statuses, outcome.reason
     assert any(word in outcome.reason for word in words.split("|")) and outcome.measurement is None
     # Whatever it has done to its process, the next build is not blamed for it.
-    assert emulated._process is None
+    assert emulated.life.process is None
     file.write_text("0")
     assert emulated.evaluate(build, SMALL).status is Status.OK
 
@@ -144,7 +144,7 @@ def kill_after(worker: Worker, seconds: float, signum: int, times: int = 1) -> t
     def kill() -> None:
         killed = set()
         while len(killed) < times:
-            process = worker._process
+            process = worker.life.process
             if process is not None and process.popen.pid not in killed and process.phase == "validate":
                 time.sleep(seconds)
                 killed.add(process.popen.pid)
@@ -186,7 +186,7 @@ def test_a_worker_can_be_killed_from_another_thread():
 
     thread = threading.Thread(target=evaluate)
     thread.start()
-    while worker._process is None or worker._process.phase != "validate":
+    while worker.life.process is None or worker.life.process.phase != "validate":
         time.sleep(0.02)
     worker.kill()
     thread.join(10)

@@ -29,7 +29,7 @@ HELD = "held"
 LOOK_SECONDS = 0.05
 
 
-class Others:
+class OtherCoordinators:
     """The trials of the study that other coordinators made, as they come and go.
 
     ``outcomes`` is what they finished since this one joined, ``in_flight`` how many variants of the catalogue
