@@ -1,4 +1,4 @@
-"""The words of options that name families and their parameters, as what they mean."""
+"""The words of options that name families, their parameters and other things, as what they mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..gen.families import family_named
 from ..gen.variant import Value, Variant
-from .errors import UsageError, checked
+from .errors import UsageError, checked, suggestion
 
 T = TypeVar("T")
 
@@ -39,3 +39,20 @@ def parse_settings(family: type[Variant], settings: Sequence[str]) -> dict[str, 
             raise UsageError(f"--set {setting!r} is not of the form name=value, as in --set bc=64")
         texts[name.strip()] = text.strip()
     return checked(lambda: family.parse(texts))
+
+
+def parse_names(text: str | None, known: Sequence[str], what: str) -> list[str]:
+    """Returns the comma-separated names in ``text`` in the order of ``known``; all of them for None.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    if text is None:
+        return list(known)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown {what} {name!r}; {suggestion(name, known)}")
+    if not names:
+        raise UsageError(f"no {what} was named; choose from {', '.join(known)}")
+    return [name for name in known if name in names]

@@ -1,7 +1,8 @@
 """The ladder on a real card."""
 
 import pytest
-from flashgen.tuner.bench.ladder import FUSED, TUNED, UNFUSED, run_ladder
+from flashgen.tuner.bench.ladder import run_ladder
+from flashgen.tuner.bench.ladder_result import FUSED, TUNED, UNFUSED
 from flashgen.tuner.bench.peers import torch_installed
 from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.errors import FlashgenError

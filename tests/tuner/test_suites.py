@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.tuner.bench.ladder import CASES
+from flashgen.tuner.bench.ladder_result import CASES
 from flashgen.tuner.suites import SUITES, workloads
 
 

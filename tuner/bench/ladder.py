@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...gen.families.ladder.family import STEPS, steps
 from ...gen.families.simt.family import Simt
@@ -23,19 +22,15 @@ from ...gen.variant import Illegal, Variant
 from ..build.compile import CompilePool
 from ..build.protocol import Build
 from ..cards.device import Device
-from ..errors import BuildError, FlashgenError, UsageError, suggestion
+from ..errors import BuildError, FlashgenError
 from ..evaluate.measure import median, tflops
-from ..evaluate.outcome import Measurement, Outcome, Status
+from ..evaluate.outcome import Outcome, Status
 from ..evaluate.worker import Worker
 from ..shelf import library
 from ..shelf.emitting import complete
-from ..suites import SUITES
+from .ladder_result import CASES, FUSED, TUNED, UNFUSED, LadderResult, Row
 from .peers import PeerTime, torch_installed, torch_times
 
-#: The report's cases, by its numbers.
-CASES: dict[str, Problem] = SUITES["report"].problems
-
-TUNED, FUSED, UNFUSED = "simt", "fused", "unfused"
 #: A launch expected to take longer is not made.
 LIMIT_S = 4.0
 #: Lengths up to here are timed at once, longer ones approached by this factor.
@@ -44,113 +39,6 @@ SAFE_LENGTH, LENGTH_FACTOR = 512, 4
 LAUNCHES_PER_REQUEST = 6
 #: A step is shown whatever the compiler made of it.
 ANY_SPILL = 2**31
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One contender on one case. ``median_us`` is None where it did not run, and ``reason`` says why."""
-
-    case: str
-    name: str
-    """A step, or ``simt``, ``fused``, ``unfused``."""
-    title: str
-    status: Status
-    reason: str = ""
-    variant: Variant | None = None
-    median_us: float | None = None
-    measurement: Measurement | None = None
-    """Of our kernels; at ``scaled_from`` instead of the case's length where that is set."""
-    scaled_from: int | None = None
-    """The length that was timed instead of the case's; the time is scaled by the square."""
-
-    @property
-    def is_step(self) -> bool:
-        return self.name in STEPS
-
-    @property
-    def tflops(self) -> float | None:
-        return None if self.median_us is None else tflops(CASES[self.case], self.median_us)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LadderResult:
-    """All rows, by case and in the order of the steps."""
-
-    device: str
-    driver: str
-    toolkit: str
-    predicted: bool
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
-    interrupted: bool = False
-
-    @property
-    def cases(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.case for row in self.rows))
-
-    def rows_of(self, case: str) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.case == case)
-
-    def speedups(self, row: Row) -> tuple[float | None, float | None]:
-        """Over the first step that was timed on the case and, for a step, over the one timed before it."""
-        timed = [r for r in self.rows_of(row.case) if r.is_step and r.median_us is not None]
-        if row.median_us is None or not timed:
-            return None, None
-        over_first = timed[0].median_us / row.median_us  # type: ignore[operator]
-        place = next((i for i, r in enumerate(timed) if r.name == row.name), 0)
-        over_previous = timed[place - 1].median_us / row.median_us if place else None  # type: ignore[operator]
-        return over_first, over_previous
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values; times in milliseconds."""
-        return {
-            "device": self.device,
-            "driver": self.driver,
-            "toolkit": self.toolkit,
-            "predicted": self.predicted,
-            "interrupted": self.interrupted,
-            "notes": list(self.notes),
-            "cases": {
-                case: {
-                    "problem": CASES[case].to_dict(),
-                    "rows": [self._row_dict(row) for row in self.rows_of(case)],
-                }
-                for case in self.cases
-            },
-        }
-
-    def _row_dict(self, row: Row) -> dict[str, Any]:
-        over_first, over_previous = self.speedups(row)
-        return {
-            "name": row.name,
-            "title": row.title,
-            "status": row.status,
-            "reason": row.reason,
-            "ms": None if row.median_us is None else row.median_us / 1000,
-            "tflops": row.tflops,
-            "speedup_over_first": over_first,
-            "speedup_over_previous": over_previous,
-            "scaled_from_seqlen": row.scaled_from,
-            "variant": None if row.variant is None else row.variant.to_dict(),
-            "measurement": None if row.measurement is None else row.measurement.to_dict(),
-        }
-
-
-def parse_names(text: str | None, known: Sequence[str], what: str) -> list[str]:
-    """The comma-separated names in ``text`` in the order of ``known``; all of them for None.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    if text is None:
-        return list(known)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown {what} {name!r}; {suggestion(name, known)}")
-    if not names:
-        raise UsageError(f"no {what} was named; choose from {', '.join(known)}")
-    return [name for name in known if name in names]
 
 
 def run_ladder(

@@ -81,11 +81,11 @@ def bench_command(
     tuned for just it, else by the nearest. What fails leaves an empty cell, and its reason in the JSON.
     """
     from ..bench import figures
-    from ..bench.ladder import parse_names
     from ..bench.plan import BenchOptions, contender_names
     from ..bench.run import run_bench
     from ..build.compile import usable_cores
     from ..cards.names import resolve
+    from ..option_words import parse_names
     from ..suites import SUITES, Workload, workload_named, workloads
     from ..view.bench import row_line, show
     from ..view.drawing import require_matplotlib
@@ -145,7 +145,7 @@ def _show_bench(
     run: BenchRun, say: Callable[[str], None], written: Path | None, readme: list[Path], plots: Path | None
 ) -> None:
     """Fills Markdown files and draws plots of a run."""
-    from ..view.bench import fill_file
+    from ..view.bench_markers import fill_file
 
     if written is not None:
         say(f"wrote {written}")

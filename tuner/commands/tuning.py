@@ -220,8 +220,10 @@ def ladder_command(
     Example: [bold]flashgen ladder --device 0 --cases t10,t22[/bold]
     """
     from ...gen.families.ladder.family import STEPS
-    from ..bench.ladder import CASES, LIMIT_S, parse_names, run_ladder
+    from ..bench.ladder import LIMIT_S, run_ladder
+    from ..bench.ladder_result import CASES
     from ..cards.names import resolve
+    from ..option_words import parse_names
     from ..view.ladder import ladder_tables, row_line
 
     case_names = parse_names(cases, list(CASES), "case")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..request import suggestion
-from ..search.sampler_names import SamplerName
+from ..search.sampler_names import SamplerName, is_installed, parse_sampler
 from . import strategies
 
 #: After the name of a sampler that starts at random and does not hear the cost model.
@@ -18,12 +18,12 @@ PRIMED = (SamplerName.GP, SamplerName.FOREST, SamplerName.EXHAUSTIVE)
 
 
 def default_methods() -> tuple[str, ...]:
-    """Returns our methods, what they are compared with, and Kernel Tuner's where that is installed."""
-    gp, forest, tpe, random = map(
-        str, (SamplerName.GP, SamplerName.FOREST, SamplerName.TPE, SamplerName.RANDOM)
+    """Returns our methods, what they are compared with, and Kernel Tuner's, as far as they are installed."""
+    gp, *others = filter(
+        is_installed, (SamplerName.GP, SamplerName.FOREST, SamplerName.TPE, SamplerName.RANDOM)
     )
     theirs = [KERNEL_TUNER + name for name in strategies.STRATEGIES] if strategies.is_installed() else []
-    return (gp, gp + NO_PRIOR, forest, tpe, random, *theirs)
+    return (str(gp), gp + NO_PRIOR, *map(str, others), *theirs)
 
 
 def parse_methods(names: Sequence[str]) -> tuple[str, ...]:
@@ -39,4 +39,6 @@ def parse_methods(names: Sequence[str]) -> tuple[str, ...]:
                 raise UsageError(f"Kernel Tuner has no strategy {name.removeprefix(KERNEL_TUNER)!r}; {close}")
         elif name not in known:
             raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}")
+        else:
+            parse_sampler(name.removesuffix(NO_PRIOR))
     return tuple(dict.fromkeys(names))

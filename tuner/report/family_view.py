@@ -77,10 +77,10 @@ def _importance_chart(part: FamilyPart) -> Chart:
     shares = part.importance.shares
     rows = [Bar(name, share, percent(share)) for name, share in shares.items() if share >= 0.0005]
     alt = "Importance of parameters: " + "; ".join(f"{row.name} {row.words}" for row in rows)
-    rest = 1 - sum(shares.values())
-    note = "The part of the variance of log times that each parameter explains alone (fANOVA)."
-    if rest > 0.005:
-        note += f" The remaining {percent(rest)} lie in how parameters work together."
+    note = (
+        "How much each parameter's value decides whether a kernel is among the fastest tenth of those "
+        "timed, as a part of what all parameters decide (PED-ANOVA)."
+    )
     drawing = wide_and_narrow(lambda width: bars(rows, alt, width))
     return Chart(f"What matters in {part.name}", note, *drawing)
 

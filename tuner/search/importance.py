@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.importance import FanovaImportanceEvaluator
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
 from ...gen.variant import Value, Variant
 
-#: With fewer trials an importance is noise.
-FEWEST_TRIALS = 12
+#: With fewer trials an importance is noise: a tenth of them is what the others are compared with.
+FEWEST_TRIALS = 20
 
 
 @dataclass(frozen=True)
 class Importance:
-    """``shares`` says by parameter, the largest first, how much of the variance of log times it alone
-    explains (fANOVA)."""
+    """``shares`` says by parameter, the largest first, how much its value decides whether a kernel is among
+    the fastest tenth of those timed (PED-ANOVA), as a part of what all parameters decide."""
 
     shares: dict[str, float]
 
@@ -53,7 +53,7 @@ def varied(variants: Sequence[Variant]) -> list[str]:
 
 
 def importance(variants: Sequence[Variant], times_us: Sequence[float]) -> Importance | None:
-    """How much each parameter explains of log times; None where there are too few to tell.
+    """Returns what each parameter matters for being fast; None where there are too few times to tell.
 
     Trials are handed over anew: those of an older version lack parameters that have a default since.
     """
@@ -78,8 +78,8 @@ def importance(variants: Sequence[Variant], times_us: Sequence[float]) -> Import
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shares = FanovaImportanceEvaluator(seed=0).evaluate(study, params=names)
-    return Importance(dict(sorted(shares.items(), key=lambda each: -each[1])))
+        shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
+    return Importance({name: float(share) for name, share in shares.items()})
 
 
 def worth_of(winner: Variant, variants: Sequence[Variant], times_us: Sequence[float]) -> tuple[Worth, ...]:

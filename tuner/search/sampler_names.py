@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from enum import StrEnum
 
 from ..errors import UsageError, suggestion
@@ -17,10 +18,21 @@ class SamplerName(StrEnum):
     EXHAUSTIVE = "exhaustive"
 
 
+def is_installed(sampler: SamplerName) -> bool:
+    """Tells whether what the sampler is made of is here: forests are scikit-learn's."""
+    return sampler is not SamplerName.FOREST or importlib.util.find_spec("sklearn") is not None
+
+
 def parse_sampler(name: str) -> SamplerName:
-    """The sampler called ``name``. Raises UsageError."""
+    """Returns the sampler called ``name``. Raises UsageError for one that is unknown or not installed."""
     try:
-        return SamplerName(name)
+        sampler = SamplerName(name)
     except ValueError:
         known = [each.value for each in SamplerName]
         raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}") from None
+    if not is_installed(sampler):
+        raise UsageError(
+            f"sampler {name} needs scikit-learn, which is not installed: `pip install scikit-learn`, or "
+            "`pip install -e '.[forest]'` in a checkout of flashgen"
+        )
+    return sampler

@@ -1,17 +1,11 @@
-"""A benchmark run as people read it: tables for the terminal, and the same as Markdown between markers."""
+"""A benchmark run as people read it: tables of words and figures."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
-from rich.table import Table as RichTable
 
 from ...gen.families.ladder.family import STEPS
 from ...gen.problem import Problem
@@ -29,44 +23,16 @@ from ..bench.figures import (
     scaled_of,
     summary,
 )
-from ..build.cache import write_atomically
-from ..errors import FlashgenError
 from ..suites import SUITES
+from .table import Table
 
 #: Of the report's steps, the one that stands beside other contenders; all are in a table of their own.
 LAST_STEP = LADDER + list(STEPS)[-1]
-#: Begins and ends what is generated in a Markdown file: ``<!-- bench:llm odd -->`` ... ``<!-- /bench -->``.
-SECTION = re.compile(r"(<!-- bench:([^>]*?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 NOTHING = ""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells as text. ``left``: how many columns hold words and stand left-aligned; ``notes`` stand below."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-    left: int = 0
-
-    def markdown(self) -> str:
-        lines = [self.columns, ["--:" if i >= self.left else ":--" for i in range(len(self.columns))]]
-        text = ["| " + " | ".join(line) + " |" for line in (*lines, *self.rows)]
-        return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
-
-    def rich(self) -> RichTable:
-        table = RichTable(title=escape(self.title), caption=escape("\n".join(self.notes)) or None)
-        for i, name in enumerate(self.columns):
-            # Numbers are never cut; names may be folded on a narrow terminal.
-            table.add_column(escape(name), justify="left" if i < self.left else "right", overflow="fold")
-        for row in self.rows:
-            table.add_row(*map(escape, row))
-        return table
-
-
 def show(console: Console, run: BenchRun) -> None:
-    """All tables, each as wide as its numbers need: a narrower terminal wraps their lines."""
+    """Prints all tables, each as wide as its numbers need: a narrower terminal wraps their lines."""
     room = console.options.update(width=10_000)
     for table in (each.rich() for each in tables(run)):
         console.width = max(console.width, Measurement.get(console, room, table).maximum)
@@ -328,7 +294,7 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 def about(run: BenchRun) -> str:
-    """Where and with what the figures were taken."""
+    """Says where and with what the figures were taken."""
     names = {"torch": "PyTorch", "cuda": "its CUDA", "cudnn": "cuDNN", "triton": "Triton"}
     versions = [f"{names.get(name, name)} {version}" for name, version in run.libraries.items()]
     parts = [
@@ -343,7 +309,7 @@ def about(run: BenchRun) -> str:
 
 
 def tables(run: BenchRun) -> list[Table]:
-    """All there is to show of a run."""
+    """Returns all tables that there are of a run."""
     found: list[Table | None] = [
         suite_table(title_of(name), rows, run)
         for name, rows in by_suite(run.rows).items()
@@ -359,7 +325,7 @@ def tables(run: BenchRun) -> list[Table]:
 
 
 def row_line(row: Row) -> str:
-    """A row in one line, for progress."""
+    """Returns a row in one line, for progress."""
     parts = [f"{row.name}: {OURS} "]
     ours = row.cells.get(OURS)
     parts[0] += (
@@ -370,65 +336,3 @@ def row_line(row: Row) -> str:
             over = row.ratio(name)
             parts.append(f"{name} {_cell(row, name)}" + (f" ({over:.2f}x)" if over else ""))
     return ", ".join(parts)
-
-
-# -- Markdown ------------------------------------------------------------------------------------------------
-
-
-def fill(text: str, run: BenchRun) -> str:
-    """The text with what stands between its markers generated anew.
-
-    A marker names suites or patterns of workloads (``bench:fp32 bf16-d64-*``), or one of ``summary``,
-    ``ladder``, ``host``, ``ceilings``, ``errors`` and ``about``, or ``plots`` and the folder of those wanted
-    (``bench:plots plots/llm plots/roofline``).
-
-    Raises:
-        FlashgenError: a marker names what the run does not have.
-    """
-    return SECTION.sub(lambda found: f"{found[1]}{section(found[2], run)}\n{found[3]}", text)
-
-
-def fill_file(path: Path, run: BenchRun) -> None:
-    """`fill` of a file in place. Raises FlashgenError for one that cannot be read or has no markers."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
-    if SECTION.search(text) is None:
-        raise FlashgenError(f"{path} has no `<!-- bench:llm -->` ... `<!-- /bench -->` to fill")
-    write_atomically(path, fill(text, run))
-
-
-def section(words: str, run: BenchRun) -> str:
-    """What a marker with those words encloses. Raises FlashgenError."""
-    whole = {
-        "summary": lambda: summary_table(run),
-        "ladder": lambda: ladder_table(run),
-        "host": lambda: host_table(run),
-        "ceilings": lambda: ceilings_table(run),
-        "errors": lambda: errors_table(run.errors) if run.errors else None,
-    }
-    if words == "about":
-        return about(run)
-    if words.startswith("plots "):
-        return "\n\n".join(f"![{Path(each).name}, {run.device}]({each}.svg)" for each in words.split()[1:])
-    if words in whole:
-        table = whole[words]()
-    else:
-        rows = chosen(words, run.rows)
-        table = suite_table(words, rows, run, names=False) if rows else None
-    if table is None:
-        raise FlashgenError(
-            f"the marker `bench:{words}` asks for what the run does not have; run `flashgen bench` for it"
-        )
-    return table.markdown()
-
-
-def chosen(words: str, rows: Sequence[Row]) -> list[Row]:
-    """The rows of the suites and patterns named."""
-    suites = by_suite(rows)
-    names: dict[str, Row] = {}
-    for word in words.split():
-        members = suites.get(word) or [row for row in rows if fnmatch(row.name, word)]
-        names |= {row.name: row for row in members}
-    return list(names.values())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from ..bench.ladder import CASES, TUNED, LadderResult, Row
+from ..bench.ladder_result import CASES, TUNED, LadderResult, Row
 
 
 def ladder_tables(result: LadderResult) -> Iterator[Table]:

@@ -23,6 +23,7 @@ from flashgen.tuner.exchange.replay_curves import Curves, Replayed
 from flashgen.tuner.exchange.replay_methods import default_methods, parse_methods
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.rank_correlation import spearman
+from flashgen.tuner.search.sampler_names import parse_sampler
 from flashgen.tuner.view.replay import notes, plot, show_replays
 from rich.console import Console
 from typer.testing import CliRunner
@@ -208,6 +209,17 @@ def test_methods_that_there_are_not():
         parse_methods(["forrest"])
     with pytest.raises(UsageError, match="unknown sampler 'tpe:no-prior'"):
         parse_methods(["tpe:no-prior"])
+
+
+def test_forests_are_compared_where_they_are_installed(monkeypatch):
+    assert "forest" in default_methods()
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert default_methods()[:2] == ("gp", "gp:no-prior") and "forest" not in default_methods()
+    for name in ("forest", "forest:no-prior"):
+        with pytest.raises(UsageError, match="pip install scikit-learn"):
+            parse_methods([name])
+    with pytest.raises(UsageError, match="pip install scikit-learn"):
+        parse_sampler("forest")
 
 
 def test_who_is_ahead_is_told(space):

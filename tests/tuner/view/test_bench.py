@@ -14,10 +14,7 @@ from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cel
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
 from flashgen.tuner.view.bench import (
-    Table,
     errors_table,
-    fill,
-    fill_file,
     host_table,
     ladder_table,
     row_line,
@@ -26,7 +23,9 @@ from flashgen.tuner.view.bench import (
     summary_table,
     tables,
 )
+from flashgen.tuner.view.bench_markers import fill, fill_file
 from flashgen.tuner.view.bench_plots import panels_of, write_plots
+from flashgen.tuner.view.table import Table
 from rich.console import Console
 
 from tests.support import ROOT

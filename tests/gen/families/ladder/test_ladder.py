@@ -16,7 +16,8 @@ from flashgen.gen.render import render
 from flashgen.gen.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
-from flashgen.tuner.bench.ladder import CASES, LadderResult, Row, _Timer, parse_names
+from flashgen.tuner.bench.ladder import _Timer
+from flashgen.tuner.bench.ladder_result import CASES, LadderResult, Row
 from flashgen.tuner.bench.peers import torch_times
 from flashgen.tuner.cards.device import Build, Timing
 from flashgen.tuner.cards.emulated import SimDevice
@@ -24,6 +25,7 @@ from flashgen.tuner.errors import UsageError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import validate
+from flashgen.tuner.option_words import parse_names
 from flashgen.tuner.view.ladder import ladder_tables, row_line
 from rich.console import Console
 
