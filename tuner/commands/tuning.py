@@ -93,7 +93,7 @@ class TuneWords:
             # A wrong one is told before a card is looked for.
             parse_settings(one_family(families), self.settings)
         return TuneRequest(
-            kinds=tuple(map(tuple, resolve_all(self.device))),
+            kinds=tuple(resolve_all(self.device)),
             problems=tuple(problems),
             families=families,
             settings=tuple(self.settings or ()),
