@@ -29,7 +29,7 @@ class Sample:
             q = _host(inputs.q[batch, head])[None, None]
             k, v = (_host(x[batch, head // group])[None, None] for x in (inputs.k, inputs.v))
             found = reference.attention(
-                q, k, v, scale=problem.head_dim**-0.5, causal=problem.causal, rows=self._rows
+                q, k, v, scale=problem.head_dim**-0.5, scores=problem.scores, rows=self._rows
             )
             self._expected[batch, head] = found.o[0, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,50 +10,105 @@ import typer
 
 from ..errors import UsageError, checked
 from ..request import Shapes
-from .flags import DEFAULT_OUT, NO_SHAPES, Jobs, Json, Out, Settings, Storage, takes_shapes
+from .flags import (
+    DEFAULT_OUT,
+    NO_SHAPES,
+    Jobs,
+    Json,
+    ManyCommand,
+    Out,
+    Settings,
+    Storage,
+    takes,
+    takes_shapes,
+)
 from .terminal import console_for, print_json
 
 if TYPE_CHECKING:
     from ..shelf.bundle import Pick
+    from ..shelf.emit_request import EmitRequest
+    from ..shelf.emitting import Emitted
 
 
-@takes_shapes
-def emit_command(
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: best.cu or best.py.")],
+@dataclass(frozen=True, kw_only=True)
+class EmitWords:
+    """The options of `flashgen emit` as they are typed."""
+
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: best.cu or best.py.")]
     kernels: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KERNEL]...", help="These, as `list` names them, or their files."),
-    ] = None,
+    ] = None
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="DEVICE", help="For this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None,
+    ] = None
     preset: Annotated[
         str | None,
         typer.Option(
             "--preset", metavar="NAME", help="For a card that need not be here: h200, or any of sm_90."
         ),
-    ] = None,
-    shapes: Shapes = NO_SHAPES,
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None,
-    settings: Settings = None,
+    ] = None
+    shapes: Shapes = NO_SHAPES
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None
+    settings: Settings = None
     main: Annotated[
         bool,
         typer.Option("--main", help="A program that reads Q, K and V from a file and writes O to another."),
-    ] = False,
+    ] = False
     cmake: Annotated[
         bool,
         typer.Option("--cmake", help="Also a header, CMakeLists.txt and an example that uses the library."),
-    ] = False,
+    ] = False
     embed: Annotated[
         bool,
         typer.Option("--embed", help="Let a .py carry its kernels compiled; other cards compile the source."),
-    ] = False,
-    storage: Storage = None,
-    out: Out = DEFAULT_OUT,
-    jobs: Jobs = None,
-    json_: Json = False,
-) -> None:
+    ] = False
+    storage: Storage = None
+    out: Out = DEFAULT_OUT
+    jobs: Jobs = None
+
+    def request(self) -> EmitRequest:
+        """Returns what the words ask for. Raises UsageError, or FlashgenError for a missing card."""
+        from ...gen.families import family_named
+        from ..build.compile import usable_cores
+        from ..cards.names import limits_named, preset_named
+        from ..shelf.emit_request import EmitRequest
+        from ..shelf.targets import check_target
+
+        check_target(self.target, native=self.main or self.cmake)
+        if self.device is not None and self.preset is not None:
+            raise UsageError("--device and --preset both name the card; give one")
+        if self.embed and self.target.suffix != ".py":
+            raise UsageError(f"--embed is for modules, and {self.target} is none; name a .py file")
+        limits = None
+        if self.preset is not None:
+            limits = preset_named(self.preset)
+        elif self.device is not None:
+            limits = limits_named(self.device)
+        problems = self.shapes.problems()
+        name = self.family
+        return EmitRequest(
+            target=self.target,
+            kernels=tuple(self.kernels or ()),
+            shapes=self.shapes,
+            problems=tuple(problems),
+            limits=limits,
+            family=None if name is None else checked(lambda: family_named(name)),
+            settings=tuple(self.settings or ()),
+            embed=(self.jobs or usable_cores()) if self.embed else 0,
+        )
+
+    def again(self) -> list[str]:
+        """Returns the words that emit a module of the same kernels again."""
+        options = {"device": self.device, "preset": self.preset, "family": self.family}
+        words = [*(self.kernels or self.shapes.words())]
+        words += [f"--{name} {value}" for name, value in options.items() if value is not None]
+        return [*words, "--embed"] if self.embed else words
+
+
+@takes("words", takes_shapes(EmitWords), ManyCommand)
+def emit_command(words: EmitWords, json_: Json = False) -> None:
     """Writes the best known kernel: the last tuned one, or the best for what the options ask.
 
     Example: [bold]flashgen emit best.py --device 0 --d 64 --causal[/bold]
@@ -65,76 +121,36 @@ def emit_command(
     holds the best for each and calls the one that was tuned for the nearest shape. Lists without lengths,
     batch and heads, as in [bold]--d 64,128[/bold], mean all that were tuned.
     """
-    from ...gen.families import family_named
-    from ..build.compile import usable_cores
-    from ..cards.names import limits_named, preset_named
-    from ..option_words import one_family, parse_settings
-    from ..serving import serving_families
-    from ..shelf.emitting import (
-        card_of_last,
-        check_target,
-        choose,
-        complete,
-        emit_tuned,
-        emit_untuned,
-        files_beside,
-        known_kernels,
-        with_program,
-        write_target,
-    )
+    from ..shelf.bundle import kernels_of
+    from ..shelf.emit_request import emit_one, picks_for
+    from ..shelf.emitting import emit_tuned
+    from ..shelf.known_kernels import known_kernels
     from ..store.studies import default_storage
 
-    check_target(target, native=main or cmake)
-    if device is not None and preset is not None:
-        raise UsageError("--device and --preset both name the card; give one")
-    if embed and target.suffix != ".py":
-        raise UsageError(f"--embed is for modules, and {target} is none; name a .py file")
-    limits = None
-    if preset is not None:
-        limits = preset_named(preset)
-    elif device is not None:
-        limits = limits_named(device)
-    problems = shapes.problems()
-    kind = None if family is None else checked(lambda: family_named(family))
-    known = known_kernels(out, storage or default_storage(out), storage is not None)
-    at_once = (jobs or usable_cores()) if embed else 0
-    if kernels or len(problems) > 1:
-        from ..shelf.bundle import kernels_of, named, pick, widened
-
-        if settings:
-            raise UsageError("--set renders one variant, untuned; leave it out, or ask for one problem")
-        if kernels and (shapes.words() or limits is not None or kind is not None):
-            raise UsageError("the kernels are named; leave out what would choose them")
-        if kernels:
-            picks = named(known, kernels)
-        else:
-            card = limits or card_of_last(known, problems)
-            picks = pick(known, widened(known, shapes, problems, card), card, kind)
-        entries = kernels_of(picks)
-        if len(entries) > 1:
-            options = {"device": device, "preset": preset, "family": family}
-            command = [*(kernels or shapes.words())]
-            command += [f"--{name} {value}" for name, value in options.items() if value is not None]
-            _emit_bundle(target, picks, command, at_once, json_)
-            return
-        emitted = emit_tuned(picks[0].match, target.suffix, embed=at_once)
-    elif settings:
-        problem = problems[0]
-        if limits is None:
-            raise UsageError("--set needs a card to render for; name one with --device or --preset")
-        chosen = kind or one_family(serving_families(problem, limits, settings))
-        held = parse_settings(chosen, settings)
-        variant = complete(chosen, problem, limits, held, chosen())
-        how = f"the variant asked for, untuned: {problem.name} for {limits.name}"
-        emitted = emit_untuned(variant, problem, limits, how, target.suffix, embed=at_once)
+    request = words.request()
+    known = known_kernels(words.out, words.storage or default_storage(words.out), words.storage is not None)
+    if not request.is_of_several:
+        _write_kernel(words, emit_one(request, known), json_)
+        return
+    picks = picks_for(request, known)
+    if len(kernels_of(picks)) > 1:
+        _write_module(request, picks, words.again(), json_)
     else:
-        emitted = choose(known, shapes.of_one(problems[0]), limits, kind, target.suffix, embed=at_once)
-    beside = files_beside(target, emitted) if cmake else {}
-    write_target(target, with_program(emitted) if main else emitted.text)
+        emitted = emit_tuned(picks[0].match, request.target.suffix, embed=request.embed)
+        _write_kernel(words, emitted, json_)
+
+
+def _write_kernel(words: EmitWords, emitted: Emitted, as_json: bool) -> None:
+    """Writes one kernel, and the files that make it a library."""
+    from ..shelf.targets import files_beside, with_program, write_target
+
+    target = words.target
+    beside = files_beside(target, emitted) if words.cmake else {}
+    write_target(target, with_program(emitted) if words.main else emitted.text)
     for path, text in beside.items():
         write_target(path, text)
-    if json_:
-        files = {"target": str(target), **({"beside": [str(path) for path in beside]} if cmake else {})}
+    if as_json:
+        files = {"target": str(target), **({"beside": [str(path) for path in beside]} if words.cmake else {})}
         print_json({**files, **emitted.to_dict()})
     else:
         from ..view.emitted import show_emitted
@@ -142,20 +158,19 @@ def emit_command(
         show_emitted(console_for(False), target, emitted, list(beside))
 
 
-def _emit_bundle(target: Path, picks: list[Pick], command: list[str], embed: int, as_json: bool) -> None:
-    """Writes a module of several kernels. ``embed`` is as in `bundle`."""
+def _write_module(request: EmitRequest, picks: list[Pick], again: list[str], as_json: bool) -> None:
+    """Writes a module of several kernels, which ``again`` emits again."""
     from ..shelf.bundle import bundle, kernels_of
-    from ..shelf.emitting import write_target
+    from ..shelf.targets import write_target
     from ..view.emitted import show_bundle
 
-    entries = kernels_of(picks)
+    target, entries = request.target, kernels_of(picks)
     if target.suffix != ".py":
         raise UsageError(f"{len(entries)} kernels make a module; name the file .py, or ask for one")
-    words = [*command, "--embed"] if embed else command
-    text = bundle(entries, name=target.stem, command=words, embed=embed)
+    text = bundle(entries, name=target.stem, command=again, embed=request.embed)
     write_target(target, text)
     if as_json:
         kernels = [pick.to_dict() for pick in picks]
-        print_json({"target": str(target), "embedded": bool(embed), "kernels": kernels})
+        print_json({"target": str(target), "embedded": bool(request.embed), "kernels": kernels})
     else:
         show_bundle(console_for(False), target, picks, len(text.encode()))

@@ -217,22 +217,25 @@ class ManyCommand(TyperCommand):
 
 def takes(
     name: str, make: Callable[..., Any], command_class: type[TyperCommand] = TyperCommand
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the options of ``make`` where it declares its argument ``name``.
 
-    ``command_class`` is what parses them.
+    ``command_class`` is what parses them. ``make`` may be a dataclass whose fields are options, or what this
+    function made of one, which then has the options of both.
     """
     options = inspect.signature(make, eval_str=True).parameters
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         declared = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in declared.parameters.values():
             parameters += options.values() if parameter.name == name else [parameter]
+        # Whatever order is declared, by name is how typer calls.
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
 
-        def run(**given: Any) -> None:
+        def run(**given: Any) -> Any:
             made = make(**{option: given.pop(option) for option in options})
-            command(**{name: made}, **given)
+            return command(**{name: made}, **given)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         # typer reads one or the other, depending on its version.

@@ -28,7 +28,7 @@ def list_command(
     """
     from ...gen.families import family_named
     from ..cards.names import limits_named
-    from ..shelf.emitting import known_kernels
+    from ..shelf.known_kernels import known_kernels
     from ..shelf.listing import fitting, to_dict
     from ..store.studies import default_storage
     from ..view.listing import show_kernels
@@ -78,7 +78,7 @@ def diff_command(
 
     Example: [bold]flashgen diff nvidia_h200/f32_d64 nvidia_h200/f32_d128 --no-source[/bold]
     """
-    from ..shelf.emitting import known_kernels
+    from ..shelf.known_kernels import known_kernels
     from ..shelf.listing import compare
     from ..store.studies import default_storage
     from ..view.listing import show_difference

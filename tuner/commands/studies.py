@@ -118,7 +118,7 @@ def report_command(
     from ..report.chosen import check_target, open_chosen
     from ..report.gathering import make_report
     from ..report.page import render_html
-    from ..shelf.emitting import write_target
+    from ..shelf.targets import write_target
     from ..store.studies import default_storage
 
     where = storage or default_storage(out)

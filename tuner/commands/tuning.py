@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,22 +16,25 @@ from .flags import (
     DeviceOption,
     Jobs,
     Json,
+    ManyCommand,
     Out,
     Seed,
     Settings,
     Storage,
+    takes,
     takes_shape,
     takes_shapes,
 )
 from .terminal import console_for, ends_softly, print_json
 
 if TYPE_CHECKING:
-    from ...gen.limits import DeviceLimits
-    from ...gen.problem import Problem
+    from ..tune.request import TuneRequest
 
 
-@takes_shapes
-def tune_command(
+@dataclass(frozen=True, kw_only=True)
+class TuneWords:
+    """The options of `flashgen tune` as they are typed."""
+
     device: Annotated[
         str,
         typer.Option(
@@ -39,14 +42,14 @@ def tune_command(
             metavar="DEVICES",
             help="A CUDA card (0), several (0,1,2), all of them (all) or an emulated one (sim:gtx-1080).",
         ),
-    ] = "0",
-    shapes: Shapes = NO_SHAPES,
+    ] = "0"
+    shapes: Shapes = NO_SHAPES
     family: Annotated[
         list[str] | None,
         typer.Option(
             "--family", metavar="NAME", help="Kernel family; repeatable. All that serve compete by default."
         ),
-    ] = None,
+    ] = None
     trials: Annotated[
         int | None,
         typer.Option(
@@ -54,11 +57,11 @@ def tune_command(
             min=1,
             help="Variants to try in all, of each problem; 200 by default, 24 on an emulated card.",
         ),
-    ] = None,
+    ] = None
     minutes: Annotated[
         float | None, typer.Option("--minutes", min=0.01, help="Time to search for, in all.")
-    ] = None,
-    settings: Settings = None,
+    ] = None
+    settings: Settings = None
     sampler: Annotated[
         str,
         typer.Option(
@@ -67,13 +70,47 @@ def tune_command(
             help="What proposes variants: gp (a Gaussian process, the default), forest (a random forest), "
             "tpe, random, or exhaustive (every variant, each timed in full; as many as --trials if given).",
         ),
-    ] = "gp",
-    seed: Seed = 0,
-    storage: Storage = None,
-    out: Out = DEFAULT_OUT,
-    jobs: Jobs = None,
-    json_: Json = False,
-) -> None:
+    ] = "gp"
+    seed: Seed = 0
+    storage: Storage = None
+    out: Out = DEFAULT_OUT
+    jobs: Jobs = None
+
+    def request(self) -> TuneRequest:
+        """Returns what the words ask for. Raises UsageError, or FlashgenError for a missing card."""
+        from ..build.compile import usable_cores
+        from ..cards.names import resolve_all
+        from ..option_words import one_family, parse_families, parse_settings
+        from ..search.sampler_names import parse_sampler
+        from ..shelf.bundle import module_name
+        from ..store.studies import default_storage
+        from ..tune.request import TuneRequest
+
+        problems = self.shapes.problems()
+        sampler = parse_sampler(self.sampler)
+        families = parse_families(self.family or [])
+        if self.settings and families:
+            # A wrong one is told before a card is looked for.
+            parse_settings(one_family(families), self.settings)
+        return TuneRequest(
+            kinds=tuple(resolve_all(self.device)),
+            problems=tuple(problems),
+            families=families,
+            settings=tuple(self.settings or ()),
+            trials=self.trials,
+            minutes=self.minutes,
+            sampler=sampler,
+            seed=self.seed,
+            storage=self.storage or default_storage(self.out),
+            out=self.out,
+            jobs=self.jobs or usable_cores(),
+            module=module_name(self.shapes, problems),
+            words=tuple(self.shapes.words()),
+        )
+
+
+@takes("words", takes_shapes(TuneWords), ManyCommand)
+def tune_command(words: TuneWords, json_: Json = False) -> None:
     """Searches for the fastest variant and writes it to the out folder.
 
     Example: [bold]flashgen tune --device sim:gtx-1080 --d 64[/bold]
@@ -84,67 +121,20 @@ def tune_command(
     With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
     turn, each from what the ones before taught, and one module is written that holds all their kernels.
     """
-    from ..build.compile import usable_cores
-    from ..cards.names import resolve_all
-    from ..option_words import one_family, parse_families, parse_settings
-    from ..search.sampler_names import SamplerName, parse_sampler
-    from ..serving import serving_families
-    from ..shelf.bundle import module_name
-    from ..store.studies import default_storage
-    from ..tune.batch import BatchResult, Competing, tune_each, write_module
-    from ..tune.coordinator import TuneOptions
-    from ..tune.options import DEFAULT_SIM_TRIALS, DEFAULT_TRIALS
+    from ..tune.batch import tune_kinds
     from ..view.progress import RunView
     from ..view.tuned import show_batch, show_result
 
-    problems = shapes.problems()
-    how = parse_sampler(sampler)
-    named = parse_families(family or [])
-    if settings and named:
-        parse_settings(one_family(named), settings)  # a wrong one is told before a card is looked for
-    kinds = resolve_all(device)
+    request = words.request()
+    several = len(request.problems) > 1
     console = console_for(json_)
-    batches: list[BatchResult] = []
-
-    def competing(limits: DeviceLimits, problem: Problem) -> Competing:
-        families = named or serving_families(problem, limits, settings or [])
-        return families, parse_settings(one_family(families), settings) if settings else {}
-
     with RunView(console) as view, ends_softly(view.note) as stop:
-        for card, *more in kinds:
-            most = trials
-            if trials is None and minutes is None and how is not SamplerName.EXHAUSTIVE:
-                most = DEFAULT_SIM_TRIALS if card.predicted else DEFAULT_TRIALS
-            options = TuneOptions(
-                device=card,
-                more_devices=tuple(more),
-                problem=problems[0],
-                families=named,
-                trials=most,
-                minutes=minutes,
-                sampler=how,
-                seed=seed,
-                storage=storage or default_storage(out),
-                out=out,
-                jobs=jobs or usable_cores(),
-            )
-            if more or len(kinds) > 1:
-                workers = "1 worker" if not more else f"{1 + len(more)} workers"
-                view.note(f"{card.limits.name}: {workers} ({', '.join(d.spec for d in (card, *more))})")
-            compete = functools.partial(competing, card.limits)
-            batch = tune_each(options, problems, compete, view=view, stop=stop)
-            if len(batch.results) > 1:
-                batch = write_module(
-                    batch, out, module_name(shapes, problems), shapes.words(), note=view.note
-                )
-            batches.append(batch)
-            if stop.is_set():
-                break
+        batches = tune_kinds(request, view=view, stop=stop)
     if json_:
-        told = [each.to_dict() if len(problems) > 1 else each.results[0].to_dict() for each in batches]
-        print_json(told[0] if len(kinds) == 1 else told)
+        told = [(batch if several else batch.results[0]).to_dict() for batch in batches]
+        print_json(told[0] if len(request.kinds) == 1 else told)
     for batch in batches:
-        if len(problems) > 1:
+        if several:
             show_batch(console, batch)
         elif not json_:
             show_result(console, batch.results[0])

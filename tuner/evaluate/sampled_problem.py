@@ -84,7 +84,7 @@ def draw_sample(problem: Problem, seed: int) -> Sample:
             k[b : b + 1, h // group : h // group + 1],
             v[b : b + 1, h // group : h // group + 1],
             scale=scale,
-            causal=problem.causal,
+            scores=problem.scores,
             rows=rows,
         )
         for b, h in picks

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import keyword
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ...gen.emit.cuda import emit_cuda
 from ...gen.emit.module import emit_module
-from ...gen.emit.native import library as library_files
-from ...gen.emit.native import program
 from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
 from ...gen.limits import PRESETS, DeviceLimits
 from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
-from ..build.cache import write_atomically
 from ..cards.slug import same_card
 from ..errors import FlashgenError, UsageError
 from ..predict.catalogue import build_catalogue
@@ -27,13 +21,7 @@ from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
 from ..request import Shape
 from ..serving import serving_families, why_not
-from ..store.studies import require_existing
 from . import library
-from .winners import kernels_in_storage
-
-SUFFIXES = (".cu", ".py")
-#: CMake's own targets and the example's; no library can be called so.
-RESERVED_STEMS = ("all", "clean", "example", "help", "install", "test")
 
 
 @dataclass(frozen=True)
@@ -67,83 +55,6 @@ class Emitted:
             "arch": self.arch,
             "measurement": self.measurement,
         }
-
-
-def check_target(target: Path, *, native: bool = False) -> None:
-    """Raises UsageError unless the target is a .cu or .py file, and if ``native`` a .cu file."""
-    if native and target.suffix != ".cu":
-        raise UsageError(f"--main and --cmake are of CUDA C++, not of {target.name}: name a .cu file")
-    if target.suffix not in SUFFIXES:
-        raise UsageError(f"cannot emit {str(target)!r}; name the file .cu (CUDA C++) or .py (Python module)")
-    if target.suffix == ".py" and (not target.stem.isidentifier() or keyword.iskeyword(target.stem)):
-        raise UsageError(f"{target.name!r} could not be imported; name the module as Python names variables")
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder; name a file in it")
-
-
-def write_target(target: Path, text: str) -> None:
-    """Writes the file whole or not at all. Raises FlashgenError."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text)
-    except OSError as error:
-        raise FlashgenError(
-            f"{target} cannot be written: {error.strerror or error}; free some space or name another file"
-        ) from error
-
-
-def with_program(emitted: Emitted) -> str:
-    """The .cu as a program. Raises UsageError for kernels that it could not call."""
-    _check_native(emitted.problem)
-    return emitted.text + program(emitted.problem, emitted.sm)
-
-
-def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
-    """What makes the .cu a library. Raises UsageError where files of others are in the way, or for a name
-    that no library can have."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", target.stem) or target.stem in RESERVED_STEMS:
-        raise UsageError(
-            f"{target.name!r} cannot name a library; choose letters, digits and _, as in best.cu"
-        )
-    _check_native(emitted.problem)
-    files = library_files(emitted.problem, emitted.variant, emitted.sm, target.stem)
-    beside = {target.with_name(name): text for name, text in files.items()}
-    for path in beside:
-        # What was written for a file of that name before names it in its first line.
-        if (
-            path.exists()
-            and target.name not in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        ):
-            raise UsageError(f"{path} is another's; emit into an empty folder, as in lib/{target.name}")
-    return beside
-
-
-def _check_native(problem: Problem) -> None:
-    if problem.has_scales:
-        raise UsageError(
-            f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
-            "callers of the launcher in the plain .cu pass"
-        )
-
-
-def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
-    """The kernels of the library folders, then those that only the trials' storage holds.
-
-    Raises FlashgenError where the storage cannot be read and was named, or is all there is.
-    """
-    found = library.entries(library.folders(out))
-    if storage_named:
-        require_existing(storage)
-    if storage_named or Path(storage).exists():
-        have = {(e.slug, e.kernel.problem, e.kernel.variant) for e in found}
-        try:
-            kept = kernels_in_storage(storage)
-        except FlashgenError:
-            if storage_named or not found:
-                raise
-            kept = []
-        found += [e for e in kept if (e.slug, e.kernel.problem, e.kernel.variant) not in have]
-    return found
 
 
 def emit_tuned(match: library.Match, suffix: str, *, embed: int = 0) -> Emitted:
@@ -187,7 +98,7 @@ def emit_untuned(
 
 
 def choose(
-    known: list[library.Entry],
+    known: Sequence[library.Entry],
     shape: Shape,
     limits: DeviceLimits | None,
     family: type[Variant] | None,
@@ -268,7 +179,7 @@ def complete(
     return catalogue.variant(row)
 
 
-def card_of_last(known: list[library.Entry], problems: Sequence[Problem]) -> DeviceLimits:
+def card_of_last(known: Sequence[library.Entry], problems: Sequence[Problem]) -> DeviceLimits:
     """The card to emit for when none was named: that of the kernel tuned last, of one of the problems' types
     and head dims where there is any."""
     stems = {problem.stem for problem in problems}

@@ -6,6 +6,7 @@ first, and the compiler's cache: a variant's source is the same for all lengths.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +15,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...gen.problem import Problem
-from ...gen.variant import Value, Variant
 from ..errors import NotServed, UsageError
 from ..shelf import library
 from ..shelf.bundle import bundle
-from ..shelf.emitting import write_target
+from ..shelf.targets import write_target
 from .coordinator import TuneOptions, TuneResult, tune
 from .events import Event
-
-#: The families that compete for a problem, and the parameters held.
-Competing = tuple[tuple[type[Variant], ...], Mapping[str, Value]]
+from .request import Competing, TuneRequest
 
 
 class View(Protocol):
-    """Who is told how the batch goes on."""
+    """What is told how a batch of problems goes on."""
 
     def __call__(self, event: Event) -> None:
         """Something happened to the problem under way."""
@@ -37,26 +35,55 @@ class View(Protocol):
         """The next problem comes."""
         ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """The user should see this line now."""
+        ...
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of each problem: ``failed`` says by name why nothing serves or works."""
+    """What became of each problem: ``failed`` says by name why nothing serves or works.
+
+    ``module`` holds all the kernels, where there are several.
+    """
 
     results: tuple[TuneResult, ...]
     failed: Mapping[str, str]
     interrupted: bool
     module: Path | None = None
-    """What holds all the kernels."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the batch as `flashgen tune --json` tells it."""
         return {
             "kernels": [result.to_dict() for result in self.results],
             "failed": dict(self.failed),
             "interrupted": self.interrupted,
             "module": str(self.module) if self.module is not None else None,
         }
+
+
+def tune_kinds(request: TuneRequest, *, view: View, stop: threading.Event) -> list[BatchResult]:
+    """Tunes the problems on each kind of card in turn, and writes a module of several kernels of a kind.
+
+    Setting ``stop`` ends the run under way with its best so far, and leaves the rest.
+
+    Raises:
+        FlashgenError: as `tune_each` and `write_module`.
+    """
+    batches: list[BatchResult] = []
+    for cards in request.kinds:
+        limits = cards[0].limits
+        if len(cards) > 1 or len(request.kinds) > 1:
+            workers = "1 worker" if len(cards) == 1 else f"{len(cards)} workers"
+            view.note(f"{limits.name}: {workers} ({', '.join(card.spec for card in cards)})")
+        compete = functools.partial(request.competing, limits=limits)
+        batch = tune_each(request.options(cards), request.problems, compete, view=view, stop=stop)
+        if len(batch.results) > 1:
+            batch = write_module(batch, request.out, request.module, request.words, note=view.note)
+        batches.append(batch)
+        if stop.is_set():
+            break
+    return batches
 
 
 def tune_each(
@@ -68,7 +95,7 @@ def tune_each(
     stop: threading.Event,
     run: Callable[..., TuneResult] = tune,
 ) -> BatchResult:
-    """Tunes the problems in turn with the same options but for the families, which ``compete`` tells.
+    """Tunes problems in turn with the same options but for the families, which ``compete`` tells.
 
     ``options.minutes`` are for all of them: each gets an equal share of what is left. A problem that nothing
     serves is noted and passed over. Setting ``stop`` ends the one under way with its best so far, and leaves
@@ -105,8 +132,10 @@ def tune_each(
 def write_module(
     batch: BatchResult, out: Path, name: str, command: Sequence[str], *, note: Callable[[str], None]
 ) -> BatchResult:
-    """Writes the module of the batch's kernels, ``name`` in the card's folder; where the library has a faster
-    one, that. ``command`` is what emits it again. What does not go together is noted.
+    """Writes a module of the batch's kernels, ``name`` in the card's folder.
+
+    Where the library has a faster kernel it takes that. ``command`` is what emits the module again. What does
+    not go together is noted.
 
     Raises:
         FlashgenError: it cannot be written.

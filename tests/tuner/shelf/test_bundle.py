@@ -124,7 +124,7 @@ def test_emit_of_a_suite(flashgen, tmp_path, monkeypatch):
     problems = list(SUITES["report"].problems.values())
     known = [entry(p, variant=LADDER()) for p in problems]
     known = [replace(e, rendered=render(LADDER(), e.kernel.problem, H200)) for e in known]
-    monkeypatch.setattr("flashgen.tuner.shelf.emitting.known_kernels", lambda *_: known)
+    monkeypatch.setattr("flashgen.tuner.shelf.known_kernels.known_kernels", lambda *_: known)
     flashgen("emit", "report.py", "--suite", "report")
     module = load(tmp_path / "report.py")
     assert [each.problem for each in module.KERNELS] == [p.to_dict() for p in problems]

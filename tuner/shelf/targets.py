@@ -1,0 +1,75 @@
+"""The files that a person asks for: whether they can be written, and writing them."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from ...gen.emit.native import library as library_files
+from ...gen.emit.native import program
+from ...gen.problem import Problem
+from ..build.cache import write_atomically
+from ..errors import FlashgenError, UsageError
+from .emitting import Emitted
+
+SUFFIXES = (".cu", ".py")
+#: CMake's own targets and the example's; no library can be called so.
+RESERVED_STEMS = ("all", "clean", "example", "help", "install", "test")
+
+
+def check_target(target: Path, *, native: bool = False) -> None:
+    """Raises UsageError unless the target is a .cu or .py file, and if ``native`` a .cu file."""
+    if native and target.suffix != ".cu":
+        raise UsageError(f"--main and --cmake are of CUDA C++, not of {target.name}: name a .cu file")
+    if target.suffix not in SUFFIXES:
+        raise UsageError(f"cannot emit {str(target)!r}; name the file .cu (CUDA C++) or .py (Python module)")
+    if target.suffix == ".py" and (not target.stem.isidentifier() or keyword.iskeyword(target.stem)):
+        raise UsageError(f"{target.name!r} could not be imported; name the module as Python names variables")
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder; name a file in it")
+
+
+def write_target(target: Path, text: str) -> None:
+    """Writes the file whole or not at all. Raises FlashgenError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, text)
+    except OSError as error:
+        raise FlashgenError(
+            f"{target} cannot be written: {error.strerror or error}; free some space or name another file"
+        ) from error
+
+
+def with_program(emitted: Emitted) -> str:
+    """The .cu as a program. Raises UsageError for kernels that it could not call."""
+    _check_native(emitted.problem)
+    return emitted.text + program(emitted.problem, emitted.sm)
+
+
+def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
+    """What makes the .cu a library. Raises UsageError where files of others are in the way, or for a name
+    that no library can have."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", target.stem) or target.stem in RESERVED_STEMS:
+        raise UsageError(
+            f"{target.name!r} cannot name a library; choose letters, digits and _, as in best.cu"
+        )
+    _check_native(emitted.problem)
+    files = library_files(emitted.problem, emitted.variant, emitted.sm, target.stem)
+    beside = {target.with_name(name): text for name, text in files.items()}
+    for path in beside:
+        # What was written for a file of that name before names it in its first line.
+        if (
+            path.exists()
+            and target.name not in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        ):
+            raise UsageError(f"{path} is another's; emit into an empty folder, as in lib/{target.name}")
+    return beside
+
+
+def _check_native(problem: Problem) -> None:
+    if problem.has_scales:
+        raise UsageError(
+            f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
+            "callers of the launcher in the plain .cu pass"
+        )
