@@ -394,6 +394,7 @@ def test_tune_prints_json_alone_and_says_predicted(tuned):
     assert names <= set(result) and all(f'"{name}": ' in text for name in names)
 
 
+@pytest.mark.thorough
 def test_tune_with_tensor_cores(flashgen, nothing_shipped):
     """The one family that serves is found, its module says what it is and is proved in its class."""
     held = ["br=16", "bc=16", "q_in_registers=true", "layout=padded"]

@@ -175,6 +175,7 @@ def test_ending_a_team_ends_what_is_under_way():
     assert all(each.closed for each in evaluators)
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_emulated_cards_of_two_kinds_from_the_command_line(tmp_path):
     program = "from flashgen.tuner.cli import main; main()"

@@ -454,6 +454,7 @@ def cache(tmp_path_factory):
     return {**os.environ, "FLASHGEN_CACHE": str(tmp_path_factory.mktemp("cache"))}
 
 
+@pytest.mark.thorough
 def test_kill_and_resume_on_the_emulated_card(tmp_path, cache):
     process = subprocess.Popen(
         command(tmp_path, "--trials=50"), env=cache, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -37,6 +37,7 @@ from tests.support.covering import (
     serves,
     traits,
 )
+from tests.support.depth import sampled
 from tests.support.emulated import COURSES, assert_tidy, check, needs_compiler
 
 #: One card per way of multiplying and copying: sm_75, sm_80, sm_86, sm_90.
@@ -58,6 +59,7 @@ def settings() -> list[Setting]:
 # -- numerics -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_any_two_values_together_are_right(shard):
@@ -72,6 +74,7 @@ def test_any_two_values_together_are_right(shard):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.thorough
 def test_the_cover_leaves_nothing_out():
     """Every value of everything, and no pair of values that chance finds legal but the cover lacks."""
     singles = set().union(*map(traits, settings()))
@@ -181,18 +184,21 @@ def test_a_kernel_is_right_in_any_order(problem, parts):
 @needs_compiler
 @pytest.mark.parametrize(
     ("card", "changes"),
-    [
-        ("a100", {"parts": "f16", "stages": 1}),
-        ("a100", {"parts": "f16", "stages": 2, "q_in_registers": False}),
-        ("a100", {"parts": "f16", "br": 16, "key_warps": 2, "q_in_registers": False}),
-        ("t4", {"stages": 1, "q_in_registers": False}),
-        ("a100", {"stages": 1}),
-        ("a100", {"stages": 2, "q_in_registers": False}),
-        ("a100", {"stages": 3}),
-        ("a100", {"stages": 1, "q_in_registers": False}),
-        ("a100", {"stages": 3, "q_in_registers": False}),
-        ("h200", {"br": 16, "key_warps": 2, "splits": 2, "q_in_registers": False}),
-    ],
+    sampled(
+        [
+            ("a100", {"parts": "f16", "stages": 1}),
+            ("a100", {"parts": "f16", "stages": 2, "q_in_registers": False}),
+            ("a100", {"parts": "f16", "br": 16, "key_warps": 2, "q_in_registers": False}),
+            ("t4", {"stages": 1, "q_in_registers": False}),
+            ("a100", {"stages": 1}),
+            ("a100", {"stages": 2, "q_in_registers": False}),
+            ("a100", {"stages": 3}),
+            ("a100", {"stages": 1, "q_in_registers": False}),
+            ("a100", {"stages": 3, "q_in_registers": False}),
+            ("h200", {"br": 16, "key_warps": 2, "splits": 2, "q_in_registers": False}),
+        ],
+        3,
+    ),
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())),
 )
 def test_every_synchronisation_of_a_kernel_is_needed(card, changes):
@@ -372,12 +378,15 @@ def test_legal_variants_render(card, problem):
 
 @pytest.mark.parametrize(
     ("card", "problem"),
-    [
-        ("h200", Problem(precision="3xtf32", head_dim=128)),
-        ("t4", Problem(head_dim=64)),
-        ("t4", replace(HALF, head_dim=192, head_dim_v=192, causal=True)),
-        ("h200", replace(HALF, seqlen_q=1, seqlen_k=1)),
-    ],
+    sampled(
+        [
+            ("h200", Problem(precision="3xtf32", head_dim=128)),
+            ("t4", Problem(head_dim=64)),
+            ("t4", replace(HALF, head_dim=192, head_dim_v=192, causal=True)),
+            ("h200", replace(HALF, seqlen_q=1, seqlen_k=1)),
+        ],
+        1,
+    ),
     ids=lambda value: value.name if isinstance(value, Problem) else value,
 )
 def test_all_that_a_search_proposes_renders(card, problem):
