@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -455,6 +456,7 @@ def test_a_source_that_does_not_compile_is_a_build_error():
 # -- flashgen's own kernels -----------------------------------------------------------------------------
 
 
+@cache
 def legal(card: str, problem: Problem, count: int, seed: int, **held) -> list[Simt]:
     """A sample of the legal variants, of those with 128 threads unless held otherwise."""
     space = enumerate_space(Simt, problem, preset(card), {"threads_per_block": 128, **held})

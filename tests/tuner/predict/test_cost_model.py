@@ -7,7 +7,7 @@ import json
 import math
 import random
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -159,6 +159,7 @@ def test_no_prediction_beats_the_card():
             assert 0.1 * limits.fp32_tflops < tflops < COEFFICIENTS.ffma_efficiency * limits.fp32_tflops
 
 
+@cache
 def sample(card: str, problem: Problem, count: int, **held) -> list[Simt]:
     held = {"threads_per_block": 128, **held}
     space = enumerate_space(Simt, problem, preset(card), held)
