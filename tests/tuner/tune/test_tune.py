@@ -41,18 +41,9 @@ from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvalu
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
-    return TuneOptions(
-        device=StandInDevice(),
-        problem=PROBLEM,
-        families=(LADDER,),
-        trials=40,
-        sampler=SamplerName.RANDOM,  # quick: what is tested here is what becomes of its proposals
-        storage=str(tmp_path / "out" / "tuning.journal"),  # quicker than a database
-        out=tmp_path / "out",
-        jobs=2,
-    )
+def options(tune_options) -> TuneOptions:
+    # Quick: what is tested here is what becomes of its proposals.
+    return replace(tune_options, trials=40, sampler=SamplerName.RANDOM)
 
 
 def run(options: TuneOptions, evaluator: StandInEvaluator | None = None, **others):
@@ -249,7 +240,7 @@ def slowed(monkeypatch, family: type[Variant], factor: float) -> None:
         return cost(variant) * (factor if type(variant) is family else 1)
 
     monkeypatch.setattr(stand_ins, "cost", slower)
-    monkeypatch.setattr("flashgen.tuner.tune.coordinator.prior_of", lambda problem, limits: slower)
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: slower)
 
 
 def test_several_families_compete(options, monkeypatch):

@@ -21,8 +21,6 @@ from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
-from flashgen.tuner.evaluate.comparison import WrongResult
-from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
 
 from tests.support.covering import (
@@ -35,7 +33,15 @@ from tests.support.covering import (
     wgmma_settings,
 )
 from tests.support.depth import sampled
-from tests.support.emulated import assert_tidy, attend, check, inputs, is_caught, needs_compiler
+from tests.support.emulated import (
+    assert_a_forgotten_mask_is_caught,
+    assert_tidy,
+    attend,
+    check,
+    inputs,
+    is_caught,
+    needs_compiler,
+)
 
 H200 = preset("h200")
 RELEASE_OF_Q = "barrier_arrive(&smem.q_empty[q_pipe.stage]);"
@@ -426,12 +432,7 @@ def test_mistakes_with_weights_in_shared_memory_are_caught(schedule, right, wron
 def test_a_mask_that_forgets_the_last_keys_is_caught():
     problem = replace(HALF, head_dim=16, head_dim_v=16)
     kernel = render(Wgmma(br=64, bc=32), problem, H200)
-    assert "if (n >= first_partial) mask(" in kernel.source
-    unmasked = kernel.source.replace("if (n >= first_partial) mask(", "if (false) mask(")
-    device = SimDevice("h200", H200)
-    build = device.toolchain().build(replace(kernel, source=unmasked))
-    with pytest.raises(WrongResult):
-        validate(device.open(), build, seed=0)
+    assert_a_forgotten_mask_is_caught(kernel, H200)
 
 
 # -- sources --------------------------------------------------------------------------------------------
