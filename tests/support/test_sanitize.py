@@ -25,6 +25,7 @@ from tests.support.covering import HEAD_DIMS, NUMBERS
 from tests.support.stand_in_driver import FAKE
 
 
+@pytest.mark.thorough
 def test_the_sample_takes_every_legal_value(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,7 @@ def test_the_sample_takes_every_legal_value(
     assert all(f"{family} variants with" in said for family in ("simt", "mma", "wgmma"))
 
 
+@pytest.mark.thorough
 def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
     """Without building: no artifact is read before the launch."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
-from flashgen.tuner.cli import app
 from flashgen.tuner.shelf import library
-from typer.testing import CliRunner
+from flashgen.tuner.tune.options import TuneOptions
+
+from tests.support.command_line import command_runner
+from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, cost
 
 
 @pytest.fixture
@@ -17,14 +17,18 @@ def flashgen(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "shipped").mkdir()
     monkeypatch.setattr(library, "shipped_folder", lambda: tmp_path / "shipped")
-    apart = "mix_stderr" in inspect.signature(CliRunner.__init__).parameters
-    runner = CliRunner(mix_stderr=False) if apart else CliRunner()  # pyright: ignore[reportCallIssue]
+    return command_runner()
 
-    def run(*arguments: str, code: int = 0):
-        result = runner.invoke(app, list(arguments))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
 
-    return run
+@pytest.fixture
+def tune_options(tmp_path, monkeypatch) -> TuneOptions:
+    """A run with a stand-in for the card, whose prior knows the made-up times."""
+    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
+    return TuneOptions(
+        device=StandInDevice(),
+        problem=PROBLEM,
+        families=(LADDER,),
+        storage=str(tmp_path / "out" / "trials.journal"),
+        out=tmp_path / "out",
+        jobs=2,
+    )

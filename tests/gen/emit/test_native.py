@@ -189,6 +189,7 @@ def test_the_header_is_c(kernel: Kernel, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.nvcc
 def test_cmake_builds_the_library(tmp_path: Path) -> None:
     if shutil.which("cmake") is None:

@@ -17,6 +17,7 @@ from flashgen.tuner.build.compile import CompilePool, cuda_toolchain
 from flashgen.tuner.errors import BuildError, FlashgenError
 
 from tests.support.covering import NUMBERS, TURING_NUMBERS, draw, held_by, parts_of, serves
+from tests.support.depth import sampled
 
 pytestmark = pytest.mark.nvcc
 
@@ -45,7 +46,7 @@ def build_all(pairs, card):
         return [future.result() for future in futures]
 
 
-@pytest.mark.parametrize(("card", "head_dim"), zip(CARDS, cycle([64, 40, 65]), strict=False))
+@pytest.mark.parametrize(("card", "head_dim"), sampled(zip(CARDS, cycle([64, 40, 65]), strict=False), 3))
 def test_a_sample_of_the_space_builds(card, head_dim):
     problem = Problem(head_dim=head_dim, causal=head_dim == 40)
     legal = enumerate_space(Simt, problem, PRESETS[card]).legal
@@ -63,7 +64,7 @@ def test_the_kernel_asks_for_just_the_shared_memory_that_was_counted(off):
         cuda_toolchain(90).build(wrong)
 
 
-@pytest.mark.parametrize("card", ["gtx-1080", "t4", "h200"])
+@pytest.mark.parametrize("card", sampled(["gtx-1080", "t4", "h200"], 1))
 @pytest.mark.parametrize("step", steps(64))
 def test_every_step_of_the_ladder_builds_without_spills(card, step):
     assert build(steps(64)[step], Problem(), card).spill_bytes == 0
@@ -81,7 +82,7 @@ def served(card):
     return NUMBERS if PRESETS[card].arch >= 80 else TURING_NUMBERS
 
 
-@pytest.mark.parametrize("card", MMA_CARDS)
+@pytest.mark.parametrize("card", sampled(MMA_CARDS, 2))
 def test_tensor_core_kernels_build_without_warnings(card, monkeypatch):
     # nvcc reads it; a function that only the emulated card has, or a constant that is never used, fails.
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Werror all-warnings")
@@ -108,7 +109,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("card", MMA_CARDS)
+@pytest.mark.parametrize("card", sampled(MMA_CARDS, 1))
 def test_plain_tensor_core_kernels_build_without_spills(card):
     limits = PRESETS[card]
     pairs = [
@@ -127,7 +128,7 @@ def test_plain_tensor_core_kernels_build_without_spills(card):
 # -- warpgroups -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", sampled([False, True], 1))
 def test_warpgroup_kernels_build_without_warnings_and_spills(causal, monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Werror all-warnings")
     rng = random.Random(causal)

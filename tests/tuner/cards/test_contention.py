@@ -33,7 +33,7 @@ from rich.console import Console
 
 from tests.support import ROOT
 from tests.support.fakes import FakeDevice, Fault, fake_build
-from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
+from tests.support.stand_ins import StandInEvaluator
 
 FAKED = fake_build().kernel.problem
 
@@ -186,17 +186,8 @@ def test_disturbed_times_are_repeated_and_else_flagged(monkeypatch):
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
-    return TuneOptions(
-        device=StandInDevice(),
-        problem=PROBLEM,
-        families=(LADDER,),
-        trials=8,
-        storage=str(tmp_path / "trials.journal"),
-        out=tmp_path / "out",
-        jobs=2,
-    )
+def options(tune_options) -> TuneOptions:
+    return replace(tune_options, trials=8)
 
 
 class BusyEvaluator(StandInEvaluator):

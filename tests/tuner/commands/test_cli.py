@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen import families
-from flashgen.tuner.cli import app
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
-from typer.testing import CliRunner
+
+from tests.support.command_line import command_runner
 
 SIM = ["--device", "sim:gtx-1080"]
 TUNE = "tune --device sim:gtx-1080 --d 32"
@@ -29,19 +28,7 @@ def flashgen(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-
-    # Before click 8.2 the runner had to be told to keep stderr apart.
-    apart = "mix_stderr" in inspect.signature(CliRunner.__init__).parameters
-    runner = CliRunner(mix_stderr=False) if apart else CliRunner()  # pyright: ignore[reportCallIssue]
-
-    def run(*arguments: str, code: int = 0):
-        result = runner.invoke(app, list(arguments))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
+    return command_runner()
 
 
 @pytest.fixture
@@ -394,6 +381,7 @@ def test_tune_prints_json_alone_and_says_predicted(tuned):
     assert names <= set(result) and all(f'"{name}": ' in text for name in names)
 
 
+@pytest.mark.thorough
 def test_tune_with_tensor_cores(flashgen, nothing_shipped):
     """The one family that serves is found, its module says what it is and is proved in its class."""
     held = ["br=16", "bc=16", "q_in_registers=true", "layout=padded"]

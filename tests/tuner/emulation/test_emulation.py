@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.validate import validate
+
+from tests.support.depth import sampled
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
@@ -453,6 +456,7 @@ def test_a_source_that_does_not_compile_is_a_build_error():
 # -- flashgen's own kernels -----------------------------------------------------------------------------
 
 
+@cache
 def legal(card: str, problem: Problem, count: int, seed: int, **held) -> list[Simt]:
     """A sample of the legal variants, of those with 128 threads unless held otherwise."""
     space = enumerate_space(Simt, problem, preset(card), {"threads_per_block": 128, **held})
@@ -460,7 +464,8 @@ def legal(card: str, problem: Problem, count: int, seed: int, **held) -> list[Si
 
 
 @pytest.mark.parametrize(
-    ("card", "head_dim"), [("gtx-1080", 64), ("gtx-1080", 40), ("a100", 64), ("h200", 128), ("t4", 72)]
+    ("card", "head_dim"),
+    sampled([("gtx-1080", 64), ("gtx-1080", 40), ("a100", 64), ("h200", 128), ("t4", 72)], 2),
 )
 def test_simt_kernels_are_right(card, head_dim):
     for causal in (False, True):
@@ -472,6 +477,7 @@ def test_simt_kernels_are_right(card, head_dim):
             assert 0 < error < 2e-6
 
 
+@pytest.mark.thorough
 def test_odd_head_dims_are_right():
     limits = preset("gtx-1080")
     for head_dim in (1, 3, 17, 49, 250):
@@ -496,7 +502,9 @@ def test_a_kernel_is_right_in_any_order():
     assert len(set(outputs)) == 1
 
 
-@pytest.mark.parametrize(("card", "stages"), [("gtx-1080", 1), ("gtx-1080", 2), ("a100", 1), ("a100", 2)])
+@pytest.mark.parametrize(
+    ("card", "stages"), sampled([("gtx-1080", 1), ("gtx-1080", 2), ("a100", 1), ("a100", 2)], 1)
+)
 def test_every_synchronisation_of_a_kernel_is_needed(card, stages):
     """Each barrier, wait and warp barrier taken out of the source makes some result wrong."""
     problem, limits = Problem(head_dim=32), preset(card)

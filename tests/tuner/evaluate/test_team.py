@@ -22,7 +22,7 @@ from flashgen.tuner.evaluate.team import Team
 from flashgen.tuner.tune.coordinator import tune
 from flashgen.tuner.tune.options import TuneOptions
 
-from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, cost
+from tests.support.stand_ins import PROBLEM, StandInDevice, StandInEvaluator, cost
 
 needs_compiler = pytest.mark.skipif(
     not any(Path(folder, "g++").exists() for folder in os.get_exec_path()), reason="needs g++"
@@ -86,19 +86,10 @@ class Slow(StandInEvaluator):
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
+def options(tune_options) -> TuneOptions:
     Slow.working = Slow.most = 0
-    return TuneOptions(
-        device=StandInDevice(),
-        more_devices=(StandInDevice(spec="1"), StandInDevice(spec="2")),
-        problem=PROBLEM,
-        families=(LADDER,),
-        trials=24,
-        storage=str(tmp_path / "trials.journal"),
-        out=tmp_path / "out",
-        jobs=2,
-    )
+    others = (StandInDevice(spec="1"), StandInDevice(spec="2"))
+    return replace(tune_options, more_devices=others, trials=24)
 
 
 def run(options: TuneOptions, kind: type[StandInEvaluator] = Slow, **others):
@@ -175,6 +166,7 @@ def test_ending_a_team_ends_what_is_under_way():
     assert all(each.closed for each in evaluators)
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_emulated_cards_of_two_kinds_from_the_command_line(tmp_path):
     program = "from flashgen.tuner.cli import main; main()"

@@ -15,6 +15,7 @@ from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import DATA
+from tests.support.depth import sampled
 
 #: Whatever `flashgen record` has put there.
 FILES = sorted(path.name for path in DATA.glob("*.jsonl.xz"))
@@ -34,7 +35,7 @@ def test_there_are_recorded_spaces():
     assert TuneOptions.__dataclass_fields__["sampler"].default == OURS
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sampled(FILES, 1))
 def test_the_cost_model_orders_what_was_measured(name):
     assert replayed(name).rho >= 0.7
 

@@ -7,7 +7,7 @@ import json
 import math
 import random
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from flashgen.tuner.predict.prior import prior_of
 from flashgen.tuner.predict.rank_correlation import spearman
 
 from tests.support import DATA
+from tests.support.depth import sampled
 
 H200 = preset("h200")
 LONG = Problem(batch=8, seqlen_q=4096, seqlen_k=4096)
@@ -158,13 +159,14 @@ def test_no_prediction_beats_the_card():
             assert 0.1 * limits.fp32_tflops < tflops < COEFFICIENTS.ffma_efficiency * limits.fp32_tflops
 
 
+@cache
 def sample(card: str, problem: Problem, count: int, **held) -> list[Simt]:
     held = {"threads_per_block": 128, **held}
     space = enumerate_space(Simt, problem, preset(card), held)
     return random.Random(0).sample(space.legal, min(count, len(space.legal)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("card", PRESETS)
+@pytest.mark.parametrize("card", sampled(PRESETS, 4))
 def test_every_legal_variant_has_a_time(card):
     limits = preset(card)
     for problem in (

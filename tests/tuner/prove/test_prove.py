@@ -33,6 +33,7 @@ from flashgen.tuner.prove.target import check_fits, default_device
 from flashgen.tuner.shelf.emitted_kernels import EmittedKernel, read_emitted
 
 from tests.support.covering import parts_of
+from tests.support.depth import sampled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 FIGURES: dict[str, Any] = {"median_us": 10.0, "tflops": 1.0, "error": 3e-7, "predicted": False}
@@ -158,7 +159,7 @@ def test_a_card_that_cannot_compute_it_is_refused(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("suffix", [".py", ".cu"])
+@pytest.mark.parametrize("suffix", sampled([".py", ".cu"], 1))
 def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path, make(), suffix)
     proof = prove(path, seed=3)
@@ -172,13 +173,16 @@ def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: s
 @needs_compiler
 @pytest.mark.parametrize(
     "problem",
-    [
-        {"dtype": "f16", "head_dim_v": 24},
-        {"dtype": "bf16"},
-        {"precision": "tf32"},
-        {"precision": "3xtf32"},
-        {"precision": "3xf16"},
-    ],
+    sampled(
+        [
+            {"dtype": "f16", "head_dim_v": 24},
+            {"dtype": "bf16"},
+            {"precision": "tf32"},
+            {"precision": "3xtf32"},
+            {"precision": "3xf16"},
+        ],
+        2,
+    ),
     ids=lambda problem: Problem(**problem).stem,
 )
 def test_tensor_core_kernels_are_held_to_their_class(tmp_path: Path, problem: dict[str, Any]) -> None:

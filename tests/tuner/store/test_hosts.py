@@ -27,13 +27,14 @@ from optuna.study import get_all_study_names, load_study
 from optuna.trial import TrialState
 
 from tests.support import ROOT
+from tests.support.depth import sampled
 from tests.support.postgres import postgres_server
 from tests.support.stand_ins import LADDER, PROBLEM, cost
 
 HELD = {"bc": 16, "br": 64, "hoisted": True, "vec": 4, "coalesced": True}
 
 
-@pytest.fixture(params=["postgresql", "journal", "sqlite", "grpc"])
+@pytest.fixture(params=sampled(["journal", "sqlite", "postgresql", "grpc"], 2))
 def storage(request, tmp_path):
     """Where the study is kept."""
     if request.param == "postgresql":

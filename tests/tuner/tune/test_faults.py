@@ -35,7 +35,7 @@ from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import ROOT
 from tests.support.fakes import FakeDevice, Fault, fake_build
-from tests.support.stand_ins import PROBLEM, StandInDevice, StandInEvaluator, cost
+from tests.support.stand_ins import StandInDevice, StandInEvaluator
 
 LADDER = FAMILIES["ladder"]
 CARD = preset("gtx-1080")
@@ -197,18 +197,8 @@ def test_a_worker_can_be_killed_from_another_thread():
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
-    return TuneOptions(
-        device=StandInDevice(),
-        problem=PROBLEM,
-        families=(LADDER,),
-        held={"br": 64},
-        trials=10,
-        storage=str(tmp_path / "trials.sqlite3"),
-        out=tmp_path / "out",
-        jobs=2,
-    )
+def options(tmp_path, tune_options) -> TuneOptions:
+    return replace(tune_options, held={"br": 64}, trials=10, storage=str(tmp_path / "trials.sqlite3"))
 
 
 def run(options: TuneOptions, on_evaluate=lambda count: None):

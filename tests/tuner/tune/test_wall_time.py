@@ -15,7 +15,7 @@ from flashgen.tuner.tune.options import TuneOptions
 from flashgen.tuner.tune.wall_time import WallTime
 from flashgen.tuner.view.tuned import wall_time_words
 
-from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, StandInToolchain, cost
+from tests.support.stand_ins import StandInDevice, StandInEvaluator, StandInToolchain
 
 
 def test_shares_add_up():
@@ -68,19 +68,8 @@ class SlowToolchain(StandInToolchain):
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch) -> TuneOptions:
-    monkeypatch.setattr("flashgen.tuner.tune.family_run.prior_of", lambda problem, limits: cost)
-    return TuneOptions(
-        device=StandInDevice(),
-        problem=PROBLEM,
-        families=(LADDER,),
-        held={"bc": 16, "br": 64},
-        trials=20,
-        sampler=SamplerName.RANDOM,
-        storage=str(tmp_path / "trials.journal"),
-        out=tmp_path / "out",
-        jobs=2,
-    )
+def options(tune_options) -> TuneOptions:
+    return replace(tune_options, held={"bc": 16, "br": 64}, trials=20, sampler=SamplerName.RANDOM)
 
 
 def test_a_card_goes_on_while_the_search_thinks(options, monkeypatch):

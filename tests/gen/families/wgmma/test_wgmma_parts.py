@@ -61,12 +61,14 @@ def of_each_head_dim() -> list[Setting]:
     return chosen
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_every_head_dim_is_right():
     for seed, setting in enumerate(of_each_head_dim()):
         assert 0 < check(setting, seed) <= setting.problem.tolerance, setting.name
 
 
+@pytest.mark.thorough
 def test_the_cover_has_all_that_is_made_for_float32():
     singles = set().union(*map(traits, parts_settings([H200])))
     assert singles >= {("split_by", "rows"), ("split_by", "tiles"), ("causal", False), ("causal", True)}
