@@ -350,7 +350,7 @@ def test_errors(module: Any, torch: Any) -> None:
     q, k, v = (torch.from_numpy(x).cuda() for x in hosts(*QKV))
     for arguments, error, message in (
         ((q[0], k, v), ValueError, "q has 3 dimensions"),
-        ((q.half(), k, v), TypeError, r"q is torch\.float16.*q\.float\(\)"),
+        ((q.half(), k, v), TypeError, r"q is torch\.float16.*q\.to\(torch\.float32\)"),
         ((q, k.cpu(), v), ValueError, r"k is on the device 'cpu'; move it with k\.cuda\(\)"),
         ((q.transpose(2, 3).contiguous().transpose(2, 3), k, v), ValueError, "last dimension of q"),
         ((q[..., :32], k, v), ValueError, "head dim 32; there are kernels for float32 of head dim 64"),
