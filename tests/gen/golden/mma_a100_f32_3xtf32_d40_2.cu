@@ -242,7 +242,8 @@ __device__ __forceinline__ void load_q(
 }
 
 // Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -550,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
   // Of these the warp has every kKeyWarps-th.
   const int own_tile = first_tile + warp_index, num_steps = (last_tile - own_tile + kKeyWarps - 1) / kKeyWarps;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row / group + diagonal + 1;

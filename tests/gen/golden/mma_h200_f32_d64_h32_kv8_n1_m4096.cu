@@ -268,7 +268,8 @@ __device__ __forceinline__ void load_q(
 }
 
 // Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -565,7 +566,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   // Of these the block has a range.
   const int num_tiles = last_tile - first_tile, own_tile = first_tile + num_tiles * split / kSplits;
   const int num_steps = first_tile + num_tiles * (split + 1) / kSplits - own_tile;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row + warp_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;
