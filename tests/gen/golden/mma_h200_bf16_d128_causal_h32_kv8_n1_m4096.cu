@@ -391,7 +391,8 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
 
 // The weights of `count` operands of 16 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share, int shares) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
@@ -641,7 +642,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   PartialResult& partial = smem.partial_results[0];
   store_partial(partial, warp, warp_row);
   cluster_sync();  // every block's partial result is there
-  write_merged(partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
+  write_merged(
+      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
   cluster_sync();  // a block's shared memory goes with it
 }
 
