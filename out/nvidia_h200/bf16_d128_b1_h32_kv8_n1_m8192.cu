@@ -81,7 +81,7 @@ constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
 // Elements between rows in shared memory.
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
-constexpr int kPartStride = 136;  // of outputs, as floats
+constexpr int kPartialStride = 136;  // of outputs, as floats
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -94,16 +94,16 @@ struct Tiles {
 };
 
 // What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct Part {
-  alignas(16) float o[kBr * kPartStride];
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
   float row_sum[kBr][4];
   float row_max[kBr];
 };
 
-// Parts take the place of tiles that nobody needs any more.
+// Partial results take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  Part parts[8];
+  PartialResult partial_results[8];
 };
 static_assert(sizeof(SharedStorage) == 196608, "the size that pruning counted on");
 
@@ -303,7 +303,8 @@ __device__ __forceinline__ void load_q(
 }
 
 // Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -389,14 +390,15 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   }
 }
 
-// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
+// The weights of `count` operands of 16 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
     const int t = (first + e / kOperand) * 2 + within % 8 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
     if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
   }
 }
@@ -483,19 +485,19 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Lays a warp's rows into a part, from `first_row` on.
-__device__ __forceinline__ void store_part(Part& part, const Warp& warp, int first_row) {
+// Lays a warp's rows into a partial result, from `first_row` on.
+__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      if (lane % 4 == 0) part.row_max[row] = warp.row_max[i][h];
-      part.row_sum[row][lane % 4] = warp.row_sum[i][h];
+      if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
+      partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
-        float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
+        float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
         *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
       }
     }
@@ -503,21 +505,21 @@ __device__ __forceinline__ void store_part(Part& part, const Warp& warp, int fir
 }
 
 // Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_part(Warp& warp, const Part& part) {
+__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], part.row_max[row]);
+      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
       const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(part.row_max[row] - base);
+      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
       warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * part.row_sum[row][lane % 4]);
+      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(part.o + row * kPartStride + n * 8 + lane % 4 * 2);
+        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
         warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
         warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
       }
@@ -527,8 +529,8 @@ __device__ __forceinline__ void merge_part(Warp& warp, const Part& part) {
 
 // Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
 // of o and of the log-sum-exp.
-__device__ __forceinline__ void write_share(
-    const Part& part, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
+__device__ __forceinline__ void write_merged(
+    const PartialResult& partial, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
     int first_row, int num_rows, int seqlen_q) {
   constexpr int kWidth = 4;  // columns at once
   const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
@@ -537,7 +539,7 @@ __device__ __forceinline__ void write_share(
     float maxima[kSplits][1], row_max = -kInfinity;
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
-      load_from_block(maxima[block], part.row_max + row, block);
+      load_from_block(maxima[block], partial.row_max + row, block);
       row_max = fmaxf(row_max, maxima[block][0]);
     }
     const bool seen = row_max != -kInfinity;
@@ -545,8 +547,8 @@ __device__ __forceinline__ void write_share(
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       float its_sum[4], its_outputs[kWidth];
-      load_from_block(its_sum, part.row_sum[row], block);
-      load_from_block(its_outputs, part.o + row * kPartStride + x, block);
+      load_from_block(its_sum, partial.row_sum[row], block);
+      load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
       const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
       row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
 #pragma unroll
@@ -599,7 +601,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   const int num_tiles = last_tile - first_tile, end_of_range = first_tile + num_tiles * (split + 1) / kSplits;
   const int own_tile = first_tile + num_tiles * split / kSplits + warp_index;
   const int num_steps = (end_of_range - own_tile + kKeyWarps - 1) / kKeyWarps;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row / group + diagonal + 1;
@@ -664,14 +666,15 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   __syncthreads();  // no warp needs tiles any more
   // Half of the warps give what they have to the others, until one has all.
   for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_part(smem.parts[warp_index - 1], warp, 0);
+    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
     __syncthreads();
-    if (warp_index < half) merge_part(warp, smem.parts[warp_index + half - 1]);
+    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
   }
-  Part& part = smem.parts[kKeyWarps - 1];
-  if (warp_index == 0) store_part(part, warp, 0);
-  cluster_sync();  // every block's part is there
-  write_share(part, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
+  PartialResult& partial = smem.partial_results[kKeyWarps - 1];
+  if (warp_index == 0) store_partial(partial, warp, 0);
+  cluster_sync();  // every block's partial result is there
+  write_merged(
+      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
   cluster_sync();  // a block's shared memory goes with it
 }
 
@@ -710,4 +713,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 8, "splits": 8, "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 256, "smem_bytes": 196608, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "863b7de9faafad84", "figures": [1740, 348]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 8, "splits": 8, "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 256, "smem_bytes": 196608, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "526fb1438591e883", "figures": [1740, 348]}

@@ -77,7 +77,7 @@ constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
-constexpr int kPartStride = 136;  // of outputs, as floats
+constexpr int kPartialStride = 136;  // of outputs, as floats
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -91,16 +91,16 @@ struct Tiles {
 };
 
 // What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct Part {
-  alignas(16) float o[kBr * kPartStride];
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
   float row_sum[kBr][4];
   float row_max[kBr];
 };
 
-// Parts take the place of tiles that nobody needs any more.
+// Partial results take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  Part parts[1];
+  PartialResult partial_results[1];
 };
 static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
 
@@ -275,7 +275,8 @@ __device__ __forceinline__ void negate_q(Element* q, int first_row) {
 }
 
 // Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -361,14 +362,15 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   }
 }
 
-// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
+// The weights of `count` operands of 16 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
     const int t = (first + e / kOperand) * 2 + within % 8 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
     if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
   }
 }
@@ -455,19 +457,19 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Lays a warp's rows into a part, from `first_row` on.
-__device__ __forceinline__ void store_part(Part& part, const Warp& warp, int first_row) {
+// Lays a warp's rows into a partial result, from `first_row` on.
+__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      if (lane % 4 == 0) part.row_max[row] = warp.row_max[i][h];
-      part.row_sum[row][lane % 4] = warp.row_sum[i][h];
+      if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
+      partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
-        float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
+        float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
         *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
       }
     }
@@ -476,8 +478,8 @@ __device__ __forceinline__ void store_part(Part& part, const Warp& warp, int fir
 
 // Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
 // of o and of the log-sum-exp.
-__device__ __forceinline__ void write_share(
-    const Part& part, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
+__device__ __forceinline__ void write_merged(
+    const PartialResult& partial, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
     int first_row, int num_rows, int seqlen_q) {
   constexpr int kWidth = 4;  // columns at once
   const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
@@ -486,7 +488,7 @@ __device__ __forceinline__ void write_share(
     float maxima[kSplits][1], row_max = -kInfinity;
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
-      load_from_block(maxima[block], part.row_max + row, block);
+      load_from_block(maxima[block], partial.row_max + row, block);
       row_max = fmaxf(row_max, maxima[block][0]);
     }
     const bool seen = row_max != -kInfinity;
@@ -494,8 +496,8 @@ __device__ __forceinline__ void write_share(
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       float its_sum[4], its_outputs[kWidth];
-      load_from_block(its_sum, part.row_sum[row], block);
-      load_from_block(its_outputs, part.o + row * kPartStride + x, block);
+      load_from_block(its_sum, partial.row_sum[row], block);
+      load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
       const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
       row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
 #pragma unroll
@@ -548,7 +550,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   // Of these the block has a range.
   const int num_tiles = last_tile - first_tile, own_tile = first_tile + num_tiles * split / kSplits;
   const int num_steps = first_tile + num_tiles * (split + 1) / kSplits - own_tile;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row + warp_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;
@@ -618,10 +620,11 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   }
   __pipeline_wait_prior(0);  // nor does Q arrive any more, where there was no tile
   __syncthreads();  // no warp needs tiles any more
-  Part& part = smem.parts[0];
-  store_part(part, warp, warp_row);
-  cluster_sync();  // every block's part is there
-  write_share(part, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
+  PartialResult& partial = smem.partial_results[0];
+  store_partial(partial, warp, warp_row);
+  cluster_sync();  // every block's partial result is there
+  write_merged(
+      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
   cluster_sync();  // a block's shared memory goes with it
 }
 
@@ -660,4 +663,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 32768, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 1, "splits": 8, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 32, "smem_bytes": 69632, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "186b5fae47244e6a", "figures": [1565, 349]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 32768, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 1, "splits": 8, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 32, "smem_bytes": 69632, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "b1e7c9b202782f63", "figures": [1565, 349]}

@@ -429,7 +429,8 @@ __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, in
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
-      const int end = (kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k) - (first_key + lane % 4 * 2 + e % 2);
+      const int end_key = kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k;
+      const int end = end_key - (first_key + lane % 4 * 2 + e % 2);
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
         if (t * 8 >= end) s[i][t][e] = -kInfinity;
@@ -497,14 +498,15 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   }
 }
 
-// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+// The weights of `count` operands of 8 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
     const int t = (first + e / kOperand) * 1 + within % 4 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
     if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
   }
 }
@@ -711,7 +713,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int end_key = args.seqlen_k;  // of all that the block sees
   if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
   const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row + warp_row + diagonal + 1;

@@ -73,7 +73,7 @@ constexpr unsigned kSigns = 0x80000000u;  // of the element in a register
 // Elements between rows in shared memory.
 constexpr int kKStride = 44;
 constexpr int kVStride = 44;
-constexpr int kPartStride = 40;  // of outputs, as floats
+constexpr int kPartialStride = 40;  // of outputs, as floats
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -86,16 +86,16 @@ struct Tiles {
 };
 
 // What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct Part {
-  alignas(16) float o[kBr * kPartStride];
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
   float row_sum[kBr][4];
   float row_max[kBr];
 };
 
-// Parts take the place of tiles that nobody needs any more.
+// Partial results take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  Part parts[1];
+  PartialResult partial_results[1];
 };
 static_assert(sizeof(SharedStorage) == 78848, "the size that pruning counted on");
 
@@ -242,7 +242,8 @@ __device__ __forceinline__ void load_q(
 }
 
 // Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -310,14 +311,15 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   }
 }
 
-// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+// The weights of `count` operands of 8 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
     const int t = (first + e / kOperand) * 1 + within % 4 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
     if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
   }
 }
@@ -447,19 +449,19 @@ __device__ __forceinline__ void multiply_pv(
   }
 }
 
-// Lays a warp's rows into a part, from `first_row` on.
-__device__ __forceinline__ void store_part(Part& part, const Warp& warp, int first_row) {
+// Lays a warp's rows into a partial result, from `first_row` on.
+__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      if (lane % 4 == 0) part.row_max[row] = warp.row_max[i][h];
-      part.row_sum[row][lane % 4] = warp.row_sum[i][h];
+      if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
+      partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
-        float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
+        float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
         *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
       }
     }
@@ -467,21 +469,21 @@ __device__ __forceinline__ void store_part(Part& part, const Warp& warp, int fir
 }
 
 // Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_part(Warp& warp, const Part& part) {
+__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], part.row_max[row]);
+      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
       const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(part.row_max[row] - base);
+      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
       warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * part.row_sum[row][lane % 4]);
+      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(part.o + row * kPartStride + n * 8 + lane % 4 * 2);
+        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
         warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
         warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
       }
@@ -550,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
   // Of these the warp has every kKeyWarps-th.
   const int own_tile = first_tile + warp_index, num_steps = (last_tile - own_tile + kKeyWarps - 1) / kKeyWarps;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row / group + diagonal + 1;
@@ -611,9 +613,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();  // no warp needs tiles any more
   // Half of the warps give what they have to the others, until one has all.
   for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_part(smem.parts[warp_index - 1], warp, 0);
+    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
     __syncthreads();
-    if (warp_index < half) merge_part(warp, smem.parts[warp_index + half - 1]);
+    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
   }
   if (warp_index == 0) {
     write_rows(warp, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);

@@ -396,7 +396,8 @@ __device__ __forceinline__ void leave_units(Warp& warp) {
 }
 
 // Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -464,14 +465,15 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   }
 }
 
-// The weights of `count` operands of 8 keys from `first` on: of `parts` equal shares, share `part`.
+// The weights of `count` operands of 8 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
     const int t = (first + e / kOperand) * 1 + within % 4 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
     if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
   }
 }
@@ -728,7 +730,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int end_key = args.seqlen_k;  // of all that the block sees
   if (kCausal) end_key = max(0, min(end_key, (first_row + kBr - 1) / group + 1 + diagonal));
   const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row + warp_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = (first_row + warp_row) / group + diagonal + 1;

@@ -71,7 +71,7 @@ constexpr int kValueTiles = 10;  // columns of eight in a warp's outputs
 constexpr int kQStride = 88;
 constexpr int kKStride = 88;
 constexpr int kVStride = 88;
-constexpr int kPartStride = 104;  // of outputs, as floats
+constexpr int kPartialStride = 104;  // of outputs, as floats
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -85,16 +85,16 @@ struct Tiles {
 };
 
 // What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct Part {
-  alignas(16) float o[kBr * kPartStride];
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
   float row_sum[kBr][4];
   float row_max[kBr];
 };
 
-// Parts take the place of tiles that nobody needs any more.
+// Partial results take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  Part parts[1];
+  PartialResult partial_results[1];
 };
 static_assert(sizeof(SharedStorage) == 97664, "the size that pruning counted on");
 
@@ -286,7 +286,8 @@ __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, in
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
-      const int end = (kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k) - (first_key + lane % 4 * 2 + e % 2);
+      const int end_key = kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k;
+      const int end = end_key - (first_key + lane % 4 * 2 + e % 2);
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
         if (t * 8 >= end) s[i][t][e] = -kInfinity;
@@ -354,14 +355,15 @@ __device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTil
   }
 }
 
-// The weights of `count` operands of 16 keys from `first` on: of `parts` equal shares, share `part`.
+// The weights of `count` operands of 16 keys from `first` on: of `shares` equal ones, share `share`.
 __device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int part, int parts) {
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
 #pragma unroll
   for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
     const int within = e % kOperand;  // row tile, then column tile, then element
     const int t = (first + e / kOperand) * 2 + within % 8 / 4;
-    const bool chosen = e < count * kOperand && e * parts / (count * kOperand) == part;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
     if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
   }
 }
@@ -453,19 +455,19 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Lays a warp's rows into a part, from `first_row` on.
-__device__ __forceinline__ void store_part(Part& part, const Warp& warp, int first_row) {
+// Lays a warp's rows into a partial result, from `first_row` on.
+__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      if (lane % 4 == 0) part.row_max[row] = warp.row_max[i][h];
-      part.row_sum[row][lane % 4] = warp.row_sum[i][h];
+      if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
+      partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
-        float* target = part.o + row * kPartStride + n * 8 + lane % 4 * 2;
+        float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
         *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
       }
     }
@@ -474,8 +476,8 @@ __device__ __forceinline__ void store_part(Part& part, const Warp& warp, int fir
 
 // Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
 // of o and of the log-sum-exp.
-__device__ __forceinline__ void write_share(
-    const Part& part, int split, Element* o, long long stride, float* lse,
+__device__ __forceinline__ void write_merged(
+    const PartialResult& partial, int split, Element* o, long long stride, float* lse,
     int first_row, int seqlen_q) {
   constexpr int kWidth = 4;  // columns at once
   const int count = min(kBr, seqlen_q - first_row) * (kDv / kWidth);
@@ -484,7 +486,7 @@ __device__ __forceinline__ void write_share(
     float maxima[kSplits][1], row_max = -kInfinity;
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
-      load_from_block(maxima[block], part.row_max + row, block);
+      load_from_block(maxima[block], partial.row_max + row, block);
       row_max = fmaxf(row_max, maxima[block][0]);
     }
     const bool seen = row_max != -kInfinity;
@@ -492,8 +494,8 @@ __device__ __forceinline__ void write_share(
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       float its_sum[4], its_outputs[kWidth];
-      load_from_block(its_sum, part.row_sum[row], block);
-      load_from_block(its_outputs, part.o + row * kPartStride + x, block);
+      load_from_block(its_sum, partial.row_sum[row], block);
+      load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
       const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
       row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
 #pragma unroll
@@ -540,7 +542,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   // Of these the block has a range.
   const int num_tiles = last_tile - first_tile, own_tile = first_tile + num_tiles * split / kSplits;
   const int num_steps = first_tile + num_tiles * (split + 1) / kSplits - own_tile;
-  // The warp computes tiles before `end_tile` and masks from `masked_tile` on; one whose rows lie beyond Q computes none.
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
   int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
   if (kCausal) {
     const int seen_by_first = first_row + warp_row + diagonal + 1;
@@ -609,10 +611,10 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   }
   __pipeline_wait_prior(0);  // nor does Q arrive any more, where there was no tile
   __syncthreads();  // no warp needs tiles any more
-  Part& part = smem.parts[0];
-  store_part(part, warp, warp_row);
-  cluster_sync();  // every block's part is there
-  write_share(part, split, o, args.o_stride_row, lse, first_row, args.seqlen_q);
+  PartialResult& partial = smem.partial_results[0];
+  store_partial(partial, warp, warp_row);
+  cluster_sync();  // every block's partial result is there
+  write_merged(partial, split, o, args.o_stride_row, lse, first_row, args.seqlen_q);
   cluster_sync();  // a block's shared memory goes with it
 }
 

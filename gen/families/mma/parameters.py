@@ -1,0 +1,183 @@
+"""The parameters of a tensor-core kernel that is fed by warps, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...limits import WARP, DeviceLimits
+from ...problem import ITEM_BYTES, Problem
+from ...variant import Variant, param
+from .layouts import CHUNK_BYTES, PADDED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, Tile, tile_of, whole
+
+#: What float32 is split into for `Mma.parts`.
+TF32, F16 = "tf32", "f16"
+
+
+@dataclass(frozen=True)
+class Parameters(Variant):
+    """A kernel's parameters, what they imply and what of a card they need."""
+
+    parts: str = param(
+        TF32, F16, doc="float32: what each factor's two parts are, TF32 or f16 numbers", implied=True
+    )
+    pack_heads: bool = param(
+        False, True, doc="query heads that share keys fill one tile's rows together", implied=True
+    )
+    br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 208, 224, 256, doc="query rows per block")
+    rows_per_warp: int = param(16, 32, doc="query rows that one warp owns")
+    key_warps: int = param(
+        1, 2, 4, 8, doc="warps with the same rows, which take tiles of keys in turns", implied=True
+    )
+    splits: int = param(
+        1, 2, 4, 8, 16, doc="blocks of a cluster that share the keys of a tile of rows", implied=True
+    )
+    bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")
+    layout: str = param(PADDED, SWIZZLED, doc="how rows in shared memory avoid bank conflicts")
+    d_steps: str = param(
+        "exact", "whole", doc="q k^T's last step: of 8 columns where the head dim ends, or of 16"
+    )
+    q_in_registers: bool = param(True, False, doc="keep Q in registers for the whole block")
+    q_whole: bool = param(
+        False, True, doc="3xtf32: split Q for each tile of keys, which halves its shared memory", implied=True
+    )
+    stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory; 1: K and V are fetched in turns")
+    evict_first: bool = param(
+        False, True, doc="what is copied leaves L2 before anything else does", implied=True
+    )
+    rescale: str = param(
+        "lazy", "always", doc="when outputs follow the running maximum: once it grew, or always"
+    )
+    poly_exp: int = param(0, 2, 3, 4, 8, doc="one exponential in so many is a polynomial, 0 none")
+    heads: int = param(
+        1, 2, 4, 8, doc="heads that one block takes in turn, one's copies beside another's products"
+    )
+    min_blocks: int = param(1, 2, 3, 4, 6, 8, doc="blocks per SM the compiler must leave registers for")
+    block_order: str = param(
+        "by_head", "heaviest_first", doc="what neighbouring blocks share: a head, or a length"
+    )
+
+    # -- what the parameters imply -----------------------------------------------------------------------
+
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def rows_per_block(self) -> int:
+        return self.br
+
+    def heads_per_block(self) -> int:
+        return self.heads
+
+    def packs_heads(self) -> bool:
+        return self.pack_heads
+
+    def blocks_per_tile(self) -> int:
+        return self.splits
+
+    def query_rows(self, problem: Problem) -> int:
+        """Returns the query rows that fill tiles one by one: of a head, or of all that share keys."""
+        return problem.seqlen_q * (problem.group if self.pack_heads else 1)
+
+    def key_shares(self) -> int:
+        return self.splits * self.key_warps
+
+    @property
+    def warps(self) -> int:
+        return self.br // self.rows_per_warp * self.key_warps
+
+    @property
+    def num_partial_results(self) -> int:
+        """The partial results in shared memory at a time: other warps', and what other blocks want."""
+        return self.key_warps - 1 + (self.splits > 1)
+
+    @property
+    def tiles_ahead(self) -> float:
+        """The tiles of K and V under way to a block while it computes; half of one with a single stage."""
+        return self.key_warps * max(self.stages - 1, 0.5)
+
+    def partial_stride(self, problem: Problem) -> int:
+        """Floats between rows of a part: eight banks, as a warp stores eight columns of each of four rows."""
+        columns = whole(problem.head_dim_v, TILE_COLUMNS)
+        return columns + (8 - columns) % 32
+
+    @property
+    def row_tiles(self) -> int:
+        return self.rows_per_warp // TILE_ROWS
+
+    @property
+    def key_tiles(self) -> int:
+        return self.bc // TILE_COLUMNS
+
+    def arithmetic(self, problem: Problem) -> str:
+        """What the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``."""
+        if problem.dtype != "f32":
+            return "16-bit"
+        if self.parts == F16:
+            return "3xf16"
+        return "tf32" if problem.precision == "tf32" else "3xtf32"
+
+    def float32_products(self, problem: Problem) -> str:
+        return self.arithmetic(problem) if problem.dtype == "f32" else ""
+
+    def oldest_arch(self, arch: int) -> int:
+        """Returns 90 where blocks form clusters. What is rendered for sm_80 and newer uses the deeper
+        products and the types that came with it."""
+        return 90 if self.blocks_per_tile() > 1 else 80 if arch >= 80 else 75
+
+    def in_pairs(self, problem: Problem) -> bool:
+        """Whether an operand's registers hold two numbers each."""
+        return self.arithmetic(problem) in ("16-bit", "3xf16")
+
+    def access_width(self, problem: Problem) -> int:
+        """The widest access, up to 16 bytes, that divides the rows of all tensors."""
+        dims = problem.head_dim | problem.head_dim_v
+        return min(CHUNK_BYTES // ITEM_BYTES[problem.dtype], dims & -dims)
+
+    def d_columns(self, problem: Problem) -> int:
+        """Columns of Q and K in whole steps of their product."""
+        unit = 16 if self.d_steps == "whole" and problem.dtype != "f32" else TILE_COLUMNS
+        return whole(problem.head_dim, unit)
+
+    def tiles(self, problem: Problem) -> dict[str, Tile]:
+        """The layouts of Q, K and V in shared memory."""
+        d = self.d_columns(problem)
+        dv = whole(problem.head_dim_v, TILE_COLUMNS)
+        chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+        return {name: tile_of(self.layout, n, chunk) for name, n in (("q", d), ("k", d), ("v", dv))}
+
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        tiles = self.tiles(problem)
+        q_parts = 2 if self.arithmetic(problem) == "3xtf32" and not self.q_whole else 1
+        rows = {
+            "q": 0 if self.q_in_registers else q_parts * self.br,
+            "k": self.key_warps * self.stages * self.bc,
+            "v": self.key_warps * self.stages * self.bc,
+        }
+        of_tiles = ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
+        if self.finds_units_together(problem):
+            of_tiles += whole(2 * 4 * self.warps, CHUNK_BYTES)
+        # A row's outputs, its sum by four lanes, its maximum.
+        of_partial_results = self.num_partial_results * self.br * 4 * (self.partial_stride(problem) + 4 + 1)
+        return max(of_tiles, of_partial_results)
+
+    def finds_units_together(self, problem: Problem) -> bool:
+        """Whether warps tell each other the largest elements of K and V that they met."""
+        return self.arithmetic(problem) == "3xf16" and self.key_warps == 1
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """With fewer a kernel spills; where it may, the compiler takes some 50 more, of float32 some 30."""
+        d, dv = whole(problem.head_dim, TILE_COLUMNS), whole(problem.head_dim_v, TILE_COLUMNS)
+        outputs, scores = dv / 2, self.bc / 2
+        queries = d * ITEM_BYTES[problem.dtype] / 8 if self.q_in_registers else 0.0
+        match self.arithmetic(problem):
+            case "16-bit":
+                needed = 14 + self.row_tiles * (1.16 * (outputs + scores) + 0.8 * queries)
+            case "3xf16":  # scores in two sums, then in two parts; fitted to 264 kernels built for two cards
+                needed = 34 + self.row_tiles * (1.4 * outputs + 2.85 * scores + 1.18 * queries - 13)
+                needed += 9 if self.layout == SWIZZLED else 0
+            case "3xtf32":  # scores in two sums, then in two parts; queries are split tile by tile
+                needed = 40 + self.row_tiles * (12 + 0.9 * outputs + 2.4 * scores + 1.4 * queries)
+            case _:
+                needed = 8 + self.row_tiles * (12 + 1.05 * outputs + 1.9 * scores + 0.75 * queries)
+        needed += 8 if self.layout == SWIZZLED else 0  # addresses
+        needed += 8 if self.heads > 1 else 0
+        return int(needed)
