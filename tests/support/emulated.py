@@ -116,7 +116,7 @@ def assert_tidy(source: str, name: str) -> None:
     """A reader finds nothing odd in a kernel's source, and nothing that is not used."""
     lines = source.splitlines()
     assert source.count("{") == source.count("}"), name
-    assert "{%" not in source, name
+    assert "{% " not in source, name
     assert "\n\n\n" not in source, name
     assert [line for line in lines if line != line.rstrip()] == [], name
     assert [line for line in lines if len(line) > 120] == [], name
