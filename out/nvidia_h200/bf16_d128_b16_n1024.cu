@@ -390,8 +390,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
@@ -899,4 +899,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "cd3e5e99466ecb72", "figures": [1504, 310]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "263368b9555c093b", "figures": [1504, 310]}

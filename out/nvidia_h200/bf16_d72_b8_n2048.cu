@@ -380,8 +380,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
@@ -883,4 +883,4 @@ extern "C" int attention_bf16_d72(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 72, "head_dim_v": 72, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d72", "launches": [{"threads": 640, "smem_bytes": 230400, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "f7ed382f10787bcd", "figures": [1499, 308]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 72, "head_dim_v": 72, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d72", "launches": [{"threads": 640, "smem_bytes": 230400, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "09c86a42085d719d", "figures": [1499, 308]}

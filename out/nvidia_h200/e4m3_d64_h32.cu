@@ -81,7 +81,8 @@ constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which
 constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
-// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V and O.
+// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V
+// and O.
 constexpr int kQkChunk = 128, kChunk = 64;
 constexpr int kDChunks = (kD + kQkChunk - 1) / kQkChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
@@ -396,8 +397,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
@@ -936,4 +937,4 @@ extern "C" int attention_e4m3_d64(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d64", "launches": [{"threads": 512, "smem_bytes": 179200, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0d33d5dd03b8c271", "figures": [1499, 309]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d64", "launches": [{"threads": 512, "smem_bytes": 179200, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "f2ec2f0571eb9cef", "figures": [1499, 309]}

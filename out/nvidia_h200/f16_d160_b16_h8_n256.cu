@@ -385,8 +385,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
@@ -885,4 +885,4 @@ extern "C" int attention_f16_d160(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 16, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 256, "seqlen_k": 256, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d160", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7c1c5f84266dbc76", "figures": [1401, 308]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 16, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 256, "seqlen_k": 256, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d160", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "ef251a06713b247a", "figures": [1401, 308]}

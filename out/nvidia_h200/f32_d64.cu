@@ -442,8 +442,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
@@ -1026,4 +1026,4 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e6cb3452631e7e37", "figures": [1507, 309]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2fcfcb4d593a549b", "figures": [1507, 309]}

@@ -423,8 +423,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, num_heads = args.num_q_heads;

@@ -75,7 +75,8 @@ constexpr int kThreads = 256;
 constexpr int kKStages = 2, kVStages = 4;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
-// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V and O.
+// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V
+// and O.
 constexpr int kQkChunk = 128, kChunk = 64;
 constexpr int kDChunks = (kD + kQkChunk - 1) / kQkChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;

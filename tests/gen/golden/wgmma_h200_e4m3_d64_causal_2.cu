@@ -77,7 +77,8 @@ constexpr int kMaxBlocks = 132;  // that H200 runs at once, each of which takes 
 constexpr int kKStages = 3, kVStages = 1;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
-// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V and O.
+// A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V
+// and O.
 constexpr int kQkChunk = 128, kChunk = 64;
 constexpr int kDChunks = (kD + kQkChunk - 1) / kQkChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
@@ -399,8 +400,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;

@@ -436,8 +436,8 @@ struct Divisor {
   }
 };
 
-// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and the
-// shortest that are left, so that all pairs take as long.
+// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_kv_heads * clusters_of_group(args);
@@ -924,7 +924,8 @@ extern "C" int attention_f16_d64(const AttentionArgs* args, cudaStream_t stream)
   }
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kBr - 1) / kBr * ((num_q_heads / num_kv_heads + kCluster - 1) / kCluster * num_kv_heads * kCluster) * batch;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr *
+      ((num_q_heads / num_kv_heads + kCluster - 1) / kCluster * num_kv_heads * kCluster) * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
