@@ -35,10 +35,8 @@ class _Plan(NamedTuple):
     strides: tuple[int, ...]
     """Of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one entry."""
     sizes: dict[str, int]
-    aligned: bool
-    """Whether the kernel can step by those strides."""
-    access_bytes: int
-    """What addresses must be multiples of."""
+    misfit_bits: int
+    """Those that no address may have: below the size of an access; any where strides do not suit it."""
     has_keys: bool
     device: int
     """The device's ordinal."""
@@ -113,8 +111,7 @@ def _make_plan(
             "seqlen_q": seqlen_q,
             "seqlen_k": seqlen_k,
         },
-        aligned=tuned.can_step(strides),
-        access_bytes=tuned.access_bytes,
+        misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
         has_keys=seqlen_k > 0,
         device=query.device or 0,
         in_primary=torch is not None,
@@ -148,7 +145,7 @@ def _launch(
         k = v = 0
     if given and o in (q, k, v):
         raise ValueError("out is the memory of q, k or v, which the kernel still reads; pass another array")
-    if not plan.aligned or (q | k | v | o) % plan.access_bytes:
+    if (q | k | v | o) & plan.misfit_bits:
         _check_alignment(plan, (q, k, v, o))
     idle = plan.idle[handle]
     try:
@@ -165,13 +162,13 @@ def _launch(
         pushed = _push_context(_driver(), q, plan.device)
     status = 0
     try:
-        for step in ready.steps:
-            step.write(q, k, v, o, lse)
-            if step.maps is not None:
+        for write, start, kept, step in ready.in_order:
+            write(q, k, v, o, lse)
+            if kept is not None:
                 pointers = (q, k, v, o)
-                maps = step.maps.get(pointers) or _encode_maps(plan, step.launch, step.maps, pointers)
+                maps = kept.get(pointers) or _encode_maps(plan, step.launch, kept, pointers)
                 step.parameters[1] = maps.address
-            status = step.start()
+            status = start()
             if status:
                 break
     finally:
@@ -233,6 +230,8 @@ class _Ready:
         # the time.
         self.ask_context = functools.partial(_driver()["cuCtxGetCurrent"], ctypes.byref(self.context))
         self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
+        self.in_order = tuple((step.write, step.start, step.maps, step) for step in self.steps)
+        """What each call asks of them, looked up before."""
 
     def write_scales(self, scale: float | None, value_scale: float) -> None:
         for step in self.steps:

@@ -383,7 +383,7 @@ _register._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _suits(plan: _Plan, addresses: tuple[int, int, int]) -> bool:
     """Whether the kernel can step by the strides of q, k and v, and start where they do."""
     q, k, v = addresses
-    return plan.aligned and not (q | k | v) % plan.access_bytes
+    return not (q | k | v) & plan.misfit_bits
 
 
 def _run(
