@@ -43,14 +43,14 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """``$FLASHGEN_CACHE``, else the user's cache folder."""
+    """Returns the folder of built kernels: ``$FLASHGEN_CACHE``, else the user's cache folder."""
     chosen = os.environ.get("FLASHGEN_CACHE")
     # Absolute: artifacts are opened later, and by other processes.
     return Path(chosen or platformdirs.user_cache_dir("flashgen")).expanduser().absolute()
 
 
 def cache_key(parts: Sequence[str]) -> str:
-    """SHA-256 over the parts; how the text is split into parts counts."""
+    """Returns the SHA-256 over the parts; how the text is split into parts counts."""
     digest = hashlib.sha256()
     for part in parts:
         encoded = part.encode()
@@ -117,7 +117,7 @@ def disk_errors(folder: Path, blamed: frozenset[int] = FOLDER_ERRORS) -> Iterato
 
 
 def cache_unwritable(folder: Path, why: str) -> FlashgenError:
-    """The one message for a cache that cannot be written; names the folder, what is free and the way out."""
+    """Returns the error for a cache that cannot be written: the folder, what is free and the way out."""
     free = ""
     with contextlib.suppress(OSError):
         exists = next(p for p in (folder, *folder.parents) if p.exists())

@@ -66,7 +66,7 @@ class Resources:
 
 
 def parse_resources(output: str, symbol: str) -> Resources:
-    """The resources of entry function ``symbol`` in what ``ptxas -v`` printed.
+    """Returns the resources of entry function ``symbol`` in what ``ptxas -v`` printed.
 
     Raises:
         BuildError: the output does not speak of that kernel.
@@ -82,7 +82,7 @@ def parse_resources(output: str, symbol: str) -> Resources:
 
 
 def parse_remarks(output: str) -> list[str]:
-    """What ptxas found wrong with a kernel's asynchronous products, each remark once, lost time first."""
+    """Returns what ptxas found wrong with asynchronous products, each remark once, lost time first."""
     found: dict[str, None] = {}
     for code, text in PIPELINE_REMARKS.findall(output):
         found[f"ptxas {code}: {REMARK_PLACES.sub('', text).strip()}"] = None
@@ -90,7 +90,7 @@ def parse_remarks(output: str) -> list[str]:
 
 
 def shorten(output: str) -> str:
-    """The part of a compiler's output that says what is wrong: its errors, or else its last lines."""
+    """Returns the part of a compiler's output that says what is wrong: its errors, or its last lines."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if re.search(r"\b(error|fatal)\b", line)), None)
     if first is not None:
@@ -189,7 +189,7 @@ class NvccToolchain:
         return f"nvcc {self.nvcc.version}"
 
     def build(self, kernel: Kernel) -> Build:
-        """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
+        """Returns the kernel's cubin, from the cache where it is there. Raises `BuildError`."""
         flags = (*FLAGS, f"-arch={kernel.sm}")
         environment = tuple(f"{name}={os.environ.get(name, '')}" for name in NVCC_FLAG_VARIABLES)
 
@@ -214,7 +214,7 @@ class NvrtcToolchain:
         return f"NVRTC {self.nvrtc.version}"
 
     def build(self, kernel: Kernel) -> Build:
-        """The kernel's cubin, from the cache where it is there. Raises `BuildError`."""
+        """Returns the kernel's cubin, from the cache where it is there. Raises `BuildError`."""
         # NVRTC optimizes by default and knows no -O3.
         flags = ("-std=c++17", "-ftz=true", f"-arch={kernel.sm}")
         search = tuple(f"--include-path={folder}" for folder in self.includes)
@@ -228,7 +228,7 @@ class NvrtcToolchain:
 
 
 def cuda_toolchain(arch: int) -> NvccToolchain | NvrtcToolchain:
-    """What compiles for sm_``arch`` here: nvcc where one does, else NVRTC.
+    """Returns what compiles for sm_``arch`` here: nvcc where one does, else NVRTC.
 
     Raises:
         FlashgenError: neither; the message says how to get one.

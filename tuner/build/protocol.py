@@ -25,10 +25,10 @@ class Toolchain(Protocol):
     """Builds kernels. Picklable: it is sent to the processes of the compile pool."""
 
     def build(self, kernel: Kernel) -> Build:
-        """The compiled kernel, from the cache where it is there. Raises `BuildError`."""
+        """Returns the compiled kernel, from the cache where it is there. Raises `BuildError`."""
         ...
 
     @property
     def version(self) -> str:
-        """Compiler and version, part of the cache key and of every record."""
+        """The compiler and its version, part of the cache key and of every record."""
         ...

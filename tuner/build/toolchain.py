@@ -73,7 +73,7 @@ def find_nvcc(arch: int | None = None) -> Nvcc:
 
 
 def find_nvrtc(arch: int | None = None) -> Nvrtc:
-    """The first NVRTC library (for ``arch``, if given) among PyPI's packages and the CUDA toolkits.
+    """Finds the first NVRTC library (for ``arch``, if given) among PyPI's packages and the CUDA toolkits.
 
     Raises:
         FlashgenError: none, or none for that card; the message says how to get one.
@@ -91,7 +91,7 @@ def find_nvrtc(arch: int | None = None) -> Nvrtc:
 
 
 def find_host_compiler() -> HostCompiler:
-    """$CXX, else g++, else clang++; raises FlashgenError when there is none."""
+    """Finds a C++ compiler: $CXX, else g++, else clang++; raises FlashgenError when there is none."""
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         path = shutil.which(name) if name else None
         if path is not None:

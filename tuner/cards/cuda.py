@@ -100,12 +100,12 @@ class CudaDevice:
 
 
 def count_devices() -> int:
-    """CUDA devices of this machine. Raises FlashgenError when PyCUDA or the driver is absent."""
+    """Counts the CUDA devices of this machine. Raises FlashgenError when PyCUDA or the driver is absent."""
     return _driver().Device.count()
 
 
 def find_device(ordinal: int) -> CudaDevice:
-    """The card with that ordinal, its limits read from the driver.
+    """Returns the card with that ordinal, its limits read from the driver.
 
     Raises:
         FlashgenError: PyCUDA, the driver or that card is absent.

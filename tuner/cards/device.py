@@ -53,11 +53,11 @@ class Runner(Protocol):
         ...
 
     def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
-        """The finalists' times, taken in turns so that drift of the clocks meets all alike."""
+        """Returns the finalists' times, taken in turns so that drift of the clocks meets all alike."""
         ...
 
     def occupancy(self, build: Build) -> float:
-        """Resident warps over the most the card allows."""
+        """Returns the warps that are resident over the most that the card allows, 0 to 1."""
         ...
 
     def close(self) -> None: ...
@@ -90,5 +90,5 @@ class Device(Protocol):
     def toolchain(self) -> Toolchain: ...
 
     def open(self) -> Runner:
-        """Called in the worker process."""
+        """Opens the card and returns what runs kernels on it; called in the worker process."""
         ...

@@ -21,12 +21,12 @@ _UNWRITTEN_BITS = {dtype: _UNWRITTEN[name] for name, dtype in NUMPY_DTYPES.items
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The numpy type of a problem's ``dtype``."""
+    """Returns the numpy type of a problem's ``dtype``."""
     return NUMPY_DTYPES[name]
 
 
 def unwritten_bits(dtype: np.dtype) -> int:
-    """The bits of an element that nobody wrote. Raises ValueError for a type that no problem has."""
+    """Returns the bits of an element that nobody wrote. Raises ValueError for a type that no problem has."""
     try:
         return _UNWRITTEN_BITS[dtype]
     except KeyError:
@@ -34,7 +34,7 @@ def unwritten_bits(dtype: np.dtype) -> int:
 
 
 def bits_dtype(dtype: np.dtype) -> np.dtype:
-    """The unsigned integers as wide as an element."""
+    """Returns the type of unsigned integers that are as wide as an element."""
     return np.dtype(f"u{dtype.itemsize}")
 
 

@@ -98,7 +98,7 @@ class GuardedImage:
         return offset
 
     def before(self) -> np.ndarray:
-        """The image to upload, as the bits of its elements."""
+        """Returns the image to upload, as the bits of its elements."""
         image = np.full(self.items, unwritten_bits(self.dtype), bits_dtype(self.dtype))
         for offset, span in self._inputs:
             image[offset : offset + len(span)] = span.view(image.dtype)
@@ -107,7 +107,7 @@ class GuardedImage:
         return image
 
     def outputs(self, before: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
-        """The outputs that the launch left in ``after``. Raises `CorruptedMemory`."""
+        """Returns the outputs that the launch left in ``after``. Raises `CorruptedMemory`."""
         touchable = np.zeros_like(before)
         found = []
         for output in self._outputs:
@@ -161,7 +161,7 @@ def output_strides(q: np.ndarray, head_dim_v: int | None = None) -> tuple[int, .
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """In elements."""
+    """Returns the strides, in elements, of an array without gaps."""
     strides = [1]
     for n in reversed(shape[1:]):
         strides.insert(0, strides[0] * n)

@@ -30,7 +30,7 @@ class Tool:
 
 
 def resolve(spec: str) -> Device:
-    """The device ``spec`` names: ``0`` or ``cuda:0``, a CUDA card; ``sim:gtx-1080``, an emulated one.
+    """Returns the device of that name: ``0`` or ``cuda:0``, a CUDA card; ``sim:gtx-1080``, an emulated one.
 
     Raises:
         UsageError: nothing is called so.
@@ -51,7 +51,7 @@ def resolve(spec: str) -> Device:
 
 
 def resolve_all(specs: str) -> list[tuple[Device, ...]]:
-    """The devices of a list like ``0,1,2`` or of ``all`` CUDA cards here, those of one kind together.
+    """Returns the devices of a list like ``0,1,2`` or of ``all`` CUDA cards here, those of one kind together.
 
     An emulated card may be named several times: as many workers emulate it. Raises as `resolve` does.
     """
@@ -74,14 +74,14 @@ def resolve_all(specs: str) -> list[tuple[Device, ...]]:
 
 
 def limits_named(spec: str) -> DeviceLimits:
-    """The limits of a card of this machine, a ``sim:`` device or a preset. Raises as `resolve` does."""
+    """Returns the limits of a card of this machine, a ``sim:`` device or a preset; raises as `resolve`."""
     if spec.removeprefix("cuda:").isdigit():
         return resolve(spec).limits
     return preset_named(spec.removeprefix(PREFIX))
 
 
 def preset_named(name: str) -> DeviceLimits:
-    """A preset; by ``sm_86`` the first one of that compute capability. Raises UsageError."""
+    """Returns a preset by name, or by ``sm_86`` the first of that compute capability. Raises UsageError."""
     alike = (card for card in PRESETS.values() if card.sm == name)
     card = PRESETS.get(name) or next(alike, None)
     if card is None:
@@ -90,7 +90,7 @@ def preset_named(name: str) -> DeviceLimits:
 
 
 def cards() -> tuple[list[CudaDevice], str]:
-    """The CUDA cards of this machine; where there is none, why and what to do."""
+    """Returns the CUDA cards of this machine; where there is none, why and what to do."""
     try:
         return [find_device(ordinal) for ordinal in range(count_devices())], ""
     except FlashgenError as error:

@@ -17,7 +17,7 @@ class WrongResult(FlashgenError):
 def compare(
     o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, problem: Problem, name: str
 ) -> float:
-    """The largest per-head error, 0 where scores exceed `plain_score`.
+    """Returns the largest per-head error, 0 where scores exceed `plain_score`.
 
     ``o`` and ``lse`` have the reference's shapes; of ``problem`` type, precision and head dim set the bounds.
     Raises `WrongResult` for anything beyond them, NaN and infinity included.

@@ -15,7 +15,7 @@ def median(times_us: tuple[float, ...]) -> float:
 
 
 def spread(times_us: tuple[float, ...]) -> float:
-    """Interquartile range over the median."""
+    """Returns the interquartile range over the median."""
     low, high = np.percentile(times_us, [25, 75])
     return float((high - low) / median(times_us))
 
@@ -27,7 +27,7 @@ def tflops(problem: Problem, time_us: float) -> float:
 def summarize(
     timing: Timing, build: Build, problem: Problem, *, occupancy: float, error: float, predicted: bool
 ) -> Measurement:
-    """All figures of one kernel on one problem."""
+    """Returns all figures of one kernel on one problem."""
     return Measurement(
         times_us=timing.times_us,
         median_us=median(timing.times_us),

@@ -17,7 +17,7 @@ def first_line(text: str) -> str:
 
 
 def count_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """How many outcomes ended for which reason, the most frequent first: ``spilled: 8 to 290 bytes``."""
+    """Counts outcomes by why they ended, the most frequent first: ``spilled: 8 to 290 bytes``."""
     return count_alike(
         f"{outcome.status}: {first_line(outcome.reason)}" if outcome.reason else str(outcome.status)
         for outcome in outcomes
@@ -25,7 +25,7 @@ def count_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def count_alike(reasons: Iterable[str]) -> dict[str, int]:
-    """How often each reason occurs, those that differ only in numbers being one."""
+    """Counts how often each reason occurs, those that differ only in numbers being one."""
     alike: dict[str, list[list[str]]] = {}
     for reason in reasons:
         alike.setdefault(NUMBER.sub("\0", reason), []).append(NUMBER.findall(reason))

@@ -51,12 +51,14 @@ class Team:
         self._opening = [self._threads.submit(self._open, each) for each in evaluators]
 
     def submit(self, build: Build, problem: Problem, best_us: float | None) -> Future[Outcome]:
-        """The outcome on whichever card is free first. The future raises GaveUp where the run was stopped
-        before one was."""
+        """Returns the outcome on whichever card is free first.
+
+        The future raises GaveUp where the run was stopped before a card was free.
+        """
         return self._threads.submit(self._evaluate, build, problem, best_us)
 
     def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
-        """The finalists in turns, all on one card: two of a kind differ by more than finalists do."""
+        """Times the finalists in turns, all on one card: two of a kind differ by more than finalists do."""
         self._opening[0].result()
         return self._threads.submit(self._evaluators[0].finals, builds, problem).result()
 

@@ -71,7 +71,7 @@ class Worker:
         return self._measured(build, problem, timing, error, occupancy)
 
     def validate_full(self, build: Build, problem: Problem) -> float:
-        """The largest per-head error over the full suite and a sample of the real problem.
+        """Returns the largest per-head error over the full suite and a sample of the real problem.
 
         Raises:
             WrongResult, CorruptedMemory, LaunchError, TimedOut, Died: what is wrong with the build.
@@ -82,7 +82,7 @@ class Worker:
     def measure_interleaved(
         self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS
     ) -> list[Timing]:
-        """The builds' times, taken in turns. Raises LaunchError, TimedOut or Died."""
+        """Returns the builds' times, taken in turns. Raises LaunchError, TimedOut or Died."""
         return [timing for timing, _ in self._interleave(builds, problem, rounds)]
 
     def _interleave(

@@ -58,7 +58,7 @@ class Bounds:
 
 
 def predicted(variant: Variant, problem: Problem, limits: DeviceLimits) -> Prediction | None:
-    """The cost model's word on a variant; None for one that it calls impossible."""
+    """Returns the cost model's prediction of a variant; None for one that it calls impossible."""
     try:
         return predict(variant, problem, limits)
     except ValueError:
@@ -73,8 +73,8 @@ def bounds_of(
     problem: Problem,
     limits: DeviceLimits,
 ) -> Bounds | None:
-    """What limits a kernel that was timed at ``us`` microseconds and takes so many registers per thread; None
-    for one that the cost model calls impossible.
+    """Returns what limits a kernel that was timed at ``us`` microseconds and takes so many registers per
+    thread; None for one that the cost model calls impossible.
 
     ``others`` are predictions of its family's trials, its own among them.
     """
@@ -104,7 +104,7 @@ def bounds_of(
 
 
 def residency(variant: Variant, registers: int, problem: Problem, limits: DeviceLimits) -> Residency:
-    """The blocks of a kernel that an SM holds, compiled to so many registers per thread."""
+    """Returns how many blocks of a kernel an SM holds, compiled to so many registers per thread."""
     threads, smem = variant.threads(), variant.smem_bytes(problem, limits)
     roomy = replace(
         limits,

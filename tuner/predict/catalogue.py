@@ -55,7 +55,7 @@ class Catalogue:
         )
 
     def row(self, variant: Variant) -> int | None:
-        """Where ``variant`` stands, None when it is not legal here or of another family."""
+        """Returns the row of a variant, None when it is not legal here or of another family."""
         if type(variant) is not self.family:
             return None
         key = int(self._radices @ np.array(self.encode(variant), dtype=np.int64))
@@ -63,7 +63,7 @@ class Catalogue:
         return at if at < len(self.keys) and self.keys[at] == key else None
 
     def row_of(self, parameters: Mapping[str, Value]) -> int | None:
-        """The row that a trial's parameters name, None while they are incomplete, and outside."""
+        """Returns the row that a trial's parameters name, None while they are incomplete, and outside."""
         if parameters.keys() != {p.name for p in self.family.parameters()}:
             return None
         return self.row(self.family(**parameters))
@@ -81,7 +81,7 @@ class Catalogue:
             self.num_unseen += 1
 
     def nearest(self, variant: Variant, *, among_unseen: bool = True) -> int | None:
-        """The row closest to ``variant``, legal or not; None when there is none left.
+        """Returns the row closest to ``variant``, legal or not; None when there is none left.
 
         Numbers are as far apart as their ranks among the choices, other values 1 or 0.
         """
@@ -95,12 +95,12 @@ class Catalogue:
         return int(distance.argmin())
 
     def neighbours(self, row: int) -> np.ndarray:
-        """Unseen rows that differ from ``row`` in one parameter."""
+        """Returns the unseen rows that differ from ``row`` in one parameter."""
         differing = (self.codes != self.codes[:, row : row + 1]).sum(axis=0, dtype=np.uint8)
         return np.flatnonzero((differing == 1) & self.unseen)
 
     def sample(self, count: int, rng: random.Random) -> list[int]:
-        """Up to ``count`` different unseen rows."""
+        """Returns up to ``count`` different unseen rows, drawn at random."""
         if self.num_unseen <= 4 * count:
             rows = np.flatnonzero(self.unseen).tolist()
             return rng.sample(rows, min(count, len(rows)))
@@ -115,7 +115,7 @@ class Catalogue:
         return list(found)
 
     def encode(self, variant: Variant) -> list[int]:
-        """Of each parameter, the index of the variant's value among the choices."""
+        """Returns the index of the variant's value among the choices of each parameter."""
         return [p.choices.index(getattr(variant, p.name)) for p in self.family.parameters()]
 
 
@@ -131,7 +131,7 @@ def build_catalogue(
 
 
 def encode(space: Space) -> np.ndarray:
-    """Choice indices of a space's legal variants, shape (parameters, variants)."""
+    """Returns the choice indices of a space's legal variants, shape (parameters, variants)."""
     parameters = space.family.parameters()
     num_suffixes = prod(map(len, space.free))
     codes = np.empty((len(parameters), len(space)), dtype=np.uint8)

@@ -32,8 +32,9 @@ def predict(
     limits: DeviceLimits,
     coefficients: Coefficients | GroupCoefficients | None = None,
 ) -> Prediction:
-    """The time of ``variant`` on ``problem``, by the coefficients of its kind unless others are given.
-    Deterministic, some hundred microseconds of work.
+    """Returns the time of a variant on a problem, by the coefficients of its kind unless others are given.
+
+    It is deterministic and takes some hundred microseconds.
 
     The variant must be legal on that card: a block that fits no SM raises ValueError.
     """

@@ -26,8 +26,11 @@ SIMULATED_BLOCKS = 4096
 
 @lru_cache(maxsize=4096)
 def stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved: bool) -> float:
-    """How much longer than an even share of the work the last of ``slots`` runs, each of which takes the next
-    block as it ends one. ``lengths`` are those of one head's blocks in the order in which they start."""
+    """Returns how much longer than an even share of the work the last of ``slots`` runs.
+
+    Each slot takes the next block as it ends one. ``lengths`` are those of one head's blocks in the order in
+    which they start.
+    """
     simulated = min(heads, max(1, max(SIMULATED_BLOCKS, 4 * slots) // len(lengths)))
     order = [n for n in lengths for _ in range(simulated)] if heads_interleaved else list(lengths) * simulated
     ends = [0] * slots
@@ -38,7 +41,7 @@ def stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved:
 
 
 def join(values: list[float], exponent: float) -> float:
-    """The norm of that exponent: at least the largest, at most the sum."""
+    """Returns the norm of the values with that exponent: at least the largest, at most the sum."""
     largest = max(values)
     if largest == 0:
         return 0.0

@@ -14,7 +14,7 @@ Prior = Callable[[Variant], float]
 
 
 def prior_of(problem: Problem, limits: DeviceLimits) -> Prior:
-    """The cost model's time; infinite for a variant that it says cannot be resident."""
+    """Returns the cost model as a function of variants; infinite for one that it says cannot be resident."""
 
     def predicted_us(variant: Variant) -> float:
         try:

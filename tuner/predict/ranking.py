@@ -63,13 +63,13 @@ class Ranking:
             best = int(around[costs.argmin()])
 
     def fastest(self, count: int, among: np.ndarray | None = None) -> list[int]:
-        """The fastest rows known that nobody has taken, ``among`` those marked there."""
+        """Returns the fastest rows known that nobody has taken, ``among`` those marked there."""
         rows = np.flatnonzero(self.catalogue.unseen & self.known & (True if among is None else among))
         return rows[np.argsort(self.log_us[rows], kind="stable")[:count]].tolist()
 
 
 def predicted_fastest(catalogue: Catalogue, prior: Prior, seed: int = 0) -> list[tuple[float, int]]:
-    """Predicted time and row of the variants looked at, fastest first."""
+    """Returns predicted time and row of the variants looked at, fastest first."""
     ranking = Ranking(catalogue, prior, seed)
     if len(catalogue) <= RANKED_WHOLE:
         ranking.look(len(catalogue))

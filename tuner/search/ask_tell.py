@@ -94,7 +94,7 @@ class Search:
 
     @property
     def best_us(self) -> float | None:
-        """Fastest so far in this space, earlier runs of the study included."""
+        """The fastest time so far in this space, earlier runs of the study included."""
         return None if self._best_us == float("inf") else self._best_us
 
     def look_at_others(self) -> None:
@@ -108,11 +108,11 @@ class Search:
         self._num_noted = len(self.others.outcomes)
 
     def ask(self) -> Proposal | None:
-        """The next variant, None when every legal one is tried or being tried."""
+        """Returns the next variant to try, None when every legal one is tried or being tried."""
         return next(iter(self.ask_many(1)), None)
 
     def ask_many(self, count: int) -> list[Proposal]:
-        """The next ``count`` variants, or as many as are left. The study is read once for all of them."""
+        """Returns the next ``count`` variants, or as many as are left. The study is read once for all."""
         proposals: list[Proposal] = []
         while len(proposals) < count and not self.exhausted:
             begun = {p.trial.number: p for p in self._begin(count - len(proposals))}

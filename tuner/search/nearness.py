@@ -11,12 +11,12 @@ LENGTH_WEIGHT, HEADS_WEIGHT = 1.0, 0.5
 
 
 def masks_differ(tuned: Problem, asked: Problem) -> bool:
-    """Whether the kernel's mask makes another function of what is asked for: not of a single row."""
+    """Tells whether the kernel's mask makes another function of what is asked for: not of one row."""
     return asked.seqlen_q > 1 and tuned.causal != asked.causal
 
 
 def shape_distance(tuned: Problem, asked: Problem) -> float:
-    """Doublings between two shapes, weighted; 0 for the same."""
+    """Returns the doublings between two shapes, weighted; 0 for the same."""
     lengths = sum(abs(log2(getattr(tuned, name) / getattr(asked, name))) for name in ("seqlen_q", "seqlen_k"))
     heads = abs(log2(tuned.batch * tuned.num_q_heads / (asked.batch * asked.num_q_heads)))
     return LENGTH_WEIGHT * lengths + HEADS_WEIGHT * heads

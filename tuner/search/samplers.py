@@ -295,7 +295,7 @@ def make_sampler(
 
 
 def tpe(seed: int) -> TPESampler:
-    """TPE with what its versions set differently by default set explicitly."""
+    """Returns TPE with what its versions set differently by default set explicitly."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return TPESampler(

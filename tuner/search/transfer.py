@@ -74,7 +74,7 @@ def neighbours(
 
 
 def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limits: DeviceLimits) -> Prior:
-    """The cost model's word on the catalogue's variants, corrected by what the lessons say it misses.
+    """Returns the cost model's word on a catalogue's variants, corrected by what the lessons teach.
 
     What did not compile or spilled under the same mask will again: its source is the same.
     """

@@ -39,7 +39,7 @@ def owner() -> str:
 
 
 def process_name() -> str:
-    """An owner's name without the number of the run."""
+    """Returns the name of this process: an owner's without the number of the run."""
     pid = os.getpid()
     return "/".join((socket.gethostname(), str(pid), _started(pid), _namespace()))
 
@@ -84,7 +84,7 @@ class Watch:
         self._seen: dict[int, tuple[Hashable, float]] = {}
 
     def lives(self, trial: FrozenTrial) -> bool:
-        """Whether whoever runs the trial, which is RUNNING, still does."""
+        """Tells whether whoever runs the trial, which is RUNNING, still does."""
         name = str(trial.user_attrs.get(OWNER, ""))
         if is_dead(name):
             return False

@@ -52,7 +52,7 @@ class OtherCoordinators:
         return len(self._held)
 
     def settled(self, number: int, row: int | None) -> None:
-        """A trial that had ended when this coordinator joined."""
+        """Notes a trial that had ended when this coordinator joined, and its row of the catalogue."""
         self._settled.add(number)
         if row is not None:
             self._done_rows.add(row)

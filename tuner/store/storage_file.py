@@ -35,7 +35,7 @@ class StorageFile:
 
 
 def storage_path(where: str) -> Path | None:
-    """The file behind a storage, None where there is none on this host."""
+    """Returns the file behind a storage, None where there is none on this host."""
     if "://" not in where:
         return Path(where)
     return Path(where.split(":///", 1)[1]) if where.startswith("sqlite") and ":///" in where else None

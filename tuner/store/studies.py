@@ -118,7 +118,7 @@ def _driver(error: ImportError) -> str:
 
 
 def without_password(where: str) -> str:
-    """A storage as it may be shown."""
+    """Returns a storage's name as it may be shown."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", where)
 
 
@@ -281,7 +281,7 @@ def open_study(storage: BaseStorage, where: str, name: str, about: Mapping[str, 
 
 
 def distributions(family: type[Variant]) -> dict[str, CategoricalDistribution]:
-    """One categorical distribution per parameter, the same whatever is held by ``--set``."""
+    """Returns one categorical distribution per parameter, the same whatever is held by ``--set``."""
     return {p.name: CategoricalDistribution(p.choices) for p in family.parameters()}
 
 
@@ -330,7 +330,7 @@ def outcome_from_dict(family: type[Variant], data: Mapping[str, Any]) -> Outcome
 
 
 def outcomes(study: Study, family: type[Variant]) -> list[tuple[FrozenTrial, Outcome]]:
-    """Every finished trial of the study with its outcome, oldest first."""
+    """Returns every finished trial of the study with its outcome, oldest first."""
     states = (TrialState.COMPLETE, TrialState.PRUNED)
     return [
         (trial, outcome_from_dict(family, trial.user_attrs[OUTCOME]))
