@@ -35,7 +35,7 @@ def renew(folder: Path) -> Iterator[library.Entry]:
             raise FlashgenError(
                 f"{path} holds a variant that is not legal any more ({error}); remove it, or tune again"
             ) from error
-        told = {"device": tuned.device, "measurement": library.figures(tuned)}
+        told = {"device": tuned.device, "measurement": records.figures(tuned)}
         try:
             write_atomically(path.with_suffix(".cu"), emit_cuda(kernel, **told))
             write_atomically(path.with_suffix(".py"), emit_thin_module(kernel, **told))
