@@ -123,7 +123,11 @@ def bundle(entries: Sequence[library.Entry], *, name: str, command: Sequence[str
 
 
 def build_cubins(kernels: Sequence[Kernel], jobs: int) -> dict[tuple[str, bool], bytes]:
-    """By digest and mask, the kernels compiled for the cards they are for. Raises FlashgenError."""
+    """Compiles kernels for the cards they are for; returns cubins by digest and mask.
+
+    Raises:
+        FlashgenError: a compiler is missing or refuses one.
+    """
     wanted = {
         (kernel.digest, causal): kernel.with_mask(causal) for kernel in kernels for causal in (False, True)
     }
