@@ -19,7 +19,7 @@ from flashgen.gen.render import render
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.serving import serving_families
-from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf import choice, library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from flashgen.tuner.shelf.emitting import best_guess
 
@@ -60,7 +60,7 @@ def some_kernel(device: CudaDevice, family: str, **problem: Any) -> Kernel:
 
 def best_kernel(device: CudaDevice, problem: Problem) -> Kernel:
     """The shipped kernel that `flashgen emit` would choose, or the cost model's guess."""
-    match = library.find(library.entries([library.shipped_folder()]), problem, device.limits)
+    match = choice.find(library.entries([library.shipped_folder()]), problem, device.limits)
     if match is not None and match.entry.json_path is not None:
         return read_emitted(match.entry.json_path.with_suffix(".py")).kernel
     families = serving_families(problem, device.limits)

@@ -26,7 +26,7 @@ from ..errors import BuildError, FlashgenError
 from ..evaluate.measure import median, tflops
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.worker import Worker
-from ..shelf import library
+from ..shelf import choice, library
 from ..shelf.emitting import complete
 from .ladder_result import CASES, FUSED, TUNED, UNFUSED, LadderResult, Row
 from .peers import PeerTime, torch_installed, torch_times
@@ -141,7 +141,7 @@ def _contenders(device: Device, case: str, step_names: Sequence[str], out: Path)
 def _tuned(device: Device, problem: Problem, out: Path) -> tuple[str, Variant]:
     """The best known simt variant for the problem and where it comes from; the default one where none is."""
     known = library.entries(library.folders(out))
-    match = library.find(known, problem, device.limits, family=Simt)
+    match = choice.find(known, problem, device.limits, family=Simt)
     if match is not None:
         return f"tuned simt: {match.how}", match.entry.kernel.variant
     variant = complete(Simt, problem, device.limits, {}, Simt())

@@ -12,7 +12,7 @@ from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ...gen.variant import Illegal
 from ..cards.device import Device
-from ..shelf import library
+from ..shelf import choice, library
 from ..suites import SUITES, Workload
 from .contenders import CONTENDERS, LADDER, LADDER_TURN
 from .figures import OURS, Row, row_of
@@ -86,7 +86,7 @@ def make_plan(options: BenchOptions, folder: Path) -> Plan:
     plan = Plan([], [], [], [])
     for index, workload in enumerate(options.workloads):
         row, module = row_of(workload), None
-        match = library.find(known, workload.problem, limits)
+        match = choice.find(known, workload.problem, limits)
         if match is None:
             plan.leave_out(
                 index, OURS, f"no kernel is known for {workload.problem.stem}; `flashgen tune` makes one"

@@ -79,7 +79,10 @@ class ModuleRunner(CudaRunner):
         scale: float,
         want_lse: bool = False,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Runner.attend`. The log-sum-exp is allocated by the module, from guarded memory too."""
+        """Calls the module's ``attention()`` as `Runner.attend` says.
+
+        The log-sum-exp is allocated by the module, from guarded memory too.
+        """
         from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
 
         require_inputs(build.kernel.problem, q, k, v)

@@ -15,7 +15,7 @@ from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Status, TunedKernel
 from ..predict.bounds import bounds_of
 from ..search.importance import worth_of
-from ..shelf import library
+from ..shelf import library, records
 from ..shelf.winners import TUNED
 from .chosen import Group
 from .content import FamilyPart, Winner
@@ -76,7 +76,7 @@ def _last_tuned(studies: Sequence[ReadStudy]) -> _Found | None:
     tuned: list[TunedKernel] = []
     for study in studies:
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            tuned.append(library.from_record(study.about[TUNED], ""))
+            tuned.append(records.from_record(study.about[TUNED], ""))
     if not tuned:
         return None
     last = max(tuned, key=lambda kernel: kernel.tuned_at)

@@ -18,7 +18,7 @@ from ..build.compile import CompilePool, cuda_toolchain
 from ..cards.slug import same_card
 from ..errors import BuildError, FlashgenError, UsageError
 from ..request import Shapes
-from . import library
+from . import choice, library, records
 from .emitted_kernels import read_emitted
 from .listing import find
 
@@ -31,14 +31,14 @@ class Pick:
     """The kernel chosen for a problem, or given by itself."""
 
     asked: Problem | None
-    match: library.Match
+    match: choice.Match
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "asked": self.asked.to_dict() if self.asked is not None else None,
             "how": self.match.how,
             "exact": self.match.exact,
-            **library.to_record(self.match.entry.kernel),
+            **records.to_record(self.match.entry.kernel),
         }
 
 
@@ -48,7 +48,7 @@ def pick(
     limits: DeviceLimits,
     family: type[Variant] | None = None,
 ) -> list[Pick]:
-    """The best known kernel for each problem, as `library.find` chooses it.
+    """The best known kernel for each problem, as `choice.find` chooses it.
 
     Raises:
         FlashgenError: for some there is none; the message says for which.
@@ -56,7 +56,7 @@ def pick(
     picks = [
         Pick(problem, match)
         for problem in problems
-        if (match := library.find(known, problem, limits, family=family)) is not None
+        if (match := choice.find(known, problem, limits, family=family)) is not None
     ]
     if len(picks) < len(problems):
         found = {pick.asked for pick in picks}
@@ -87,7 +87,7 @@ def widened(
 
 def named(known: Sequence[library.Entry], names: Sequence[str]) -> list[Pick]:
     """The kernels of those names or files. Raises UsageError as `listing.find`."""
-    return [Pick(None, library.Match(find(known, name), f"{name}, as named", exact=True)) for name in names]
+    return [Pick(None, choice.Match(find(known, name), f"{name}, as named", exact=True)) for name in names]
 
 
 def kernels_of(picks: Sequence[Pick]) -> list[library.Entry]:
@@ -112,7 +112,7 @@ def bundle(entries: Sequence[library.Entry], *, name: str, command: Sequence[str
     """
     kernels = [rendered(entry) for entry in entries]
     made = [
-        Made(kernel, entry.kernel.device, library.figures(entry.kernel))
+        Made(kernel, entry.kernel.device, records.figures(entry.kernel))
         for kernel, entry in zip(kernels, entries, strict=True)
     ]
     cubins = build_cubins(kernels, embed) if embed else None
@@ -123,7 +123,11 @@ def bundle(entries: Sequence[library.Entry], *, name: str, command: Sequence[str
 
 
 def build_cubins(kernels: Sequence[Kernel], jobs: int) -> dict[tuple[str, bool], bytes]:
-    """By digest and mask, the kernels compiled for the cards they are for. Raises FlashgenError."""
+    """Compiles kernels for the cards they are for; returns cubins by digest and mask.
+
+    Raises:
+        FlashgenError: a compiler is missing or refuses one.
+    """
     wanted = {
         (kernel.digest, causal): kernel.with_mask(causal) for kernel in kernels for causal in (False, True)
     }

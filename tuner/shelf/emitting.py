@@ -21,7 +21,7 @@ from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
 from ..request import Shape
 from ..serving import serving_families, why_not
-from . import library
+from . import choice, library, records
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Emitted:
         }
 
 
-def emit_tuned(match: library.Match, suffix: str, *, embed: int = 0) -> Emitted:
+def emit_tuned(match: choice.Match, suffix: str, *, embed: int = 0) -> Emitted:
     """The matched kernel as it was written when it was tuned, in a module as it is made today. ``embed``:
     compile it, so many at a time, for the module to carry."""
     from .bundle import rendered
@@ -68,7 +68,7 @@ def emit_tuned(match: library.Match, suffix: str, *, embed: int = 0) -> Emitted:
         text = tuned.source
     else:
         kernel = rendered(entry)
-        text = _text(kernel, suffix, tuned.device, library.figures(tuned), _cubins(kernel, embed))
+        text = _text(kernel, suffix, tuned.device, records.figures(tuned), _cubins(kernel, embed))
     return Emitted(
         text,
         match.how,
@@ -113,7 +113,7 @@ def choose(
         FlashgenError: nothing was asked for and nothing was ever tuned.
     """
     if limits is None and not shape.is_given and family is None:
-        match = library.last_tuned(known)
+        match = choice.last_tuned(known)
         if match is None:
             raise FlashgenError(
                 "nothing was tuned yet; tune with `flashgen tune --device 0 --d 64` (--device sim:gtx-1080 "
@@ -123,7 +123,7 @@ def choose(
     problem = shape.problem()
     if limits is None:
         limits = card_of_last(known, [problem])
-    match = library.find(known, problem, limits, family=family, any_shape=not shape.has_sizes)
+    match = choice.find(known, problem, limits, family=family, any_shape=not shape.has_sizes)
     if match is not None:
         return emit_tuned(match, suffix, embed=embed)
     how = (
@@ -183,7 +183,7 @@ def card_of_last(known: Sequence[library.Entry], problems: Sequence[Problem]) ->
     """The card to emit for when none was named: that of the kernel tuned last, of one of the problems' types
     and head dims where there is any."""
     stems = {problem.stem for problem in problems}
-    match = library.last_tuned([e for e in known if e.kernel.problem.stem in stems] or known)
+    match = choice.last_tuned([e for e in known if e.kernel.problem.stem in stems] or known)
     if match is None:
         raise FlashgenError(
             "nothing was tuned yet, and no card was named; name one with --device or --preset (`flashgen "

@@ -14,7 +14,7 @@ from ...gen.variant import Value, Variant
 from ..cards.slug import same_card
 from ..errors import UsageError, suggestion
 from ..request import Shapes
-from . import library
+from . import library, records
 
 #: Files of a kernel's three that name it.
 SUFFIXES = (".json", ".cu", ".py")
@@ -74,7 +74,7 @@ def _order(entry: library.Entry) -> tuple[Any, ...]:
 
 def to_dict(entry: library.Entry) -> dict[str, Any]:
     """One kernel as `flashgen list --json` tells it: its record without the single times, and its file."""
-    record = library.to_record(entry.kernel)
+    record = records.to_record(entry.kernel)
     record["measurement"] = {k: v for k, v in record["measurement"].items() if k != "times_us"}
     return {
         "name": name_of(entry),

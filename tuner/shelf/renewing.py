@@ -13,6 +13,7 @@ from ..build.cache import write_atomically
 from ..errors import FlashgenError, UsageError
 from . import library
 from .emitting import limits_of
+from .records import figures
 
 
 def renew(folder: Path) -> Iterator[library.Entry]:
@@ -35,7 +36,7 @@ def renew(folder: Path) -> Iterator[library.Entry]:
             raise FlashgenError(
                 f"{path} holds a variant that is not legal any more ({error}); remove it, or tune again"
             ) from error
-        told = {"device": tuned.device, "measurement": library.figures(tuned)}
+        told = {"device": tuned.device, "measurement": figures(tuned)}
         try:
             write_atomically(path.with_suffix(".cu"), emit_cuda(kernel, **told))
             write_atomically(path.with_suffix(".py"), emit_thin_module(kernel, **told))

@@ -14,7 +14,7 @@ from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ..evaluate.outcome import Status
 from ..store.studies import open_storage, outcomes, storage_errors
-from . import library
+from . import library, records
 
 #: Study attribute that holds the winner's record.
 TUNED = "tuned"
@@ -36,7 +36,7 @@ def kernels_in_storage(where: str) -> list[library.Entry]:
                 record = study.user_attrs.get(TUNED) or _best_record(study)
                 if record is None:
                     continue
-                kernel = library.from_record(record, "")
+                kernel = records.from_record(record, "")
                 rendered = render(kernel.variant, kernel.problem, DeviceLimits(**study.user_attrs["limits"]))
                 kernel = replace(kernel, source=rendered.source)
                 found.append(library.Entry(kernel, study.user_attrs["slug"], rendered=rendered))

@@ -13,7 +13,7 @@ from ..predict.prior import prior_of
 from ..search.ask_tell import Search
 from ..search.sampler_names import SamplerName
 from ..search.transfer import informed, neighbours
-from ..shelf import library
+from ..shelf import choice, library
 from ..store.about import About
 from ..store.makers import Makers, name_of_study
 from ..store.studies import open_study, storage_errors
@@ -99,7 +99,7 @@ def open_family_run(
         study,
         budget=trials,
         seed=options.seed,
-        known=library.nearest_variants(
+        known=choice.nearest_variants(
             library.entries(library.folders(options.out)), problem, limits, about.family
         ),
         prior=informed(prior_of(problem, limits), catalogue, lessons, limits),

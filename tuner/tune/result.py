@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluate.outcome import Outcome, TunedKernel
-from ..shelf import library
+from ..shelf import library, records
 from ..store.studies import outcome_to_dict
 from .wall_time import WallTime
 
@@ -42,7 +42,7 @@ class TuneResult:
     def to_dict(self) -> dict[str, Any]:
         """Returns the result as `flashgen tune --json` tells it."""
         return {
-            **library.to_record(self.kernel),
+            **records.to_record(self.kernel),
             "files": None if self.kept_faster else {k: str(v) for k, v in vars(self.paths).items()},
             "kept_faster": str(self.kept_faster) if self.kept_faster else None,
             "counts": dict(self.counts),

@@ -27,8 +27,10 @@ class WallTime:
     compiling: float
 
     def shares(self) -> dict[str, float]:
-        """Of the cards' wall time, and as ``compile`` of the compilers' own. ``idle`` is what is left: the
-        start, the search itself, the writing of the winner."""
+        """Returns the shares of the cards' wall time, and as ``compile`` of the compilers' own.
+
+        ``idle`` is what is left: the start, the search itself, the writing of the winner.
+        """
         cards, compilers = self.cards * self.seconds, self.compilers * self.seconds
         spent = {
             "validate": self.validating,

@@ -15,7 +15,7 @@ from ...gen.render import render
 from ..cards.slug import device_slug
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, TunedKernel
-from ..shelf import library
+from ..shelf import library, records
 from ..shelf.winners import TUNED
 from ..store.studies import storage_errors
 from ..version import flashgen_version
@@ -51,7 +51,7 @@ def keep(options: TuneOptions, winner: Outcome, toolkit: str, study: Study) -> K
     faster = _faster_in_library(options, paths.json, kernel)
     with contextlib.ExitStack() as stack:
         if faster is None:
-            figures = library.figures(kernel)
+            figures = records.figures(kernel)
             stack.callback(
                 library.write,
                 options.out,
@@ -61,7 +61,7 @@ def keep(options: TuneOptions, winner: Outcome, toolkit: str, study: Study) -> K
                 module=emit_thin_module(rendered, device=kernel.device, measurement=figures),
             )
         with storage_errors(options.storage):
-            study.set_user_attr(TUNED, library.to_record(kernel))
+            study.set_user_attr(TUNED, records.to_record(kernel))
     return Kept(kernel, slug, paths, faster)
 
 

@@ -20,7 +20,7 @@ from flashgen.tuner.cards.device import Build
 from flashgen.tuner.errors import BuildError, FlashgenError, LaunchError
 from flashgen.tuner.prove.proof import prove_each
 from flashgen.tuner.request import Shapes
-from flashgen.tuner.shelf import bundle, library
+from flashgen.tuner.shelf import bundle, library, records
 from flashgen.tuner.shelf.bundle import module_name, pick, widened
 from flashgen.tuner.shelf.emitted_kernels import read_each, read_emitted
 from flashgen.tuner.suites import SUITES
@@ -38,7 +38,7 @@ def out(tmp_path):
     for problem, card in ((D64, H200), (SHORT, H200), (D128, H200), (D64, preset("gtx-1080"))):
         kernel = tuned(problem, card, variant=LADDER())
         rendered = render(kernel.variant, problem, card)
-        told = {"device": card.name, "measurement": library.figures(kernel)}
+        told = {"device": card.name, "measurement": records.figures(kernel)}
         cuda, module = emit_cuda(rendered, **told), emit_thin_module(rendered, **told)
         library.write(tmp_path / "out", card.slug, kernel, cuda, module)
     return tmp_path / "out"

@@ -10,8 +10,9 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
+from flashgen.tuner.cards.slug import same_card
 from flashgen.tuner.errors import FlashgenError
-from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf import choice, library
 from flashgen.tuner.shelf.emitting import card_of_last
 from flashgen.tuner.shelf.library import Entry
 
@@ -71,19 +72,19 @@ def test_the_shipped_folder_is_searched_last(tmp_path):
     ],
 )
 def test_same_card(slug, other, same):
-    assert library.same_card(slug, other) is same
+    assert same_card(slug, other) is same
 
 
 def test_an_exact_match_is_exact():
     wanted = Problem(head_dim=128)
-    match = library.find([entry(), entry(wanted), entry(Problem(head_dim=32))], wanted, H200)
+    match = choice.find([entry(), entry(wanted), entry(Problem(head_dim=32))], wanted, H200)
     assert match is not None and match.exact
     assert match.entry.kernel.problem == wanted
     assert "measured" in match.how
 
 
 def test_head_dim_must_agree():
-    assert library.find([entry(Problem(head_dim=128))], Problem(head_dim=64), H200) is None
+    assert choice.find([entry(Problem(head_dim=128))], Problem(head_dim=64), H200) is None
 
 
 def of(**problem) -> Entry:
@@ -103,12 +104,12 @@ def test_dtype_precision_and_head_dims_must_agree():
         of(dtype="bf16", head_dim=192, head_dim_v=128),
     ]
     for each in known:
-        match = library.find(known, each.kernel.problem, H200)
+        match = choice.find(known, each.kernel.problem, H200)
         assert match is not None and match.exact and match.entry == each
     # What is asked for by name is what was tuned by that name.
-    assert library.find(known, Problem(precision="3xtf32"), H200) is None
-    assert library.find([of(precision="3xtf32")], Problem(), H200) is None
-    assert library.find(known, Problem(dtype="bf16", head_dim=192), H200) is None
+    assert choice.find(known, Problem(precision="3xtf32"), H200) is None
+    assert choice.find([of(precision="3xtf32")], Problem(), H200) is None
+    assert choice.find(known, Problem(dtype="bf16", head_dim=192), H200) is None
 
 
 def test_records_of_older_versions_are_read(tmp_path):
@@ -130,18 +131,18 @@ def test_of_several_tuned_for_the_same_the_fastest():
     fast = entry(tuned_at="2026-01-01T00:00:00+00:00")
     slower = replace(fast.kernel.measurement, median_us=500.0)
     late = replace(fast.kernel, measurement=slower, tuned_at="2026-02-01T00:00:00+00:00")
-    match = library.find([Entry(late, fast.slug), fast], Problem(), H200)
+    match = choice.find([Entry(late, fast.slug), fast], Problem(), H200)
     assert match is not None and match.entry == fast
 
 
 def test_other_compute_capabilities_are_not_used():
-    assert library.find([entry(limits=preset("a100"))], Problem(), H200) is None
+    assert choice.find([entry(limits=preset("a100"))], Problem(), H200) is None
 
 
 def test_same_card_before_same_capability():
-    match = library.find([entry(limits=H100), entry(limits=H200)], Problem(), H200)
+    match = choice.find([entry(limits=H100), entry(limits=H200)], Problem(), H200)
     assert match is not None and match.exact and match.entry.kernel.device == "NVIDIA H200"
-    match = library.find([entry(limits=H100)], Problem(), H200)
+    match = choice.find([entry(limits=H100)], Problem(), H200)
     assert match is not None and not match.exact
     assert "another card of sm_90, NVIDIA H100" in match.how
 
@@ -149,19 +150,19 @@ def test_same_card_before_same_capability():
 def test_measured_before_predicted():
     shape = Problem(seqlen_q=128, seqlen_k=128)
     measured, predicted = entry(limits=H100), entry(shape, H200, predicted=True)
-    match = library.find([predicted, measured], shape, H200)
+    match = choice.find([predicted, measured], shape, H200)
     assert match is not None and match.entry == measured
-    match = library.find([predicted], shape, H200)
+    match = choice.find([predicted], shape, H200)
     assert match is not None and "predicted" in match.how and "nothing was measured" in match.how
 
 
 def test_same_mask_before_nearer_shape():
     causal = entry(Problem(causal=True, seqlen_q=512, seqlen_k=512))
     plain = entry(Problem())
-    match = library.find([plain, causal], Problem(causal=True), H200)
+    match = choice.find([plain, causal], Problem(causal=True), H200)
     assert match is not None and match.entry == causal
     assert "tuned for batch 4, heads 16, seqlen 512, asked for batch 4, heads 16, seqlen 4096" in match.how
-    match = library.find([plain], Problem(causal=True), H200)
+    match = choice.find([plain], Problem(causal=True), H200)
     assert match is not None and "tuned without the causal mask" in match.how
 
 
@@ -173,7 +174,7 @@ def test_nearest_in_lengths_and_heads():
         (Problem(seqlen_q=5000, seqlen_k=5000), long),
         (Problem(batch=50, seqlen_q=300, seqlen_k=300), many),
     ):
-        match = library.find([short, long, many], shape, H200)
+        match = choice.find([short, long, many], shape, H200)
         assert match is not None and match.entry == best
 
 
@@ -188,22 +189,22 @@ def test_few_rows_before_mask_and_shape():
         (Problem(seqlen_q=17, seqlen_k=8192), many),
         (Problem(), many),
     ):
-        match = library.find([one, many], shape, H200)
+        match = choice.find([one, many], shape, H200)
         assert match is not None and match.entry == best and not match.exact
     # One row sees all keys under either mask, several do not.
-    match = library.find([one], Problem(seqlen_q=1, seqlen_k=8192, causal=True), H200)
+    match = choice.find([one], Problem(seqlen_q=1, seqlen_k=8192, causal=True), H200)
     assert match is not None and match.exact and "mask" not in match.how
     masked, plain = rows(4, causal=True), rows(8)
-    match = library.find([masked, plain], Problem(seqlen_q=4, seqlen_k=8192), H200)
+    match = choice.find([masked, plain], Problem(seqlen_q=4, seqlen_k=8192), H200)
     assert match is not None and match.entry == plain
-    match = library.find([masked, plain], Problem(seqlen_q=1, seqlen_k=8192), H200)
+    match = choice.find([masked, plain], Problem(seqlen_q=1, seqlen_k=8192), H200)
     assert match is not None and match.entry == masked and "mask" not in match.how
 
 
 def test_of_any_shape_the_last_tuned():
     old = entry(Problem(), tuned_at="2026-01-01T00:00:00+00:00")
     new = entry(Problem(batch=1), tuned_at="2026-01-02T00:00:00+00:00")
-    match = library.find([new, old], Problem(), H200, any_shape=True)
+    match = choice.find([new, old], Problem(), H200, any_shape=True)
     assert match is not None and match.entry == new and match.exact
 
 
@@ -215,36 +216,36 @@ def test_of_any_shape_shipped_kernels_come_last_and_by_size():
         return replace(entry(problem, tuned_at=f"2026-01-0{day}T00:00:00+00:00"), json_path=path)
 
     default, short = shipped(Problem(), 2), shipped(Problem(seqlen_q=197, seqlen_k=197), 3)
-    match = library.find([short, default], Problem(), H200, any_shape=True)
+    match = choice.find([short, default], Problem(), H200, any_shape=True)
     assert match is not None and match.entry == default and match.exact
-    match = library.find([short], Problem(), H200, any_shape=True)
+    match = choice.find([short], Problem(), H200, any_shape=True)
     assert match is not None and match.entry == short and match.exact
     mine = entry(Problem(seqlen_q=49, seqlen_k=49), tuned_at="2026-01-01T00:00:00+00:00")
-    match = library.find([short, default, mine], Problem(), H200, any_shape=True)
+    match = choice.find([short, default, mine], Problem(), H200, any_shape=True)
     assert match is not None and match.entry == mine and match.exact
 
 
 def test_the_family_asked_for():
     simt = FAMILIES["simt"]
-    assert library.find([entry()], Problem(), H200, family=simt) is None
-    assert library.find([entry()], Problem(), H200, family=LADDER) is not None
+    assert choice.find([entry()], Problem(), H200, family=simt) is None
+    assert choice.find([entry()], Problem(), H200, family=LADDER) is not None
 
 
 def test_last_tuned():
-    assert library.last_tuned([]) is None
+    assert choice.last_tuned([]) is None
     first = entry(tuned_at="2026-01-01T00:00:00+00:00")
     last = entry(Problem(head_dim=32), tuned_at="2026-01-03T00:00:00+00:00")
-    match = library.last_tuned([last, first])
+    match = choice.last_tuned([last, first])
     assert match is not None and match.entry == last
 
 
 def test_a_prediction_never_shadows_a_measurement():
     measured = entry(tuned_at="2026-01-01T00:00:00+00:00")
     predicted = entry(limits=preset("h200"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
-    match = library.last_tuned([predicted, measured])
+    match = choice.last_tuned([predicted, measured])
     assert match is not None and match.entry == measured
     elsewhere = entry(limits=preset("gtx-1080"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
-    match = library.last_tuned([elsewhere, measured])
+    match = choice.last_tuned([elsewhere, measured])
     assert match is not None and match.entry == elsewhere and "predicted" in match.how
 
 
@@ -262,12 +263,12 @@ def test_seeds_are_the_nearest_winners_of_the_family():
     near = entry(Problem(head_dim=64), variant=LADDER(br=64))
     far = entry(Problem(head_dim=16), limits=preset("t4"), variant=LADDER(br=32))
     farther = entry(Problem(head_dim=4), limits=preset("t4"), variant=LADDER(br=32, bc=16))
-    seeds = library.nearest_variants([farther, far, near], Problem(head_dim=40), H200, LADDER)
+    seeds = choice.nearest_variants([farther, far, near], Problem(head_dim=40), H200, LADDER)
     assert seeds == [LADDER(br=64), LADDER(br=32)]
     one = entry(Problem(seqlen_q=1), variant=LADDER(br=32))
-    seeds = library.nearest_variants([near, one], Problem(seqlen_q=9, seqlen_k=9, causal=True), H200, LADDER)
+    seeds = choice.nearest_variants([near, one], Problem(seqlen_q=9, seqlen_k=9, causal=True), H200, LADDER)
     assert seeds == [LADDER(br=32), LADDER(br=64)]
-    assert library.nearest_variants([near], Problem(), H200, FAMILIES["simt"]) == []
+    assert choice.nearest_variants([near], Problem(), H200, FAMILIES["simt"]) == []
 
 
 def test_seeds_are_of_the_dtype_and_nearest_in_precision_and_values():
@@ -282,5 +283,5 @@ def test_seeds_are_of_the_dtype_and_nearest_in_precision_and_values():
     for variant, problem in zip(variants, problems, strict=True):
         each = of(**problem)
         known.append(replace(each, kernel=replace(each.kernel, variant=variant)))
-    seeds = library.nearest_variants(known, Problem(precision="tf32"), H200, LADDER, count=4)
+    seeds = choice.nearest_variants(known, Problem(precision="tf32"), H200, LADDER, count=4)
     assert seeds == [variants[3], variants[2], variants[1]]

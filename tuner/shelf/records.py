@@ -1,0 +1,50 @@
+"""A tuned kernel as JSON: all of it but its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...gen.families import family_named
+from ...gen.problem import Problem
+from ..evaluate.outcome import Measurement, TunedKernel
+
+
+def to_record(kernel: TunedKernel) -> dict[str, Any]:
+    """All of a tuned kernel but its source, as JSON values."""
+    return {
+        "problem": kernel.problem.to_dict(),
+        "family": kernel.variant.family,
+        "variant": kernel.variant.to_dict(),
+        "predicted": kernel.measurement.predicted,
+        "measurement": kernel.measurement.to_dict(),
+        "device": kernel.device,
+        "arch": kernel.arch,
+        "driver": kernel.driver,
+        "toolkit": kernel.toolkit,
+        "flashgen": kernel.flashgen,
+        "seed": kernel.seed,
+        "tuned_at": kernel.tuned_at,
+    }
+
+
+def figures(kernel: TunedKernel) -> dict[str, Any]:
+    """What an emitted file tells of how its kernel was tuned: the measurement and what it was made with."""
+    made_with = ("driver", "toolkit", "flashgen", "seed")
+    return kernel.measurement.to_dict() | {name: getattr(kernel, name) for name in made_with}
+
+
+def from_record(data: dict[str, Any], source: str) -> TunedKernel:
+    """The kernel that `to_record` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    return TunedKernel(
+        problem=Problem.from_dict(data["problem"]),
+        variant=family_named(data["family"]).from_dict(data["variant"]),
+        source=source,
+        measurement=Measurement.from_dict(data["measurement"]),
+        device=data["device"],
+        arch=data["arch"],
+        driver=data["driver"],
+        toolkit=data["toolkit"],
+        flashgen=data["flashgen"],
+        seed=data["seed"],
+        tuned_at=data["tuned_at"],
+    )
