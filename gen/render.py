@@ -74,8 +74,6 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             settings={p.name: str(getattr(variant, p.name)).lower() for p in variant.named_parameters()},
             p=variant,
             c=constants,
-            **variant.to_dict(),
-            **constants,
         )
     )
     source = _tidy(source)
