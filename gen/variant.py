@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from .launch import Launch
 from .limits import DeviceLimits
 from .problem import Problem
+from .serves import Serves
 from .work import Work, count_work
 
 Value = int | str | bool
@@ -63,6 +64,9 @@ class Parameter:
         )
 
 
+#: What a rule waits for that reads no parameter.
+FIRST_PARAMETER = ""
+
 Verdict = Callable[["Any", Problem, DeviceLimits], str | None]
 
 
@@ -91,18 +95,6 @@ def rule(name: str, *, after: str, advisory: bool = False) -> Callable[[Verdict]
     return mark
 
 
-def ieee_float32_only(family: str, problem: Problem) -> str | None:
-    """Why a family that computes by float32 multiply-adds on float32 arrays cannot serve a problem."""
-    if problem.dtype != "f32":
-        return f"family {family} computes f32, this problem is {problem.dtype}"
-    if problem.precision not in ("auto", "ieee"):
-        return f"family {family} computes by IEEE multiply-adds, precision {problem.precision} is asked for"
-    if problem.head_dim_v != problem.head_dim:
-        dims = f"{problem.head_dim_v} beside {problem.head_dim}"
-        return f"family {family} needs values as wide as keys, not {dims}"
-    return None
-
-
 @dataclass(frozen=True)
 class Variant:
     """Base of all families. A subclass adds `param` fields, `rule` methods, a template and the
@@ -112,6 +104,8 @@ class Variant:
     template: ClassVar[str] = ""
     #: "a" for instructions of one architecture alone, as in sm_90a.
     arch_suffix: ClassVar[str] = ""
+    #: What the family computes on which cards, whatever its parameters.
+    serves: ClassVar[Serves]
 
     def template_for(self, problem: Problem) -> str:
         """Returns the path below ``templates/`` of the template that emits this variant for a problem."""
@@ -189,6 +183,10 @@ class Variant:
         """All launches of the kernel in their order, `launch` among them."""
         return (self.launch(problem, limits),)
 
+    @rule("arithmetic", after=FIRST_PARAMETER)
+    def _family_serves(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self.serves.why_not(self.family, problem, limits)
+
     def check(self, problem: Problem, limits: DeviceLimits) -> None:
         """Raises `Illegal` for the first rule this variant breaks on that problem and card."""
         for each in self.rules():
@@ -223,6 +221,7 @@ class Variant:
             for attribute, method in vars(klass).items():
                 if hasattr(method, "rule"):
                     name, after, advisory = method.rule
+                    after = next(iter(order)) if after == FIRST_PARAMETER else after
                     found[attribute] = Rule(name, after, method, advisory)
         return tuple(sorted(found.values(), key=lambda r: order[r.after]))
 

@@ -6,6 +6,7 @@ import pytest
 from flashgen.gen.families import FAMILIES, family_named
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
+from flashgen.gen.serves import IEEE_FLOAT32, Serves
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant, param, rule
 
@@ -17,6 +18,7 @@ class Toy(Variant):
     """A family whose space can be walked by hand."""
 
     family: ClassVar[str] = "toy"
+    serves: ClassVar[Serves] = IEEE_FLOAT32
 
     a: int = param(1, 2, 3, doc="first")
     b: int = param(1, 2, 4, doc="second")

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from ...limits import KIB, DeviceLimits
 from ...problem import Problem
-from ...variant import Variant, ieee_float32_only, param, rule
+from ...serves import IEEE_FLOAT32, Serves
+from ...variant import Variant, param, rule
 
 FLOAT_BYTES = 4
 #: Shared memory the steps' tiles are chosen for: what one block of a GTX 1080 may have.
@@ -30,6 +31,7 @@ class Ladder(Variant):
 
     family: ClassVar[str] = "ladder"
     template: ClassVar[str] = "families/ladder/main.cu.jinja"
+    serves: ClassVar[Serves] = IEEE_FLOAT32
 
     br: int = param(128, 32, 64, 256, doc="query rows per tile, and threads per block")
     bc: int = param(32, 4, 8, 16, 64, doc="keys per tile")
@@ -76,10 +78,6 @@ class Ladder(Variant):
         }
 
     # -- rules ---------------------------------------------------------------------------------------
-
-    @rule("arithmetic", after="br")
-    def _serves_float32(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return ieee_float32_only("ladder", problem)
 
     @rule("divisibility", after="vec")
     def _vector_divides_head_dim(self, problem: Problem, limits: DeviceLimits) -> str | None:

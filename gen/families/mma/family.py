@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...serves import Serves
 from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
 from .parameters import F16, TF32
@@ -46,6 +47,10 @@ class Mma(RuledParameters):
     """Attention by mma.sync."""
 
     family: ClassVar[str] = "mma"
+    serves: ClassVar[Serves] = Serves(
+        precisions={"f32": ("auto", "3xtf32", "3xf16", "tf32"), "f16": ("auto",), "bf16": ("auto",)},
+        float32="multiplies float32 as TF32 or f16",
+    )
 
     def template_for(self, problem: Problem) -> str:
         if self.key_shares() > 1:

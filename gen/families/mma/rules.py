@@ -46,14 +46,10 @@ class RuledParameters(Parameters):
 
     @rule("arithmetic", after="parts")
     def _tensor_cores_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if problem.has_scales:
-            return f"family mma multiplies f16, bf16 and f32, this problem is {problem.dtype}"
         number = self.parts if problem.dtype == "f32" else problem.dtype
         needed = 75 if number == F16 else 80
         if limits.arch < needed:
             return f"tensor cores multiply {number} from sm_{needed} on, this is {limits.sm}"
-        if problem.precision == "ieee":
-            return "family mma multiplies float32 as TF32 or f16, precision ieee is asked for"
         return None
 
     @rule("arithmetic", after="parts")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
+from ...serves import IEEE_FLOAT32, Serves
 from ...shared_memory.tiles import (
     KEY_STEP,
     PADDED,
@@ -27,7 +28,7 @@ from ...shared_memory.tiles import (
     vector_group,
     wasted,
 )
-from ...variant import Variant, ieee_float32_only, param, rule
+from ...variant import Variant, param, rule
 
 FLOAT_BYTES = 4
 #: Micro-tile entries per lane beyond which S and O cannot both stay in registers.
@@ -40,6 +41,7 @@ class Simt(Variant):
 
     family: ClassVar[str] = "simt"
     template: ClassVar[str] = "families/simt/main.cu.jinja"
+    serves: ClassVar[Serves] = IEEE_FLOAT32
 
     br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 256, doc="query rows per block")
     threads_per_block: int = param(128, 32, 64, 96, 160, 192, 224, 256, doc="threads per block")
@@ -193,10 +195,6 @@ class Simt(Variant):
         }
 
     # -- limits: what cannot run -----------------------------------------------------------------------
-
-    @rule("arithmetic", after="br")
-    def _serves_float32(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return ieee_float32_only("simt", problem)
 
     @rule("threads", after="threads_per_block")
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from ...launch import Launch
 from ...limits import DeviceLimits
 from ...problem import Problem
+from ...serves import Serves
 from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
 from .parameters import is_split
 from .registers import (
@@ -47,6 +48,12 @@ class Wgmma(RuledParameters):
     family: ClassVar[str] = "wgmma"
     template: ClassVar[str] = "families/wgmma/main.cu.jinja"
     arch_suffix: ClassVar[str] = "a"
+    serves: ClassVar[Serves] = Serves(
+        precisions={"f32": ("auto", "3xf16"), "f16": ("auto",), "bf16": ("auto",), "e4m3": ("auto",)},
+        float32="multiplies float32 in parts of f16",
+        archs=(90,),
+        units="warpgroups multiply",
+    )
 
     def template_for(self, problem: Problem) -> str:
         if is_split(problem):

@@ -30,16 +30,6 @@ class RuledParameters(Parameters):
 
     # -- limits: what cannot run -----------------------------------------------------------------------
 
-    @rule("arithmetic", after="br")
-    def _warpgroups_multiply(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if limits.arch != 90:
-            return f"warpgroups multiply on sm_90 alone, this is {limits.sm}"
-        if problem.precision not in ("auto", "3xf16"):
-            return (
-                f"family wgmma multiplies float32 in parts of f16, precision {problem.precision} is asked for"
-            )
-        return None
-
     @rule("alignment", after="br")
     def _rows_suit_the_copy_engine(self, problem: Problem, limits: DeviceLimits) -> str | None:
         for dim in (problem.head_dim, problem.head_dim_v):

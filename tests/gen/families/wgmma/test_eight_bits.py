@@ -121,7 +121,7 @@ def test_mistakes_in_turning_values_are_caught(right, wrong):
         (Wgmma(cluster=2), EIGHT, "cluster=2: each block turns values"),
         (Wgmma(p_in_shared=True), EIGHT, "p_in_shared=True: not made for e4m3"),
         (Wgmma(q_in_registers=True), EIGHT, "q_in_registers=True: not made for e4m3"),
-        (Mma(), EIGHT, "family mma multiplies f16, bf16 and f32, this problem is e4m3"),
+        (Mma(), EIGHT, "family mma computes f32, f16 and bf16, this problem is e4m3"),
     ],
 )
 def test_rules(variant, problem, message):

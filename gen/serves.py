@@ -1,0 +1,55 @@
+"""What a family declares that it computes: operations, types, precisions, architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .limits import DeviceLimits
+from .operation import FORWARD, Operation
+from .problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serves:
+    """Which problems a family computes on which cards, whatever its parameters.
+
+    ``precisions`` are the classes served of each dtype, and ``float32`` says how float32 is multiplied, for
+    messages. ``archs`` are the only architectures with the instructions, and ``units`` what they have that
+    others lack; none: any card will do, as far as the family's rules allow. ``values_as_wide_as_keys`` where
+    v must have as many columns as k.
+    """
+
+    precisions: Mapping[str, tuple[str, ...]]
+    float32: str
+    operations: tuple[Operation, ...] = (FORWARD,)
+    archs: tuple[int, ...] = ()
+    units: str = ""
+    values_as_wide_as_keys: bool = False
+
+    def why_not(self, family: str, problem: Problem, limits: DeviceLimits) -> str | None:
+        """Why the family called ``family`` cannot compute a problem on a card; None where it can."""
+        if problem.operation not in self.operations:
+            names = ", ".join(each.name for each in self.operations)
+            return f"family {family} computes {names}, this problem is {problem.operation.name}"
+        if self.archs and limits.arch not in self.archs:
+            only = " and ".join(f"sm_{arch}" for arch in self.archs)
+            return f"{self.units} on {only} alone, this is {limits.sm}"
+        if problem.dtype not in self.precisions:
+            *others, last = self.precisions
+            served = f"{', '.join(others)} and {last}" if others else last
+            return f"family {family} computes {served}, this problem is {problem.dtype}"
+        if problem.precision not in self.precisions[problem.dtype]:
+            return f"family {family} {self.float32}, precision {problem.precision} is asked for"
+        if self.values_as_wide_as_keys and problem.head_dim_v != problem.head_dim:
+            dims = f"{problem.head_dim_v} beside {problem.head_dim}"
+            return f"family {family} needs values as wide as keys, not {dims}"
+        return None
+
+
+#: What families serve that compute float32 by multiply-adds.
+IEEE_FLOAT32 = Serves(
+    precisions={"f32": ("auto", "ieee")},
+    float32="computes by IEEE multiply-adds",
+    values_as_wide_as_keys=True,
+)
