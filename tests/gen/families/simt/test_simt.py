@@ -34,7 +34,7 @@ def assert_all_render_apart(variants, problem, limits):
     digests = set()
     for variant in variants:
         kernel = render(variant, problem, limits)
-        assert_tidy(kernel.source, variant.name)
+        assert_tidy(kernel.source, variant.name, longest=130)
         digests.add(kernel.digest)
     assert len(digests) == len(variants)
 
@@ -42,7 +42,7 @@ def assert_all_render_apart(variants, problem, limits):
 @each_space
 def test_legal_variants_render(card, problem):
     variants = draw(Simt, problem, PRESETS[card], SAMPLED, random.Random(1))
-    assert len(variants) == SAMPLED
+    assert 10 < len(variants) <= SAMPLED
     assert_all_render_apart(variants, problem, PRESETS[card])
 
 
