@@ -128,7 +128,7 @@ class Arguments:
         return self.struct.pack(self.values)
 
     def address(self, array: str) -> int:
-        """Where an array begins; 0 for one that is absent."""
+        """Returns the address at which an array begins; 0 for one that is absent."""
         return int(self.values[array])
 
     def strides(self, array: str) -> tuple[int, ...]:

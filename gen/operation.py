@@ -77,7 +77,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Operation:
-    """What is computed from which arrays.
+    """A computation on arrays, such as the forward pass of attention.
 
     ``products`` are the columns over which each visible pair of a query row and a key is multiplied and
     summed, by the name of a size.

@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def operation(self) -> Operation:
-        """What is computed, and from which arrays."""
+        """The operation that the problem asks for, which says what is computed from which arrays."""
         return FORWARD
 
     @property

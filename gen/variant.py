@@ -112,7 +112,7 @@ class Variant:
         return self.template
 
     def threads(self) -> int:
-        """Threads per block."""
+        """Returns the number of threads in a block."""
         raise NotImplementedError
 
     def rows_per_block(self) -> int | None:
@@ -144,7 +144,7 @@ class Variant:
         return 1
 
     def key_shares(self) -> int:
-        """Into how many shares the keys of a tile go, whose results are put together."""
+        """Returns how many shares the keys of a tile are split into, whose results are put together."""
         return self.blocks_per_tile()
 
     def oldest_arch(self, arch: int) -> int | None:
@@ -251,7 +251,8 @@ class Variant:
         return asdict(self)
 
     def named_parameters(self) -> tuple[Parameter, ...]:
-        """Those that its source names: implied ones last, and not where they have their default."""
+        """Returns the parameters that a kernel's source names: implied ones last, and none of these that has
+        its default."""
         named = (p for p in self.parameters() if not (p.implied and getattr(self, p.name) == p.default))
         return tuple(sorted(named, key=lambda p: p.implied))
 

@@ -32,10 +32,11 @@ class Counts:
     products: float = 0.0
     """Matrix products on the tensor cores."""
     tensor: float = 0.0
-    """Cycles that those take on the tensor core of one scheduler."""
+    """Cycles that the matrix products take on the tensor core of one scheduler."""
     scattered: float = 0.0
-    """Of these, those whose row operand shares no vector with a neighbouring row's, so that nothing leads the
-    compiler to put neighbours into different register banks. One of a vector of n rows counts 1 / n."""
+    """The part of the multiply-adds whose row operand shares no vector with a neighbouring row's, so that
+    nothing leads the compiler to put neighbours into different register banks. One of a vector of n rows
+    counts 1 / n."""
     alu: float = 0.0
     """Other additions, multiplications, maxima, selections, integer and address arithmetic."""
     exp: float = 0.0
@@ -48,9 +49,9 @@ class Counts:
     delivered: float = 0.0
     """Words per lane that loads bring into registers: broadcast or not, a warp's cost 128 bytes each."""
     l2_bytes: float = 0.0
-    """Between the SM and L2."""
+    """Bytes that pass between the SM and L2."""
     shared_waits: float = 0.0
-    """For a shared-memory read, a shuffle or an exponential."""
+    """Waits of a warp for a shared-memory read, a shuffle or an exponential."""
     global_waits: float = 0.0
     barriers: float = 0.0
 
@@ -107,26 +108,29 @@ def count_work(variant: object, problem: Problem, limits: DeviceLimits) -> Work:
 
 @dataclass(frozen=True)
 class BlockWork(Work):
-    """All of a launch: what a block does once and for each K/V tile it brings in, and what one warp does for
-    each tile it computes; and how often, for the blocks of one head in the order in which they start."""
+    """The work of a whole launch: what a block does once and for each K/V tile it brings in, and what one
+    warp does for each tile it computes; and how often, for the blocks of one head in the order in which they
+    start."""
 
     once: Counts
     per_tile: Counts
     per_warp_tile: Counts
     walks: tuple[Walk, ...]
     heads: int
-    """Of all batches together."""
+    """Query heads of all batches together, where those that blocks take along, packed or in turn, count as
+    one."""
     warps: int
     heads_share_keys: bool = True
-    """Whether query heads of one group are counted apart; packed, they are one."""
+    """Whether ``heads`` counts query heads that share keys apart; packed, they are one."""
     bytes_ahead: float | None = None
-    """That a block has under way from device memory while it computes; None: other things bound it."""
+    """Bytes that a block has under way from device memory while it computes; None where other things bound
+    it."""
     cluster: int = 1
     """Blocks that start together, near each other."""
     heads_interleaved: bool = False
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0
-    """Of the loop over K/V tiles, as they lie in memory."""
+    """Instructions in the code of the loop over K/V tiles, as they lie in memory."""
 
     @property
     def blocks(self) -> int:

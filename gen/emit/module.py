@@ -200,7 +200,12 @@ def _values(made: Made) -> dict[str, Any]:
         "measurement": to_literal(carried),
         "vector": variant.access_width(problem),
         "launches": [
-            {"symbol": kernel.symbol_of(each), "numbers": _numbers(each), "maps": each.tensor_maps}
+            {
+                "symbol": kernel.symbol_of(each),
+                "count": each.blocks.python(),
+                "numbers": _numbers(each),
+                "maps": each.tensor_maps,
+            }
             for each in kernel.launches
         ],
         "tolerance": problem.tolerance,

@@ -143,6 +143,9 @@ KERNELS: tuple[Tuned, ...] = (
             Launch(
                 symbol="attention_bf16_d128_kernel",
                 arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q * (num_q_heads // num_kv_heads) + 16 - 1) // 16 * num_kv_heads * batch * 8
+                ),
                 threads=256,
                 smem_bytes=196608,
                 rows_per_block=16,

@@ -143,6 +143,9 @@ KERNELS: tuple[Tuned, ...] = (
             Launch(
                 symbol="attention_bf16_d128_kernel",
                 arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q + 128 - 1) // 128 * num_q_heads * batch
+                ),
                 threads=384,
                 smem_bytes=197632,
                 rows_per_block=128,

@@ -142,6 +142,9 @@ KERNELS: tuple[Tuned, ...] = (
             Launch(
                 symbol="attention_f16_d32_kernel",
                 arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q + 64 - 1) // 64 * num_q_heads * batch
+                ),
                 threads=64,
                 smem_bytes=18432,
                 rows_per_block=64,

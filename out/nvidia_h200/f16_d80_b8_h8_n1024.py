@@ -143,6 +143,9 @@ KERNELS: tuple[Tuned, ...] = (
             Launch(
                 symbol="attention_f16_d80_kernel",
                 arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q + 256 - 1) // 256 * num_q_heads * batch
+                ),
                 threads=640,
                 smem_bytes=230400,
                 rows_per_block=256,

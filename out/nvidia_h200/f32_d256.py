@@ -144,6 +144,9 @@ KERNELS: tuple[Tuned, ...] = (
             Launch(
                 symbol="attention_f32_d256_kernel",
                 arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q + 128 - 1) // 128 * num_q_heads * batch
+                ),
                 threads=256,
                 smem_bytes=199744,
                 rows_per_block=128,

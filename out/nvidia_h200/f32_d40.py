@@ -145,6 +145,9 @@ KERNELS: tuple[Tuned, ...] = (
             Launch(
                 symbol="attention_f32_d40_kernel",
                 arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q + 192 - 1) // 192 * num_q_heads * batch
+                ),
                 threads=512,
                 smem_bytes=173056,
                 rows_per_block=192,

@@ -115,7 +115,8 @@ class Attention:
         strict: bool = False,
         scales: tuple[float, float, float] | None = None,
     ) -> Any:
-        """softmax(scale * q k^T) v in the arrays' type, summed in float32; of float8_e4m3fn in bfloat16.
+        """Computes softmax(scale * q k^T) v in the arrays' type, summed in float32; of float8_e4m3fn in
+        bfloat16.
 
         q is (batch, heads, seqlen_q, head_dim), k is (batch, kv_heads, seqlen_k, head_dim) and v (batch,
         kv_heads, seqlen_k, head_dim_v), where kv_heads divides heads; the result is (batch, heads, seqlen_q,
@@ -203,7 +204,7 @@ class Attention:
         return (out, lse) if return_lse else out
 
     def _fold(self, q: Any, scale: float | None, scales: tuple[float, float, float]) -> tuple[float, float]:
-        """What scores and what outputs are multiplied by."""
+        """Returns what scores and what outputs are multiplied by. Raises TypeError and ValueError."""
         if not self._table.has_scales:
             raise TypeError(f"scales are taken with float8_e4m3fn alone, not with {self._table.classes()}")
         of_q, of_k, of_v = map(float, scales)
@@ -223,7 +224,8 @@ class Attention:
         return_lse: bool,
         layout: str,
     ) -> Any:
-        """On views of the arrays, which torch or CuPy make; the results go back to q's library the same way.
+        """Computes `attention` on views of the arrays, which torch or CuPy make; the results go back to q's
+        library the same way.
 
         DLPack orders the memory's producers and consumers, on the streams that either library uses.
         """
@@ -268,7 +270,8 @@ class Attention:
         layout: str,
         value_scale: float,
     ) -> Any:
-        """Through device memory, on the current context's device, failing that on device 0."""
+        """Computes `attention` of numpy arrays through device memory, on the current context's device,
+        failing that on device 0."""
         dtype = q.dtype.name
         for name, array in {"q": q, "k": k, "v": v, "out": out}.items():
             if name == "out" and array is None:
@@ -342,7 +345,7 @@ class Attention:
     def explain(
         self, q: Array, k: Array, v: Array, causal: bool | None = None, *, layout: str = "bhsd"
     ) -> Choice:
-        """Which kernel `attention` would run on these arrays, and why. Nothing is compiled or launched.
+        """Says which kernel `attention` would run on these arrays, and why. Nothing is compiled or launched.
 
         Raises TypeError and ValueError as `attention` does where none serves.
         """
@@ -374,8 +377,9 @@ class Attention:
         return choice
 
     def use(self, name: str | None) -> None:
-        """From now on has that kernel serve whatever it can compute, however far its shapes: for measuring
-        and checking. None: the nearest again."""
+        """Makes the kernel of that name serve whatever it can compute from now on, however far its shapes:
+        for measuring and checking. None lets the nearest serve again. Raises ValueError for an unknown
+        name."""
         self._table.only = None if name is None else self._named(name)
         self._tensors.forget()
 
@@ -390,8 +394,8 @@ class Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> _A:
-        """torch.nn.functional.scaled_dot_product_attention, by a kernel where one serves and PyTorch
-        elsewhere.
+        """Computes what torch.nn.functional.scaled_dot_product_attention does, by a kernel where one serves
+        and by PyTorch elsewhere.
 
         PyTorch computes what has a mask, dropout, a type, head dim, device or number of dimensions that no
         kernel is for, strides that none can step by, no rows or keys, and what a gradient must be taken of.
@@ -436,11 +440,12 @@ class Attention:
         _register_transformers(self._tensors, name)
 
     def compile(self, name: str, arch: int, causal: bool) -> bytes:
-        """The cubin of the kernel of that name for one compute capability, times ten, and mask."""
+        """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
+        cubin."""
         return _compile(self._named(name), arch, causal, True)
 
     def carry(self, name: str, causal: bool, cubin: bytes) -> None:
-        """Has that cubin serve for the kernel of that name on the cards it was tuned for."""
+        """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""
         self._named(name).cubins[causal] = _pack(cubin)
 
     def _named(self, name: str) -> Tuned:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 #: What array libraries call a problem's type, and what an element of it takes. Outputs of eight bits are
@@ -22,7 +22,7 @@ class TensorMap(NamedTuple):
     rows: int
     columns: int
     swizzle: int
-    """Bytes; 16 are none."""
+    """Bytes within which rows are swizzled in shared memory; 16 are none."""
     l2_promotion: int
     """Bytes that a miss brings to L2."""
 
@@ -38,48 +38,46 @@ class Launch:
     symbol: str
     """The function's name in the source."""
     threads: int
-    """Per block."""
+    """Threads per block."""
     smem_bytes: int
     """Dynamic shared memory per block."""
     arguments: tuple[tuple[str, str], ...]
-    """The fields of its first parameter, a struct: names, and formats as Python's struct has them."""
+    """The fields of the function's first parameter, a struct: names, and formats as Python's struct has
+    them."""
+    count: Callable[[int, int, int, int], int]
+    """Blocks of the grid before `max_blocks` limits them, of a batch, its query heads, its heads of keys and
+    the query rows of each, none of them zero."""
     rows_per_block: int | None = None
-    """Query rows; None: all of a head's."""
+    """Query rows that one block covers; None: all of a head's."""
     heads_per_block: int = 1
-    """Query heads, counted through all batches."""
+    """Query heads, counted through all batches, that one block serves."""
     pack_heads: bool = False
-    """Whether rows are those of all query heads that share keys."""
+    """Whether a tile's rows are those of all query heads that share keys."""
     splits: int = 1
     """Blocks of a cluster that share the keys of a tile of rows."""
     cluster: int = 1
     """Neighbouring blocks that share what they copy."""
     heads_per_cluster: int = 1
-    """Query heads that share keys, each with a block of a cluster."""
+    """Query heads that share keys, each of which has a block of a cluster."""
     max_blocks: int | None = None
-    """What the card it was tuned on runs at once, where each block takes several tiles of rows."""
+    """The most blocks launched, as many as the card it was tuned on runs at once, where each takes several
+    tiles of rows; None: no limit."""
     maps: tuple[TensorMap, ...] = ()
-    """Its second parameter, where it has one."""
+    """The maps of which the function's second parameter is made; empty where it has none."""
 
     @property
     def blocks_per_cluster(self) -> int:
         return self.cluster * self.heads_per_cluster * self.splits
 
     def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int) -> int:
-        """Shares of the work, of which a block takes one, or several where there are more than
+        """Counts the shares of the work, of which a block takes one, or several where there are more than
         `max_blocks`."""
-        if self.pack_heads and heads:
-            heads, seqlen_q = kv_heads, seqlen_q * (heads // kv_heads)
-        if self.heads_per_cluster > 1 and heads:  # the last of a head of keys may have blocks without rows
-            clusters = -(-(heads // kv_heads) // self.heads_per_cluster)
-            heads = clusters * self.heads_per_cluster * kv_heads
-        groups = -(-heads * batch // self.heads_per_block) * self.splits
-        if self.rows_per_block is None:
-            return groups if seqlen_q else 0
-        # Clusters are whole: the last may have blocks without rows.
-        return -(-seqlen_q // (self.rows_per_block * self.cluster)) * self.cluster * groups
+        if not (batch and heads and seqlen_q):
+            return 0
+        return self.count(batch, heads, kv_heads, seqlen_q)
 
     def blocks(self, tiles: int) -> int:
-        """Of the grid; none where there are no rows."""
+        """Returns the number of blocks in the grid for so many tiles; 0 where there are no rows."""
         return tiles if self.max_blocks is None else min(tiles, self.max_blocks)
 
 
@@ -96,22 +94,25 @@ class Tuned:
     vector: int
     """Elements per memory access: what pointers and strides must be multiples of."""
     launches: tuple[Launch, ...]
-    """One after the other."""
+    """The launches that one call makes, one after the other."""
     tolerance: float
-    """Per head, of norm(o - reference) / norm(reference) against float64."""
+    """The largest norm(o - reference) / norm(reference) that a head of a right result has against float64."""
     oldest_arch: int | None = None
-    """Compute capability, times ten, of the first cards with the instructions it uses."""
+    """Compute capability, times ten, of the first cards with the instructions the kernel uses; None: all have
+    them."""
     only_arch: int | None = None
-    """The same of the only ones."""
+    """Compute capability, times ten, of the only cards with the instructions the kernel uses; None: later
+    ones have them, too."""
     arch_suffix: str = ""
-    """What compilers add to the name of such an architecture."""
+    """What compilers add to an architecture's name for instructions that it alone has, as in sm_90a."""
     source: str = dataclasses.field(repr=False)
     cubins: dict[bool, str] = dataclasses.field(repr=False, default_factory=dict)
-    """Without and with the causal mask, what was compiled for the card it was tuned on, packed as text."""
+    """What was compiled for the card the kernel was tuned on, packed as text, by whether it has the causal
+    mask."""
 
     @functools.cached_property
     def dtype(self) -> str:
-        """Of q, k and v."""
+        """The type of q, k and v, as array libraries call it."""
         return _DTYPE_NAMES[self.problem["dtype"]]
 
     @property
@@ -120,12 +121,12 @@ class Tuned:
 
     @property
     def head_dim(self) -> int:
-        """Of q and k."""
+        """The head dim of q and k."""
         return int(self.problem["head_dim"])
 
     @property
     def head_dim_v(self) -> int:
-        """Of v and o."""
+        """The head dim of v and o."""
         return int(self.problem["head_dim_v"])
 
     @functools.cached_property
@@ -146,12 +147,12 @@ class Tuned:
 
     @property
     def smem_bytes(self) -> int:
-        """The most that a block of any launch needs."""
+        """The most dynamic shared memory, in bytes, that a block of any launch needs."""
         return max(launch.smem_bytes for launch in self.launches)
 
     @property
     def command(self) -> str:
-        """What tunes such kernels, but for the card."""
+        """The command line that tunes such kernels, but for the card."""
         dtype, precision, apart = (
             self.problem["dtype"],
             self.problem["precision"],
@@ -162,19 +163,19 @@ class Tuned:
         return f"flashgen tune --dtype {dtype}{precise} {dims}"
 
     def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int) -> int:
-        """Of the launch that has most."""
+        """Returns the shares of the work in the launch that has most."""
         return max(launch.tiles(batch, heads, kv_heads, seqlen_q) for launch in self.launches)
 
     def can_step(self, strides: Iterable[int]) -> bool:
-        """Whether its accesses suit such strides, in elements."""
+        """Tells whether the kernel's accesses suit such strides, in elements."""
         if self.has_maps:  # the copy engine takes no step back
             end = _STRIDE_END_BYTES // self.item_bytes
             return all(0 <= stride < end and stride % self.vector == 0 for stride in strides)
         return all(stride % self.vector == 0 for stride in strides)
 
     def lacking(self, arch: int) -> str:
-        """What cards of that compute capability, times ten, do not have of what it needs; empty: they run
-        it."""
+        """Returns what cards of that compute capability, times ten, lack that the kernel needs; empty: they
+        run it."""
         if self.only_arch not in (None, arch):
             return f"instructions of sm_{self.only_arch} alone"
         if arch < (self.oldest_arch or 0):

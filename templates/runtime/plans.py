@@ -31,33 +31,35 @@ class _Plan(NamedTuple):
     """The kernel that serves."""
     masked: bool
     blocks: tuple[int, ...]
-    """Of its launches; empty where there is nothing to compute."""
+    """The blocks of each of the kernel's launches; empty where there is nothing to compute."""
     strides: tuple[int, ...]
-    """Of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one entry."""
+    """The strides of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one
+    entry."""
     sizes: dict[str, int]
     misfit_bits: int
-    """Those that no address may have: below the size of an access; any where strides do not suit it."""
+    """The bits that no address may have: those below the size of an access; all where strides do not suit
+    it."""
     has_keys: bool
     device: int
     """The device's ordinal."""
     in_primary: bool
     """Whether the context to be in is the device's primary, as torch's is; else that of the arrays."""
     meta: bool
-    """Whether they are tensors without data."""
+    """Whether the arrays are tensors without data."""
     out_shape: tuple[int, ...]
     out_strides: tuple[int, ...]
-    """In elements, of the array made where none is passed."""
+    """The strides, in elements, of the output made where none is passed."""
     rows_shape: tuple[int, int, int]
     rows_strides: tuple[int, int, int]
-    """The same of the log-sum-exp."""
+    """The strides, in elements, of the log-sum-exp."""
     out_dtype: Any
-    """Its type, torch's own for tensors."""
+    """The type of the output made where none is passed, torch's own for tensors."""
     like_q: bool
-    """Whether that array is laid out as q is: then torch makes one faster."""
+    """Whether the output made where none is passed is laid out as q is: then torch makes one faster."""
     idle: "dict[int, list[_Ready]]"
     """Launches that no call has now, by stream."""
     maps: "tuple[dict[tuple[int, int, int, int], _Maps], ...]"
-    """Of each launch, by the addresses of q, k, v and o."""
+    """The maps made for each launch, by the addresses of q, k, v and o."""
 
 
 def _make_plan(
@@ -139,8 +141,8 @@ def _launch(
     handle: int,
     given: bool,
 ) -> None:
-    """Of arrays at these addresses, on the stream of that handle. `o` was `given` or made for the call;
-    `lse`, the log-sum-exp, is 0 where it is not wanted."""
+    """Launches a plan's kernel on arrays at these addresses, on the stream of that handle. `o` was `given` or
+    made for the call; `lse`, the log-sum-exp, is 0 where it is not wanted."""
     if not plan.has_keys:
         k = v = 0
     if given and o in (q, k, v):
@@ -220,7 +222,7 @@ class _Ready:
         functions = _load(plan.tuned, plan.device, plan.masked)
         self.scale: float | None = None
         self.value_scale = 1.0
-        """As of the last call."""
+        """The scale of v that the last call wrote."""
         self.default_scale = plan.tuned.default_scale
         self.primary = _retain_primary_context(plan.device) if plan.in_primary else 0
         """The context to be in, where it is known."""
@@ -231,7 +233,7 @@ class _Ready:
         self.ask_context = functools.partial(_driver()["cuCtxGetCurrent"], ctypes.byref(self.context))
         self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
         self.in_order = tuple((step.write, step.start, step.maps, step) for step in self.steps)
-        """What each call asks of them, looked up before."""
+        """What each call asks of the steps, looked up before."""
 
     def write_scales(self, scale: float | None, value_scale: float) -> None:
         for step in self.steps:
@@ -240,7 +242,7 @@ class _Ready:
 
 
 class _Step:
-    """One of them, with the arguments of its own."""
+    """One launch of a kernel that is ready, with the arguments of its own."""
 
     def __init__(self, plan: _Plan, index: int, function: int, handle: int) -> None:
         self.launch = plan.tuned.launches[index]
@@ -252,7 +254,7 @@ class _Step:
         self.arguments.write(values | {"scale": plan.tuned.default_scale, "value_scale": 1.0})
         addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
         self.parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        """The arguments' addresses, the maps' second."""
+        """The addresses of the kernel's parameters: the arguments, then the maps where there are any."""
         grid, block = (plan.blocks[index], 1, 1), (self.launch.threads, 1, 1)
         configuration = _Config(grid, block, self.launch.smem_bytes, handle)
         self.start = functools.partial(
@@ -279,7 +281,7 @@ class _Arguments:
         self.scales = [(names[i] == "scale", fields[i][1], self.offset_of(i)) for i in scales]
 
     def size_of(self, count: int) -> int:
-        """Of the first so many fields, as an array of them would be stepped by."""
+        """Returns the bytes that the first `count` fields take, filled up as in an array of such structs."""
         return struct.calcsize("".join(format for _, format in self.fields[:count]) + "0Q")
 
     def offset_of(self, index: int) -> int:
@@ -288,7 +290,7 @@ class _Arguments:
         return struct.calcsize(before + format) - struct.calcsize(format)
 
     def write(self, values: dict[str, float]) -> None:
-        """Those of the values that it has fields for."""
+        """Writes those of the values that the struct has fields for."""
         for index, (name, format) in enumerate(self.fields):
             if name in values:
                 struct.pack_into(format, self.buffer, self.offset_of(index), values[name])

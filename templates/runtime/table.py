@@ -44,16 +44,16 @@ class _Table:
     def __init__(self, kernels: tuple[Tuned, ...]) -> None:
         self.kernels = kernels
         self.only: Tuned | None = None
-        """The one that `use` named."""
+        """The kernel that `use` named, which alone serves; None: the nearest does."""
         self.dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.dtype for tuned in kernels))
-        """Of q, k and v."""
+        """The types of q, k and v that there are kernels for."""
         self.output_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.output_dtype for tuned in kernels))
         self.has_scales = self.output_dtypes != self.dtypes
 
     # ---- what there are kernels for
 
     def inspect(self, name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _View:
-        """An array in the kernels' terms; raises what tells the caller how to mend it."""
+        """Returns an array in the kernels' terms; raises what tells the caller how to mend it."""
         dtype, shape, strides, device = described
         type_name = dtype
         if torch is not None:
@@ -124,7 +124,7 @@ class _Table:
         )
 
     def classes(self) -> str:
-        """What is computed, type by type."""
+        """Says in words which types and head dims there are kernels for."""
         classes: dict[str, dict[str, None]] = {}
         for tuned in self.kernels:
             of_values = f"/{tuned.head_dim_v}" if tuned.head_dim_v != tuned.head_dim else ""
@@ -134,7 +134,7 @@ class _Table:
     # ---- which of them serves
 
     def computing(self, dtype: str, head_dim: int, head_dim_v: int) -> list[Tuned]:
-        """The kernels for that type and those head dims."""
+        """Returns the kernels for that type and those head dims."""
         kernels = self.kernels if self.only is None else (self.only,)
         wanted = (dtype, head_dim, head_dim_v)
         return [tuned for tuned in kernels if (tuned.dtype, tuned.head_dim, tuned.head_dim_v) == wanted]
@@ -142,7 +142,8 @@ class _Table:
     def choose(
         self, query: _View, key: _View, value: _View, strides: tuple[int, ...], causal: bool
     ) -> Choice:
-        """The first of the table that is nearest; `attention` says by what."""
+        """Chooses the nearest kernel of the table, of several the first; `attention` says by what. Raises
+        ValueError where none serves."""
         computing = self.computing(query.dtype, query.head_dim, value.head_dim)
         if not computing:
             of_type = next(tuned for tuned in self.kernels if tuned.dtype == query.dtype)
@@ -198,7 +199,7 @@ class _Rank(NamedTuple):
     cannot_step: bool
     inexact: bool
     other_rows: bool
-    """Made for few query rows where many are asked for, or the other way round."""
+    """Whether it was made for few query rows where many are asked for, or the other way round."""
     other_mask: bool
     distance: float
     """Doublings between shapes, weighted; 0 for the same."""

@@ -24,7 +24,7 @@ class _Tensors:
         """The name of the first of its operators in torch.ops.flashgen."""
         self.default_mask = default_mask
         self.plan = functools.lru_cache(maxsize=1024)(functools.partial(_make_plan, table))
-        """Takes what `_make_plan` takes behind the table."""
+        """Returns the plan for what `_make_plan` takes behind the table, kept between calls."""
         self.plan_sdpa = functools.lru_cache(maxsize=1024)(self.make_plan_sdpa)
         _REGISTERED[operator] = self
 
@@ -51,7 +51,8 @@ class _Tensors:
         recompute: bool,
         value_scale: float,
     ) -> Any:
-        """Of tensors: launched at once, or by the operator where PyTorch must see one."""
+        """Computes `attention` of tensors: launches a kernel at once, or calls the operator where PyTorch
+        must see one."""
         kind = type(q)
         if type(k) is not kind or type(v) is not kind or (out is not None and type(out) is not kind):
             _check_kinds(q, (("k", k), ("v", v), ("out", out)))
@@ -102,8 +103,8 @@ class _Tensors:
         return _run(torch, plan, q, addresses, scale, value_scale, out, stream, return_lse)
 
     def autocast(self, torch: Any, x: Any) -> Any:
-        """What torch.autocast casts, in its type where there are kernels of it; those of one type take
-        that."""
+        """Returns a tensor as torch.autocast casts it, in its type where there are kernels of it; kernels of
+        one type alone have it cast to theirs."""
         dtypes = self.table.dtypes
         wanted = getattr(torch, dtypes[0]) if len(dtypes) == 1 else torch.get_autocast_dtype("cuda")
         casts = x.is_floating_point() and x.dtype is not torch.float64
@@ -114,7 +115,7 @@ class _Tensors:
     def serve(
         self, torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | None, enable_gqa: bool
     ) -> Any:
-        """`sdpa` by a kernel; None where it is PyTorch's."""
+        """Computes `sdpa` by a kernel; returns None where PyTorch must."""
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             return None
         if torch.is_autocast_enabled():
@@ -172,7 +173,7 @@ class _Tensors:
         is_causal: bool,
         enable_gqa: bool,
     ) -> bool:
-        """Whether a kernel computes what `sdpa` would of tensors of these types, shapes, strides and
+        """Tells whether a kernel computes what `sdpa` would of tensors of these types, shapes, strides and
         devices."""
         if self.table.has_scales:  # of which `sdpa` knows nothing
             return False
@@ -209,7 +210,7 @@ class _Tensors:
         layout: str,
         value_scale: float,
     ) -> Any:
-        """By the operators, which are registered as needed."""
+        """Computes `attention` by the operators, which are registered as needed."""
         name, operators = _register(self.operator), torch.ops.flashgen
         causal = None if causal is None else bool(causal)
         scale = None if scale is None else float(scale)
@@ -236,7 +237,8 @@ class _Tensors:
         out: Any = None,
         return_lse: bool = False,
     ) -> Any:
-        """What an operator does, on a GPU. Copies what the kernel cannot step by, unless `out` is given."""
+        """Computes what an operator returns, on a GPU. Copies what the kernel cannot step by, unless `out` is
+        given."""
         settings = (torch, self.is_masked(causal), layout == "bshd")
         output = None if out is None else _describe(out)
         plan = self.plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
@@ -249,14 +251,14 @@ class _Tensors:
         return _run(torch, plan, q, addresses, scale, value_scale, out, None, return_lse)
 
     def fake(self, torch: Any, q: Any, k: Any, v: Any, *settings: Any) -> Any:
-        """An output without data, of tensors whose extents may be symbols."""
+        """Returns an output without data, of tensors whose extents may be symbols."""
         shape, strides, dtype = self.inspect(torch, q, k, v, None, settings[2:3] == ("bshd",))
         return q.new_empty_strided(shape, strides, dtype=getattr(torch, dtype))
 
     def inspect(
         self, torch: Any, q: Any, k: Any, v: Any, out: Any, bshd: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-        """Shape, strides and type of what the kernels make of tensors; raises as `_make_plan`."""
+        """Returns shape, strides and type of what the kernels make of tensors; raises as `_make_plan`."""
         table = self.table
         query = table.inspect("q", _describe(q), bshd, torch)
         value = table.inspect("v", _describe(v), bshd, torch)
@@ -274,8 +276,8 @@ class _Tensors:
         grad: Any,
         grad_lse: Any,
     ) -> tuple[Any, ...]:
-        """The gradients of q, k and v, given those of o and of the log-sum-exp, either of which may be
-        None."""
+        """Returns the gradients of q, k and v, given those of o and of the log-sum-exp, either of which may
+        be None."""
         causal, scale, layout = settings
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in tensors]
@@ -397,7 +399,7 @@ def _run(
     stream: Any,
     return_lse: bool,
 ) -> Any:
-    """Of tensors on a GPU, whatever PyTorch would have done with them."""
+    """Runs a plan on tensors on a GPU, whatever PyTorch would have done with them."""
     try:  # as Triton does, without making an object of the stream
         current = torch._C._cuda_getCurrentRawStream(plan.device)
     except AttributeError:

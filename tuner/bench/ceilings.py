@@ -33,7 +33,8 @@ WARPGROUP_ARCH = 90
 
 @dataclass(frozen=True)
 class Rate:
-    """One of the kernels: operations per warp and step, and how its blocks are shaped."""
+    """A kernel that measures a ceiling: its operations per warp and step of its loop, and how its blocks are
+    shaped."""
 
     symbol: str
     name: str

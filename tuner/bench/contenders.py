@@ -41,7 +41,8 @@ class Inputs:
 
     @classmethod
     def draw(cls, torch: Any, problem: Problem, distribution: str = "normal") -> Inputs:
-        """Standard ``normal`` or ``uniform`` in ±3, drawn as float32 and rounded."""
+        """Draws the inputs of a problem, standard ``normal`` or ``uniform`` in ±3, as float32, and rounds
+        them to its type."""
 
         def random(heads: int, length: int, columns: int) -> Any:
             shape = (problem.batch, heads, length, columns)
@@ -65,15 +66,17 @@ class Inputs:
         return self.problem.num_kv_heads != self.problem.num_q_heads
 
     def first(self, length: int) -> Inputs:
-        """The first queries and keys alone, of problems where there are as many of both."""
+        """Returns the inputs with their first ``length`` queries and keys alone, for problems that have as
+        many of both."""
         parts = (x[:, :, :length].contiguous() for x in (self.q, self.k, self.v))
         return Inputs(self.torch, self.problem, *parts)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One of them. ``make`` returns the call on inputs and raises `Unserved`, or whatever its library raises;
-    ``turn``: the cheap ones are timed first, on all workloads, before the dear ones get their turn."""
+    """A way to compute attention that flashgen is held against. ``make`` returns the call on inputs and
+    raises `Unserved`, or whatever its library raises; ``turn``: the cheap ones are timed first, on all
+    workloads, before the dear ones get their turn."""
 
     name: str
     title: str
@@ -81,17 +84,18 @@ class Contender:
     dtypes: tuple[str, ...] = ("f32", "f16", "bf16")
     turn: int = 0
     module: str = ""
-    """What must be installed beside PyTorch."""
+    """The Python module that must be installed beside PyTorch; empty where none must."""
     bytes_per_pair: int = 0
 
     def missing(self) -> str:
-        """Why it cannot run here; empty where it can."""
+        """Returns why the contender cannot run here; empty where it can."""
         if self.module and importlib.util.find_spec(self.module) is None:
             return f"{self.module} is not installed"
         return ""
 
     def call(self, inputs: Inputs) -> Call:
-        """Raises `Unserved` for what it would need too much memory for, too."""
+        """Returns the call that computes attention of the inputs. Raises `Unserved`, also where it would need
+        too much memory, or whatever the library raises."""
         if reason := self.missing():
             raise Unserved(reason)
         p = inputs.problem
@@ -107,7 +111,7 @@ class Contender:
 
 
 def unserved(problem: Problem) -> str:
-    """Why PyTorch does not compute that problem, whatever the backend; empty where it does."""
+    """Returns why PyTorch does not compute that problem, whatever the backend; empty where it does."""
     if problem.causal and problem.seqlen_q != problem.seqlen_k:
         return (
             f"PyTorch aligns the causal mask top-left, which differs for {problem.seqlen_q} queries and "
@@ -117,7 +121,8 @@ def unserved(problem: Problem) -> str:
 
 
 def refusal(error: Exception, told: Sequence[str]) -> str:
-    """Why a backend refused. PyTorch says so in warnings, among others about the backends left out."""
+    """Returns why a backend refused. PyTorch says so in warnings, among others about the backends left
+    out."""
     words = [text.partition(" (Triggered internally")[0] for text in told]
     causes = [text for text in words if not text.endswith("because:") and "runtime disabled" not in text]
     text = (causes[-1] if causes else str(error)).strip()
@@ -125,8 +130,8 @@ def refusal(error: Exception, told: Sequence[str]) -> str:
 
 
 def tried(make: Callable[[], Call]) -> tuple[Call | None, Any, str]:
-    """The call that ``make`` returns and what it returned when called once; None, None and the reason where
-    something refuses."""
+    """Returns the call that ``make`` makes, what it returned when called once and an empty text; None, None
+    and the reason where something refuses."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
@@ -139,7 +144,8 @@ def tried(make: Callable[[], Call]) -> tuple[Call | None, Any, str]:
 
 
 def sdpa(inputs: Inputs, backend: str | None) -> Call:
-    """scaled_dot_product_attention, with one backend forced where it is named (SDPBackend's member)."""
+    """Returns a call of scaled_dot_product_attention, with one backend forced where it is named (SDPBackend's
+    member). Raises `Unserved`."""
     from torch.nn.attention import SDPBackend, sdpa_kernel  # pyright: ignore[reportMissingImports]
     from torch.nn.functional import (  # pyright: ignore[reportMissingImports]
         scaled_dot_product_attention,

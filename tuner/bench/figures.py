@@ -201,7 +201,7 @@ class BenchRun:
 
 
 def geomean(values: Iterable[float]) -> float | None:
-    """None without any."""
+    """Returns the geometric mean of positive numbers; None where there are none."""
     known = list(values)
     return exp(fmean(map(log, known))) if known else None
 
@@ -226,7 +226,8 @@ def scaled_of(rows: Iterable[Row]) -> list[str]:
 
 
 def summary(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, dict[str, float | int | None]]:
-    """Of each ratio, and of the share of the roofline: geometric mean, least, and over how many workloads."""
+    """Returns, by the name of each ratio and of the ``roofline`` share, its geometric mean, its least and the
+    number of workloads that have it."""
     names = [*contenders_of(rows)[1:], *scaled_of(rows), BEST]
     ratios = {name: [row.ratio(name) for row in rows] for name in names}
     ratios["roofline"] = [row.of_roofline(ceilings) for row in rows]

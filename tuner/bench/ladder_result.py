@@ -31,7 +31,8 @@ class Row:
     variant: Variant | None = None
     median_us: float | None = None
     measurement: Measurement | None = None
-    """Of our kernels; at ``scaled_from`` instead of the case's length where that is set."""
+    """What was measured of a kernel of flashgen's own, at the length ``scaled_from`` where that is set, else
+    at the case's."""
     scaled_from: int | None = None
     """The length that was timed instead of the case's; the time is scaled by the square."""
 
@@ -64,7 +65,8 @@ class LadderResult:
         return tuple(row for row in self.rows if row.case == case)
 
     def speedups(self, row: Row) -> tuple[float | None, float | None]:
-        """Over the first step that was timed on the case and, for a step, over the one timed before it."""
+        """Returns how many times faster a row is than the first step that was timed on its case and, for a
+        step, than the one timed before it; None where that is not known."""
         timed = [r for r in self.rows_of(row.case) if r.is_step and r.median_us is not None]
         if row.median_us is None or not timed:
             return None, None
@@ -74,7 +76,7 @@ class LadderResult:
         return over_first, over_previous
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; times in milliseconds."""
+        """Returns the result as JSON values; times are in milliseconds."""
         return {
             "device": self.device,
             "driver": self.driver,

@@ -208,7 +208,8 @@ class CudaRunner:
         return not self._broken
 
     def close(self) -> None:
-        """Frees everything. After a sticky error nothing can be freed: end the process."""
+        """Frees everything that the runner holds. After a sticky error nothing can be freed: end the
+        process."""
         if self._broken:
             return
         self._loaded.clear()
@@ -229,8 +230,9 @@ class CudaRunner:
         scale: float,
         want_lse: bool = False,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Runner.attend`. Every tensor stands alone between poisoned guards, so that a stray read that
-        matters yields NaN and a stray write is seen."""
+        """Runs a kernel on copies of arrays and returns o and, if wanted, the log-sum-exp, as `Runner.attend`
+        says. Every tensor stands alone between poisoned guards, so that a stray read that matters yields NaN
+        and a stray write is seen."""
         require_inputs(build.kernel.problem, q, k, v)
         image = GuardedImage(q.dtype)
         (q_at, q_strides), (k_at, k_strides), (v_at, v_strides) = (image.add_input(x) for x in (q, k, v))
@@ -284,7 +286,8 @@ class CudaRunner:
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
     ) -> Timing:
-        """See `Runner.measure`. L2 is flushed before each launch; a pair of CUDA events times it."""
+        """Times launches of a kernel on random inputs, as `Runner.measure` says. L2 is flushed before each
+        launch; a pair of CUDA events times it."""
         interval = self._monitor.begin()
         with self._launch_errors(build):
             launch = self._launcher(build, problem, self._tensors_of(problem).arguments)
@@ -303,8 +306,8 @@ class CudaRunner:
         return Timing(tuple(times_us), False, interval.disturbance())
 
     def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:
-        """See `Runner.measure_interleaved`. Every other round goes backwards, so that no kernel always
-        follows the same one."""
+        """Times several kernels in turns, as `Runner.measure_interleaved` says. Every other round goes
+        backwards, so that no kernel always follows the same one."""
         interval = self._monitor.begin()
         times: list[list[float]] = [[] for _ in builds]
         launches: list[Callable[[], None]] = []
@@ -403,7 +406,8 @@ class CudaRunner:
     # -- kernels -----------------------------------------------------------------------------------------
 
     def occupancy(self, build: Build) -> float:
-        """See `Runner.occupancy`: from the registers the driver reports."""
+        """Returns the warps that are resident over the most that the card allows, 0 to 1, by the registers
+        that the driver reports."""
         with self._launch_errors(build):
             launch, limits = build.kernel.launch, self._device.limits
             registers = self._load(build, launch).registers

@@ -46,7 +46,7 @@ class DriverError(Exception):
 
 @cache
 def library() -> Any:
-    """libcuda, which PyCUDA has initialised, with the argument types of the functions used."""
+    """Returns libcuda, which PyCUDA has initialised, with the argument types of the functions used."""
     found = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     for name, arguments in _SIGNATURES.items():
         # Drivers before CUDA 12 know no maps, and need none: they are of cards that have no copy engine.
@@ -57,7 +57,7 @@ def library() -> Any:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls the driver. Raises `DriverError`."""
+    """Calls the driver's function of that name. Raises `DriverError` where it fails or is not there."""
     driver = library()
     function = getattr(driver, name, None)
     if function is None:
@@ -87,7 +87,8 @@ class Function:
 
     @property
     def registers(self) -> int:
-        """Per thread, as the driver reports them."""
+        """The registers that a thread of the kernel takes, as the driver reports them. Raises
+        `DriverError`."""
         value = ctypes.c_int()
         call("cuFuncGetAttribute", ctypes.byref(value), NUM_REGS, self.handle)
         return value.value
@@ -135,7 +136,8 @@ class _Aligned:
 
 
 def encode_maps(maps: Sequence[MapDescription]) -> bytes:
-    """The maps one after the other, as a kernel takes them. Raises `DriverError` naming what was refused."""
+    """Returns the maps' bytes one after the other, as a kernel takes them. Raises `DriverError` naming what
+    was refused."""
     return b"".join(map(_encode_map, maps))
 
 

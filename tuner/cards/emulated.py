@@ -107,7 +107,8 @@ class SimDevice:
         return ""
 
     def toolchain(self) -> SimToolchain:
-        """Raises FlashgenError when there is no C++ compiler."""
+        """Returns the host's compiler with the emulation. Raises FlashgenError when there is no C++
+        compiler."""
         return SimToolchain(self.limits, find_host_compiler(), self.sanitize)
 
     def open(self) -> SimRunner:
@@ -127,7 +128,8 @@ class SimToolchain:
         return f"{self.compiler.version}, emulating {self.limits.name}"
 
     def build(self, kernel: Kernel) -> Build:
-        """The kernel for the host, from the cache where it is there. Raises `BuildError`."""
+        """Compiles a kernel for the host, or takes it from the cache where it is there. Raises
+        `BuildError`."""
         started = time.monotonic()
         suffix, extra = ".so", ["-shared"]
         if self.sanitize:
@@ -234,8 +236,9 @@ class SimRunner:
         scale: float,
         want_lse: bool = False,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Runner.attend`. Sanitizing, a `LaunchError` also tells of accesses out of bounds or of what
-        nobody wrote, with the line of the kernel's source."""
+        """Runs a kernel on guarded copies of arrays and returns o and, if wanted, the log-sum-exp, as
+        `Runner.attend` says. With the sanitizer, a `LaunchError` also tells of accesses out of bounds or of
+        what nobody wrote, with the line of the kernel's source."""
         require_inputs(build.kernel.problem, q, k, v)
         batch, num_q_heads, seqlen_q, _ = q.shape
         # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
@@ -306,7 +309,7 @@ class SimRunner:
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
     ) -> Timing:
-        """What the cost model predicts: one time, always the same."""
+        """Returns the time that the cost model predicts: one, always the same."""
         prediction = cost_model.predict(build.kernel.variant, problem, self.limits)
         return Timing((prediction.median_us,))
 
@@ -331,7 +334,7 @@ class _Array:
     """A copy of an array with its strides: unwritten memory between its rows, and guards around it."""
 
     memory: np.ndarray
-    """All of it as the bits of elements: guard, extent, guard."""
+    """The memory of the copy, guard, extent and guard, as the bits of elements."""
     extent: slice
     view: np.ndarray
     """The array itself, in the extent."""
@@ -384,7 +387,8 @@ class _Array:
             )
 
     def serialized(self) -> bytes:
-        """For ``runner.cpp``, in 32-bit words: count, offset of the first element, shape, strides, data."""
+        """Returns the bytes from which ``runner.cpp`` makes the array: count, offset of the first element,
+        shape and strides as 64-bit numbers, all in 32-bit words, then the data."""
         words = self.memory[self._whole_words()].view(np.uint32)
         offset_bytes = self.view.ctypes.data - words.ctypes.data
         missing = 4 - self.view.ndim

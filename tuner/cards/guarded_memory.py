@@ -43,7 +43,7 @@ class _Output:
     dtype: np.dtype
 
     def view(self, image: np.ndarray) -> np.ndarray:
-        """Its bits in an image."""
+        """Returns the bits of this output in an image, with the output's shape and strides."""
         own = image[self.offset : self.offset + self.extent].view(bits_dtype(self.dtype))
         return np.lib.stride_tricks.as_strided(own, self.shape, tuple(s * own.itemsize for s in self.strides))
 
@@ -68,7 +68,8 @@ class GuardedImage:
         return self.items * self.dtype.itemsize // 4
 
     def add_input(self, array: np.ndarray) -> tuple[int, tuple[int, ...]]:
-        """Its offset and strides, in elements. What lies in the strides' gaps comes along."""
+        """Adds an input to the image and returns its offset and its strides, in elements. What lies in the
+        strides' gaps comes along. Raises ValueError for an array of another type than the image's."""
         if array.dtype != self.dtype:
             raise ValueError(f"an image of {self.dtype} takes no input of {array.dtype}")
         strides = _strides(array)
@@ -82,8 +83,8 @@ class GuardedImage:
     def add_output(
         self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype | None = None
     ) -> tuple[int, tuple[int, ...]]:
-        """Its offset in elements of the image, and its strides. ``name`` is what messages call it, ``dtype``
-        its type where that is not the image's."""
+        """Adds an output to the image and returns its offset, in elements of the image, and its strides.
+        ``name`` is what messages call it, ``dtype`` its type where that is not the image's."""
         dtype = dtype or self.dtype
         extent = _extent(shape, strides) * dtype.itemsize // self.dtype.itemsize
         offset = self._reserve(extent)
@@ -141,7 +142,7 @@ class GuardedImage:
 
 
 def output_strides(q: np.ndarray, head_dim_v: int | None = None) -> tuple[int, ...]:
-    """Strides of an o with q's layout, in elements; contiguous where q's elements share memory.
+    """Returns the strides of an o with q's layout, in elements; contiguous where q's elements share memory.
 
     An o of other columns than q has its axes in q's order, and a gap after each row where q has one.
     """

@@ -49,7 +49,7 @@ class Bounds:
     waves: float
     residency: Residency
     dram_gbps: float
-    """Of bytes that cannot be saved: each tensor once."""
+    """GB/s through device memory, counting only the bytes that cannot be saved: each tensor once."""
     dram_share: float
 
     @property

@@ -30,11 +30,12 @@ class Ranking:
 
     @property
     def known(self) -> np.ndarray:
-        """Which rows were predicted."""
+        """The rows that were predicted, as an array of truth values."""
         return ~np.isnan(self.log_us)
 
     def of(self, rows: Iterable[int]) -> np.ndarray:
-        """Predictions of those rows, made where there is none yet."""
+        """Returns the predictions of those rows, logarithms of microseconds, and makes them where there are
+        none yet."""
         wanted = np.fromiter(rows, dtype=np.intp)
         for row in wanted[np.isnan(self.log_us[wanted])].tolist():
             us = self._prior(self.catalogue.variant(row))
@@ -50,8 +51,8 @@ class Ranking:
         del self._unknown[-count:]
 
     def descend(self, budget: int) -> None:
-        """From the best unseen one known to its best neighbour, as long as that is faster and no more than
-        ``budget`` are known."""
+        """Goes from the best unseen variant known to its best neighbour, predicting all neighbours, as long
+        as that is faster and fewer than ``budget`` variants are known."""
         best = self.fastest(1)[0]
         while self.known.sum() < budget:
             around = self.catalogue.neighbours(best)

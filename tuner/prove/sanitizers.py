@@ -29,13 +29,14 @@ SANITIZER_TIMEOUT_S = 1800
 
 
 def sanitize_emulated(kernel: Kernel, target: SimDevice, seed: int) -> float:
-    """Each launch is a program of its own under AddressSanitizer, so nothing here can crash."""
+    """Runs the quick suite under AddressSanitizer on an emulated card and returns the largest error. Each
+    launch is a program of its own, so nothing here can crash."""
     build = replace(target, sanitize=True).toolchain().build(kernel)
     return validate(SimRunner(target.limits, sanitize=True, seed=seed), build, seed=seed, depth="quick")
 
 
 def for_sanitizer(kernel: Kernel, tool: str) -> Kernel:
-    """The kernel as that tool of compute-sanitizer understands it.
+    """Returns the kernel as that tool of compute-sanitizer understands it.
 
     racecheck takes an arrival at a barrier in shared memory for the arriving lane's alone: what other lanes
     of its warp did before a ``__syncwarp`` looks unordered to it. Under ``FLASHGEN_RACECHECK`` all of them
@@ -47,7 +48,8 @@ def for_sanitizer(kernel: Kernel, tool: str) -> Kernel:
 
 
 def sanitize_on_card(kernel: Kernel, target: CudaDevice, seed: int) -> float:
-    """The quick suite in a process under each tool of compute-sanitizer."""
+    """Runs the quick suite in a process under each tool of compute-sanitizer and returns the largest
+    error."""
     tool = find_compute_sanitizer()
     error = 0.0
     for name, finds in SANITIZER_TOOLS.items():
@@ -76,7 +78,8 @@ def sanitize_on_card(kernel: Kernel, target: CudaDevice, seed: int) -> float:
 
 
 def find_compute_sanitizer() -> Path:
-    """compute-sanitizer of $PATH, /usr/local/cuda or PyPI. Raises FlashgenError where there is none."""
+    """Finds compute-sanitizer in $PATH, /usr/local/cuda* or PyPI's packages. Raises FlashgenError where there
+    is none."""
     found = shutil.which("compute-sanitizer")
     places = [Path(found)] if found else sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))
     for folder in filter(None, sys.path):
@@ -96,7 +99,7 @@ def _pickled(target: CudaDevice, build: Build, seed: int) -> bytes:
 
 
 def run_quick_suite(stream: Any) -> None:
-    """The process under compute-sanitizer: validates the build that comes in by ``stream``."""
+    """Validates the build that comes in by ``stream``: what the process under compute-sanitizer does."""
     import pickle
 
     target, build, seed = pickle.load(stream)

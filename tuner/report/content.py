@@ -97,8 +97,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it. ``families`` has the fastest first; ``older`` counts groups of the same problem and card by
-    other versions, of which nothing is told."""
+    """Everything that a report tells of a problem on a card. ``families`` has the fastest first; ``older``
+    counts groups of the same problem and card by other versions, of which nothing is told."""
 
     problem: Problem
     device: str

@@ -23,7 +23,7 @@ GRADES = (0.1, 0.5)
 
 @dataclass(frozen=True)
 class FamilyView:
-    """What is shown of one family. ``same`` names parameters that had one value alone."""
+    """The charts that show one family. ``same`` names parameters that had one value alone."""
 
     part: FamilyPart
     strips: tuple[Chart, ...]

@@ -51,7 +51,9 @@ class Gaussian:
 
 
 def process(columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int) -> Gaussian:
-    """See `surrogate.Model`."""
+    """Returns what a Gaussian process that has learned ``values`` at the rows ``columns`` expects at the rows
+    ``at``: a `surrogate.Model`. Of more than `MOST_LEARNED` values it learns from as many, half of them drawn
+    by ``seed``."""
     if len(values) > MOST_LEARNED:
         kept = _kept(values, seed)
         columns, values = columns[kept], values[kept]

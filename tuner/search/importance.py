@@ -83,7 +83,8 @@ def importance(variants: Sequence[Variant], times_us: Sequence[float]) -> Import
 
 
 def worth_of(winner: Variant, variants: Sequence[Variant], times_us: Sequence[float]) -> tuple[Worth, ...]:
-    """Each parameter's worth to the winner, by what was timed of its family, the largest first."""
+    """Returns what the winner's value of each parameter is worth, by the times of its family's variants, the
+    largest first."""
     found = []
     for parameter in type(winner).parameters():
         value = getattr(winner, parameter.name)

@@ -30,7 +30,7 @@ class Trees:
         return self._each.std(axis=0)
 
     def supposing(self, indices: Sequence[int], values: np.ndarray) -> Trees:
-        """Trees grown anew."""
+        """Returns trees grown anew, which have also seen these values at some of the rows ``at``."""
         return replace(
             self,
             columns=np.concatenate([self.columns, self.at[list(indices)]]),
@@ -50,5 +50,6 @@ class Trees:
 
 
 def forest(columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int) -> Trees:
-    """See `surrogate.Model`."""
+    """Returns what trees grown on ``values`` at the rows ``columns`` expect at the rows ``at``: a
+    `surrogate.Model`. ``seed`` draws the trees."""
     return Trees(columns, values, at, seed)

@@ -9,7 +9,7 @@ from ..errors import UsageError, suggestion
 
 
 class SamplerName(StrEnum):
-    """What ``--sampler`` takes."""
+    """The names of samplers that ``--sampler`` takes."""
 
     GP = "gp"
     FOREST = "forest"

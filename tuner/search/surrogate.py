@@ -38,7 +38,7 @@ class Belief(Protocol):
     def deviation(self) -> np.ndarray: ...
 
     def supposing(self, indices: Sequence[int], values: np.ndarray) -> Belief:
-        """What it would expect had it also seen these values at some of the rows."""
+        """Returns what the model would expect had it also seen these values at some of the rows."""
         ...
 
 
@@ -46,7 +46,7 @@ class Model(Protocol):
     """Learns values of some rows of features and predicts those of others, each with its uncertainty."""
 
     def __call__(self, columns: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int) -> Belief:
-        """The belief about the rows ``at``."""
+        """Returns the belief about the rows ``at`` of who has seen ``values`` at the rows ``columns``."""
         ...
 
 
@@ -61,8 +61,8 @@ class Seen:
 
 
 def features(catalogue: Catalogue) -> np.ndarray:
-    """The variants as numbers, shape (variants, features): a column from 0 to 1 per number, by its rank among
-    the choices, or switch, and one per value of what has no order."""
+    """Returns the variants as numbers, shape (variants, features): a column from 0 to 1 per number, by its
+    rank among the choices, or switch, and one per value of what has no order."""
     columns: list[np.ndarray] = []
     for parameter, codes in zip(catalogue.family.parameters(), catalogue.codes, strict=True):
         present = np.unique(codes)
@@ -81,7 +81,8 @@ def features(catalogue: Catalogue) -> np.ndarray:
 
 
 def with_predictions(columns: np.ndarray, log_us: np.ndarray) -> np.ndarray:
-    """The features and the cost model's word beside them. Of what it was not asked about it says nothing."""
+    """Returns the features with the cost model's word as one more column; a variant that has no finite
+    prediction is given more than the slowest one."""
     finite = log_us[np.isfinite(log_us)]
     if not len(finite):
         return columns
@@ -104,7 +105,7 @@ def single_threaded() -> AbstractContextManager[Any]:
 
 
 class Outlook:
-    """By how much each candidate is expected to beat the fastest seen, as more and more of them are chosen.
+    """An estimate of how much each candidate will beat the fastest seen, as more and more of them are chosen.
 
     Variants in flight count as if they had come out as predicted, or as the fastest seen where that is
     faster: what is like them promises less, so that a batch spreads.
@@ -129,13 +130,14 @@ class Outlook:
             self._chance = LEAST_CHANCE + (1 - LEAST_CHANCE) * np.clip(chance, 0, 1)
 
     def gains(self) -> np.ndarray:
-        """Per candidate, in logarithms of time; minus infinity for those chosen."""
+        """Returns by how much each candidate is expected to beat the fastest seen, in logarithms of time,
+        less where it may not run; minus infinity for those chosen."""
         mean, deviation = self._belief.mean[: self._num], self._belief.deviation[: self._num]
         gains = expected_improvement(mean, deviation, self._fastest) * self._chance
         return np.where(self._chosen, -np.inf, gains)
 
     def choose(self, index: int) -> None:
-        """That candidate is in flight from now on."""
+        """Counts that candidate as in flight from now on."""
         self._chosen[index] = True
         self._suppose([index])
 

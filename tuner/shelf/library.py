@@ -78,7 +78,7 @@ def write(folder: Path, slug: str, kernel: TunedKernel, cuda: str, module: str) 
 
 
 def read(path: Path, slug: str | None = None) -> Entry:
-    """The kernel of one JSON file and the ``.cu`` beside it.
+    """Reads the kernel of one JSON file and the ``.cu`` beside it.
 
     Raises:
         FlashgenError: it cannot be read, or is not a tuned kernel's record.
@@ -96,12 +96,13 @@ def read(path: Path, slug: str | None = None) -> Entry:
 
 
 def shipped_folder() -> Path:
-    """Where the kernels measured by flashgen's authors are installed."""
+    """Returns the folder in which the kernels measured by flashgen's authors are installed."""
     return Path(str(files("flashgen.out")))
 
 
 def folders(out: Path) -> list[Path]:
-    """Where kernels are looked for, in order: the out folder, then the shipped ones."""
+    """Returns the folders in which kernels are looked for, in order and each once: the out folder, then the
+    shipped ones."""
     found: dict[Path, Path] = {}
     for folder in (out, shipped_folder()):
         found.setdefault(folder.resolve(), folder)
@@ -109,7 +110,7 @@ def folders(out: Path) -> list[Path]:
 
 
 def entries(places: Iterable[Path]) -> list[Entry]:
-    """Every readable kernel under ``places``, in their order. Files that are none are passed over."""
+    """Returns every readable kernel under ``places``, in their order. Files that are none are passed over."""
     found: list[Entry] = []
     for place in places:
         for path in sorted(place.glob("*/*.json")):

@@ -10,7 +10,7 @@ from ..evaluate.outcome import Measurement, TunedKernel
 
 
 def to_record(kernel: TunedKernel) -> dict[str, Any]:
-    """All of a tuned kernel but its source, as JSON values."""
+    """Returns all of a tuned kernel but its source, as JSON values."""
     return {
         "problem": kernel.problem.to_dict(),
         "family": kernel.variant.family,
@@ -28,13 +28,15 @@ def to_record(kernel: TunedKernel) -> dict[str, Any]:
 
 
 def figures(kernel: TunedKernel) -> dict[str, Any]:
-    """What an emitted file tells of how its kernel was tuned: the measurement and what it was made with."""
+    """Returns what an emitted file tells of how its kernel was tuned: the measurement and what it was made
+    with."""
     made_with = ("driver", "toolkit", "flashgen", "seed")
     return kernel.measurement.to_dict() | {name: getattr(kernel, name) for name in made_with}
 
 
 def from_record(data: dict[str, Any], source: str) -> TunedKernel:
-    """The kernel that `to_record` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    """Returns the kernel that `to_record` wrote. Raises KeyError, TypeError or ValueError for anything
+    else."""
     return TunedKernel(
         problem=Problem.from_dict(data["problem"]),
         variant=family_named(data["family"]).from_dict(data["variant"]),

@@ -25,7 +25,7 @@ from .request import Competing, TuneRequest
 
 
 class View(Protocol):
-    """What is told how a batch of problems goes on."""
+    """A listener that is told how a batch of problems goes on."""
 
     def __call__(self, event: Event) -> None:
         """Something happened to the problem under way."""

@@ -44,7 +44,7 @@ LIMIT_EXPONENT = 15
 
 @dataclass(frozen=True)
 class Mma(RuledParameters):
-    """Attention by mma.sync."""
+    """A variant of the tensor-core family, which computes attention by mma.sync."""
 
     family: ClassVar[str] = "mma"
     serves: ClassVar[Serves] = Serves(

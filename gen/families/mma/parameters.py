@@ -164,7 +164,8 @@ class Parameters(Variant):
         return self.arithmetic(problem) == "3xf16" and self.key_warps == 1
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
-        """With fewer a kernel spills; where it may, the compiler takes some 50 more, of float32 some 30."""
+        """Returns an estimate of the registers per thread with fewer than which a kernel spills. Where it
+        may, the compiler takes some 50 more, for float32 some 30."""
         d, dv = whole(problem.head_dim, TILE_COLUMNS), whole(problem.head_dim_v, TILE_COLUMNS)
         outputs, scores = dv / 2, self.bc / 2
         queries = d * ITEM_BYTES[problem.dtype] / 8 if self.q_in_registers else 0.0

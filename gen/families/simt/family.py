@@ -88,12 +88,12 @@ class Simt(Variant):
 
     @property
     def tm(self) -> int:
-        """Rows per lane."""
+        """The query rows of a tile that each lane of a warp owns."""
         return self.rows_per_warp // self.lane_rows
 
     @property
     def tn(self) -> int:
-        """Keys per lane."""
+        """The keys of a tile that each lane of a warp owns."""
         return self.bc // self.lanes
 
     @property

@@ -16,7 +16,8 @@ ROWS, HEADS, TILES = "rows", "heads", "tiles"
 
 @dataclass(frozen=True)
 class Parameters(Variant):
-    """What is tuned about a kernel of producer and consumer warpgroups."""
+    """The parameters of a kernel of producer and consumer warpgroups, and the counts that follow from
+    them."""
 
     br: int = param(128, 64, 192, 256, doc="query rows per tile, 64 for each warpgroup that computes")
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
