@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from .launch import Launch
+from .layout import DENSE, Layout
 from .operation import FLOAT, FORWARD, INPUT, ITEM_BYTES, OUTPUT, Array, Operation
 from .problem import Problem
 
@@ -28,9 +29,6 @@ MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 #: The codes by which `struct` packs them.
 ADDRESS, LONG, INT, SINGLE = "Q", "q", "i", "f"
 _C_TYPES = {LONG: "long long", INT: "int", SINGLE: "float"}
-#: Over which axes an array has strides, the outermost first.
-STRIDE_AXES = ("batch", "head", "row")
-SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Field:
     comment: str = ""
 
     def c_type(self, elements: Mapping[str, str]) -> str:
-        """The member's type in C, ``elements`` being what arrays' elements are called there."""
+        """Returns the member's type in C, ``elements`` being what arrays' elements are called there."""
         if self.array is None:
             return f"{_C_TYPES[self.code]} "
         const = "" if self.array.is_output else "const "
@@ -79,7 +77,8 @@ class ArgumentStruct:
         return struct.calcsize(self.format)
 
     def declared(self, elements: Mapping[str, str], comment: str = "// %s") -> list[str]:
-        """The struct's members as lines of C, ``elements`` being what arrays' elements are called there."""
+        """Returns the struct's members as lines of C, ``elements`` being what arrays' elements are called
+        there."""
         return [
             f"{line[0].c_type(elements)}{', '.join(field.name for field in line)};"
             + (f"  {comment % line[0].comment}" if line[0].comment else "")
@@ -87,26 +86,29 @@ class ArgumentStruct:
         ]
 
     def pack(self, values: Mapping[str, float]) -> bytes:
-        """The struct's bytes, each field of its name's value; raises KeyError for one without."""
+        """Returns the struct's bytes, each field of its name's value; raises KeyError for one without."""
         return struct.pack(self.format, *(values[field.name] for field in self.fields))
 
     def unpack(self, packed: bytes) -> dict[str, float]:
-        """The values of all fields, by name."""
+        """Returns the values of all fields, by name."""
         return dict(zip((f.name for f in self.fields), struct.unpack(self.format, packed), strict=True))
 
 
 @cache
-def argument_struct(operation: Operation = FORWARD, *, has_scales: bool = False) -> ArgumentStruct:
-    """``AttentionArgs`` of an operation: pointers first, so that no padding arises between its fields.
+def argument_struct(
+    operation: Operation = FORWARD, layout: Layout = DENSE, *, has_scales: bool = False
+) -> ArgumentStruct:
+    """``AttentionArgs`` of an operation on arrays of a layout: pointers first, so that no padding arises between its fields.
 
     With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
     q and k are in ``scale``.
     """
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
     strides = [
-        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in STRIDE_AXES) for each in operation.strided
+        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in layout.stride_axes)
+        for each in operation.strided
     ]
-    sizes = tuple(Field(name, INT) for name in SIZES)
+    sizes = tuple(Field(name, INT) for name in layout.sizes)
     usual = "multiplies q k^T{} 1 / sqrt(head_dim)"
     if has_scales:
         scale = Field("scale", SINGLE, comment=usual.format(": usually") + ", times the scales of q and k")
@@ -122,9 +124,10 @@ class Arguments:
 
     struct: ArgumentStruct
     values: Mapping[str, float]
+    layout: Layout = DENSE
 
     def pack(self) -> bytes:
-        """The bytes that a kernel takes."""
+        """Returns the bytes that a kernel takes."""
         return self.struct.pack(self.values)
 
     def address(self, array: str) -> int:
@@ -132,8 +135,8 @@ class Arguments:
         return int(self.values[array])
 
     def strides(self, array: str) -> tuple[int, ...]:
-        """The strides of an array's outer axes in elements, the outermost first."""
-        return tuple(int(self.values[f"{array}_stride_{axis}"]) for axis in STRIDE_AXES)
+        """Returns the strides of an array's outer axes in elements, the outermost first."""
+        return tuple(int(self.values[f"{array}_stride_{axis}"]) for axis in self.layout.stride_axes)
 
 
 def make_arguments(
@@ -145,21 +148,22 @@ def make_arguments(
     sizes: Mapping[str, int] | None = None,
     value_scale: float | None = None,
 ) -> Arguments:
-    """A kernel's arguments from its arrays' addresses and strides by name.
+    """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
     ``strides`` are of the outer axes in elements, the outermost first; arrays left out of ``addresses`` are
     absent. ``sizes`` are the problem's unless they are given. ``value_scale`` is for kernels of arrays with
     scales, 1 by default.
     """
-    operation = problem.operation
+    operation, layout = problem.operation, problem.layout
+    axes = layout.stride_axes
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
     for each in operation.strided:
-        for axis, stride in zip(STRIDE_AXES, strides[each.name][:3], strict=True):
+        for axis, stride in zip(axes, strides[each.name][: len(axes)], strict=True):
             values[f"{each.name}_stride_{axis}"] = stride
-    values |= {name: getattr(problem, name) for name in SIZES} if sizes is None else dict(sizes)
+    values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
-    return Arguments(argument_struct(operation, has_scales=problem.has_scales), values)
+    return Arguments(argument_struct(operation, layout, has_scales=problem.has_scales), values, layout)
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class MapDescription:
 
 
 def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tuple[MapDescription, ...]:
-    """The maps of one launch, in order, of the arrays that ``arguments`` names.
+    """Returns the maps of one launch, in order, of the arrays that ``arguments`` names.
 
     Of ``problem`` only the types and the head dims count. Nothing is checked: the driver refuses what it
     cannot take.

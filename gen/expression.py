@@ -41,23 +41,24 @@ class Expression:
         return self if other == 1 else _Binary("/", self, _lifted(other))
 
     def c(self, names: Mapping[str, str] | None = None) -> str:
-        """This expression in C++, each name as ``names`` has it, or as it is."""
+        """Returns this expression in C++, each name as ``names`` has it, or as it is."""
         return self._print(names or {}, python=False)[0]
 
     def python(self, names: Mapping[str, str] | None = None) -> str:
-        """This expression in Python, each name as ``names`` has it, or as it is."""
+        """Returns this expression in Python, each name as ``names`` has it, or as it is."""
         return self._print(names or {}, python=True)[0]
 
     def value(self, values: Mapping[str, Any]) -> Any:
-        """The number that comes of the names' ``values``, which may be numpy's arrays. Raises KeyError."""
+        """Returns the number that comes of the names' ``values``, which may be numpy's arrays. Raises
+        KeyError."""
         raise NotImplementedError
 
     def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
-        """This expression with other expressions in the place of names."""
+        """Returns this expression with other expressions in the place of names."""
         raise NotImplementedError
 
     def names(self) -> frozenset[str]:
-        """The names that must be known for this expression to be computed."""
+        """Returns the names that must be known for this expression to be computed."""
         return frozenset()
 
     def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
@@ -167,17 +168,17 @@ class _Extreme(Expression):
 
 
 def minimum(left: Expression | int, right: Expression | int) -> Expression:
-    """The smaller of two."""
+    """Returns the smaller of two expressions or numbers."""
     return _Extreme("min", _lifted(left), _lifted(right))
 
 
 def maximum(left: Expression | int, right: Expression | int) -> Expression:
-    """The larger of two."""
+    """Returns the larger of two expressions or numbers."""
     return _Extreme("max", _lifted(left), _lifted(right))
 
 
 def divided_up(left: Expression, right: Expression | int) -> Expression:
-    """The quotient of two, rounded up."""
+    """Returns the quotient of two expressions or numbers, rounded up."""
     return left if right == 1 else (left + right - 1) // right
 
 

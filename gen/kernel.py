@@ -39,7 +39,7 @@ class Kernel:
         return self.symbol_of(self.launch)
 
     def symbol_of(self, launch: Launch) -> str:
-        """The name of the function that ``launch`` runs."""
+        """Returns the name of the function that ``launch`` runs."""
         return f"{self.entry}_{launch.role}"
 
     @property

@@ -120,6 +120,6 @@ class Launch:
         return tuple(name for name in GRID_SIZES if name in used)
 
     def grid(self, sizes: Sizes) -> int:
-        """The blocks that are launched for a problem of these sizes."""
+        """Returns how many blocks are launched for a problem of these sizes."""
         blocks = self.blocks.value({name: getattr(sizes, name) for name in GRID_SIZES})
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)

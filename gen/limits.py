@@ -61,8 +61,8 @@ class DeviceLimits:
         return 2 * PORTABLE_CLUSTER if self.arch in (90, 100) else PORTABLE_CLUSTER
 
     def blocks_at_once(self, per_sm: int, cluster: int) -> int:
-        """Blocks that run at once, ``per_sm`` on each multiprocessor, in whole clusters and at least one. The
-        two of the smallest cluster share what multiprocessors are made in pairs of."""
+        """Returns how many blocks run at once, ``per_sm`` on each multiprocessor, in whole clusters and at
+        least one. The two of the smallest cluster share what multiprocessors are made in pairs of."""
         slots = self.num_sms * per_sm
         room = slots if cluster <= 2 else CLUSTER_ROOM * slots
         return max(1, int(room / cluster)) * cluster
@@ -94,7 +94,8 @@ class DeviceLimits:
         return 2e-6 * self.num_sms * self.fp32_lanes_per_sm * self.clock_mhz
 
     def blocks_per_sm(self, threads: int, registers: int, smem_bytes: int) -> int:
-        """Blocks resident on one SM given each one's threads, registers per thread and shared memory."""
+        """Returns how many blocks are resident on one SM given each one's threads, registers per thread and
+        shared memory."""
         warps = -(-threads // WARP)
         # Registers are handed out by the warp, 256 at a time; a warp lives in one of four partitions.
         registers_per_warp = -(-max(registers, 1) * WARP // 256) * 256
@@ -159,7 +160,7 @@ PRESETS: dict[str, DeviceLimits] = {
 
 
 def preset(name: str) -> DeviceLimits:
-    """The card called ``name``; raises ValueError with the nearest name and how to list them."""
+    """Returns the card called ``name``; raises ValueError with the nearest name and how to list them."""
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(PRESETS)}"

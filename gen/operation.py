@@ -59,16 +59,16 @@ class Array:
     is_optional: bool = False
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """The lengths of the array's axes."""
+        """Returns the lengths of the array's axes."""
         axes = ("batch", self.heads, self.rows, *([self.columns] if self.columns else []))
         return tuple(getattr(sizes, axis) for axis in axes)
 
     def dtype(self, sizes: Sizes) -> str:
-        """The type of the array's elements: ``bf16``."""
+        """Returns the type of the array's elements: ``bf16``."""
         return {INPUT: sizes.dtype, OUTPUT: sizes.output_dtype, FLOAT: "f32"}[self.element]
 
     def num_bytes(self, sizes: Sizes) -> int:
-        """The bytes of the array's elements."""
+        """Returns the bytes that the array's elements take."""
         count = 1
         for length in self.shape(sizes):
             count *= length
@@ -98,16 +98,17 @@ class Operation:
         return tuple(each for each in self.arrays if each.is_output)
 
     def array(self, name: str) -> Array:
-        """The array called ``name``; raises KeyError."""
+        """Returns the array called ``name``; raises KeyError."""
         return {each.name: each for each in self.arrays}[name]
 
     def flops(self, sizes: Sizes, pairs: int) -> int:
-        """Floating-point operations over so many pairs of a query row and a key: two for each
+        """Returns the floating-point operations over so many pairs of a query row and a key: two for each
         multiply-add."""
         return 2 * pairs * sum(getattr(sizes, columns) for columns in self.products)
 
     def min_bytes(self, sizes: Sizes) -> int:
-        """Fewest bytes through device memory: each array that is always there, read or written once."""
+        """Returns the fewest bytes through device memory: each array that is always there, read or written
+        once."""
         return sum(each.num_bytes(sizes) for each in self.arrays if not each.is_optional)
 
 

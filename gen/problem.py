@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .layout import DENSE, Layout
 from .operation import FORWARD, ITEM_BYTES, Operation
 from .scores import Scores, scores_of
 
@@ -80,6 +81,11 @@ class Problem:
     def operation(self) -> Operation:
         """The operation that the problem asks for, which says what is computed from which arrays."""
         return FORWARD
+
+    @property
+    def layout(self) -> Layout:
+        """How the rows of the arrays lie in memory."""
+        return DENSE
 
     @property
     def scores(self) -> Scores:
@@ -159,5 +165,5 @@ class Problem:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Problem:
-        """The problem ``to_dict`` wrote; unknown keys raise TypeError."""
+        """Returns the problem ``to_dict`` wrote; unknown keys raise TypeError."""
         return cls(**data)

@@ -38,7 +38,7 @@ def environment() -> Environment:
 
 
 def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
-    """The kernel of ``variant``, deterministic to the byte.
+    """Renders the kernel of ``variant``, deterministic to the byte.
 
     Raises `Illegal` when the variant cannot run that problem on that card.
     """
@@ -63,7 +63,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             launches=launches,
             entry=entry,
             symbol=f"{entry}_kernel",
-            arguments=argument_struct(problem.operation, has_scales=problem.has_scales),
+            arguments=argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales),
             elements=elements_of(problem),
             element=element,
             output=ELEMENTS[problem.output_dtype][0],
@@ -81,12 +81,12 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
 
 
 def elements_of(problem: Problem) -> dict[str, str]:
-    """What the elements of the problem's arrays are called in CUDA C++."""
+    """Returns what the elements of the problem's arrays are called in CUDA C++."""
     return {INPUT: ELEMENTS[problem.dtype][0], OUTPUT: ELEMENTS[problem.output_dtype][0], FLOAT: "float"}
 
 
 def shape_options(problem: Problem) -> list[str]:
-    """The command-line options, besides the lengths, that say which problem a kernel is made for."""
+    """Returns the command-line options, besides the lengths, that say which problem a kernel is made for."""
     options = [f"--dtype {problem.dtype}"] if problem.dtype != "f32" else []
     options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
     options.append(f"--d {problem.head_dim}")

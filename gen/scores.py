@@ -49,15 +49,15 @@ class Scores:
     # diagonal of 0 says that rows are counted by their own place among the keys --------------------------
 
     def rows_may_be_empty(self) -> str:
-        """C++ that is true where some row may see no key though there are keys."""
+        """Returns C++ that is true where some row may see no key though there are keys."""
         return _any_flag((*self.begins, *self.ends[1:]))
 
     def later_rows_see_more(self) -> str:
-        """C++ that is true where what a row sees ends later than for the row before it."""
+        """Returns C++ that is true where what a row sees ends later than for the row before it."""
         return _any_flag(self.ends[1:])
 
     def end(self, row: str | Expression, **names: str) -> str:
-        """C++ for the key at which what ``row`` sees ends; negative or zero where it sees none."""
+        """Returns C++ for the key at which what ``row`` sees ends; negative or zero where it sees none."""
         always, *others = self.ends
         text = always.key.c(_names(names))
         for each in others:
@@ -66,11 +66,12 @@ class Scores:
         return text
 
     def limits_beside(self, row: str | Expression, **names: str | int) -> list[tuple[str, str]]:
-        """What limits ``row`` beside the end of the keys, in C++: pairs of a flag and of the key under it."""
+        """Returns what limits ``row`` beside the end of the keys, in C++: pairs of a flag and of the key
+        under it."""
         return [(each.flag or "true", _at(each, row, names)) for each in self.ends[1:]]
 
     def crosses_end(self, key: str, row: str | Expression, **names: str) -> str:
-        """C++ that is true where ``row`` does not see all keys before ``key``."""
+        """Returns C++ that is true where ``row`` does not see all keys before ``key``."""
         always, *others = self.ends
         tests = [f"{key} > {always.key.c(_names(names))}"]
         for each in others:
@@ -79,7 +80,7 @@ class Scores:
         return " || ".join(tests)
 
     def sees_key(self, key: str, row: str | Expression, **names: str) -> str:
-        """C++ that is true where ``row`` sees ``key``, one that there is, or some key before it."""
+        """Returns C++ that is true where ``row`` sees ``key``, one that there is, or some key before it."""
         tests = []
         for each in self.ends[1:]:
             test = f"{key} <= {_last_key(each, row, names)}"
@@ -88,14 +89,14 @@ class Scores:
 
     @staticmethod
     def before(rows_end: str) -> Expression:
-        """The last of the rows before ``rows_end``, which is C++."""
+        """Returns the last of the rows before ``rows_end``, which is C++, as an expression."""
         return Name(rows_end) - 1
 
     # -- as everybody else has it --------------------------------------------------------------------------
 
     def interval(self, rows: Any, seqlen_q: int, seqlen_k: int) -> tuple[Any, Any]:
-        """The keys ``[begin, end)`` that rows see, an integer or an array of them; both are within the keys
-        there are, and equal where a row sees none."""
+        """Returns the keys ``[begin, end)`` that rows see, an integer or an array of them; both are within
+        the keys there are, and equal where a row sees none."""
         import numpy as np  # where arrays are: a problem alone needs none
 
         values = {"row": rows, "seqlen_k": seqlen_k, "diagonal": seqlen_k - seqlen_q}
@@ -111,7 +112,7 @@ class Scores:
         return int(first), int(last)
 
     def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Pairs of a query row and a key that it sees, of one head."""
+        """Counts the pairs of a query row and a key that it sees, for one head."""
         if not any(self._holding((*self.begins, *self.ends[1:]))):
             return seqlen_q * seqlen_k
         import numpy as np
@@ -156,7 +157,8 @@ FULL = Scores()
 
 
 def scores_of(*, causal: bool) -> Scores:
-    """Plain attention's: every kernel has the causal bound, under a flag that its build may turn."""
+    """Returns the scores of plain attention: every kernel has the causal bound, under a flag that its build
+    may turn."""
     return Scores(
         ends=(Bound(NUM_KEYS), CAUSAL_BOUND),
         flags=frozenset({CAUSAL_BOUND.flag} if causal else ()),

@@ -1,10 +1,11 @@
-"""What a family declares that it computes: operations, types, precisions, architectures."""
+"""What a family declares that it computes: operations, layouts, types, precisions, architectures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .layout import DENSE, Layout
 from .limits import DeviceLimits
 from .operation import FORWARD, Operation
 from .problem import Problem
@@ -23,15 +24,19 @@ class Serves:
     precisions: Mapping[str, tuple[str, ...]]
     float32: str
     operations: tuple[Operation, ...] = (FORWARD,)
+    layouts: tuple[Layout, ...] = (DENSE,)
     archs: tuple[int, ...] = ()
     units: str = ""
     values_as_wide_as_keys: bool = False
 
     def why_not(self, family: str, problem: Problem, limits: DeviceLimits) -> str | None:
-        """Why the family called ``family`` cannot compute a problem on a card; None where it can."""
+        """Says why the family called ``family`` cannot compute a problem on a card; None where it can."""
         if problem.operation not in self.operations:
             names = ", ".join(each.name for each in self.operations)
             return f"family {family} computes {names}, this problem is {problem.operation.name}"
+        if problem.layout not in self.layouts:
+            names = ", ".join(each.name for each in self.layouts)
+            return f"family {family} takes {names} arrays, this problem has {problem.layout.name} ones"
         if self.archs and limits.arch not in self.archs:
             only = " and ".join(f"sm_{arch}" for arch in self.archs)
             return f"{self.units} on {only} alone, this is {limits.sm}"

@@ -52,7 +52,7 @@ def enumerate_space(
     limits: DeviceLimits,
     fixed: Mapping[str, Value] | None = None,
 ) -> Space:
-    """All legal variants, with ``fixed`` parameters held.
+    """Enumerates all legal variants, with ``fixed`` parameters held.
 
     Advice narrows a space that is too wide; where it leaves nothing (one query row feeds no wide micro-tile),
     the advice that removed least is waived, and all of it if that does not help.

@@ -32,7 +32,7 @@ class Illegal(ValueError):
 
 
 def param(default: T, *others: T, doc: str, implied: bool = False) -> T:
-    """A tunable field: its default, the other values it may take, and what it means.
+    """Declares a tunable field: its default, the other values it may take, and what it means.
 
     ``implied``: a kernel's source names it only where it is not the default. A parameter that a family gains
     later so leaves the kernels there are, and what was measured of them, as they are.
@@ -55,7 +55,7 @@ class Parameter:
         return self.choices[0]
 
     def parse(self, text: str) -> Value:
-        """The choice written as ``text``; raises ValueError naming the choices."""
+        """Returns the choice written as ``text``; raises ValueError naming the choices."""
         for choice in self.choices:
             if text == str(choice) or (isinstance(choice, bool) and text.lower() == str(choice).lower()):
                 return choice
@@ -116,31 +116,33 @@ class Variant:
         raise NotImplementedError
 
     def rows_per_block(self) -> int | None:
-        """Query rows one block covers, None for all rows of a head."""
+        """Returns how many query rows one block covers, None for all rows of a head."""
         raise NotImplementedError
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        """Exact bytes of shared memory per block; the emitted source static_asserts the same number."""
+        """Returns the exact bytes of shared memory per block; the emitted source static_asserts the same
+        number."""
         raise NotImplementedError
 
     def access_width(self, problem: Problem) -> int:
-        """Elements per access of global memory: pointers and strides must be multiples of it."""
+        """Returns how many elements one access of global memory moves: pointers and strides must be multiples
+        of it."""
         raise NotImplementedError
 
     def heads_per_block(self) -> int:
-        """Query heads, of all batches in one row, that one block serves."""
+        """Returns how many query heads, of all batches in one row, one block serves."""
         return 1
 
     def packs_heads(self) -> bool:
-        """Whether a tile's rows are those of all query heads that share keys."""
+        """Tells whether a tile's rows are those of all query heads that share keys."""
         return False
 
     def heads_per_cluster(self) -> int:
-        """Query heads that share keys, of which the blocks of a cluster take one each."""
+        """Returns how many query heads that share keys the blocks of a cluster take, one each."""
         return 1
 
     def blocks_per_tile(self) -> int:
-        """Blocks of one cluster that share a tile's keys."""
+        """Returns how many blocks of one cluster share a tile's keys."""
         return 1
 
     def key_shares(self) -> int:
@@ -157,7 +159,7 @@ class Variant:
         return ""
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
-        """Estimated 32-bit registers per thread."""
+        """Returns the estimated 32-bit registers per thread."""
         raise NotImplementedError
 
     def work(self, problem: Problem, limits: DeviceLimits) -> Work:
@@ -165,11 +167,11 @@ class Variant:
         return count_work(self, problem, limits)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
-        """What the template needs beyond the parameters, the problem and the limits."""
+        """Returns what the template needs beyond the parameters, the problem and the limits."""
         return {}
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
-        """How the kernel's main function is launched: the one that makes the products."""
+        """Returns how the kernel's main function is launched: the one that makes the products."""
         return Launch(
             self.threads(),
             self.smem_bytes(problem, limits),
@@ -180,7 +182,7 @@ class Variant:
         )
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
-        """All launches of the kernel in their order, `launch` among them."""
+        """Returns all launches of the kernel in their order, `launch` among them."""
         return (self.launch(problem, limits),)
 
     @rule("arithmetic", after=FIRST_PARAMETER)
@@ -195,7 +197,7 @@ class Variant:
                 raise Illegal(each.name, reason)
 
     def advice(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        """Why the search leaves this legal variant out, or None."""
+        """Says why the search leaves this legal variant out; None where it does not."""
         for each in self.rules():
             reason = each.verdict(self, problem, limits) if each.advisory else None
             if reason is not None:
@@ -214,7 +216,7 @@ class Variant:
     @classmethod
     @cache
     def rules(cls) -> tuple[Rule, ...]:
-        """The family's rules in the order of the parameters that they wait for."""
+        """Returns the family's rules in the order of the parameters that they wait for."""
         order = {p.name: i for i, p in enumerate(cls.parameters())}
         found: dict[str, Rule] = {}
         for klass in reversed(cls.__mro__):
@@ -231,7 +233,8 @@ class Variant:
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> dict[str, Value]:
-        """Typed values of textual ``name=value`` settings; raises ValueError with the nearest name."""
+        """Returns the typed values of textual ``name=value`` settings; raises ValueError with the nearest
+        name."""
         known = {p.name: p for p in cls.parameters()}
         parsed: dict[str, Value] = {}
         for name, text in settings.items():
@@ -244,7 +247,7 @@ class Variant:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The variant ``to_dict`` wrote, with every name and value checked against the space."""
+        """Returns the variant ``to_dict`` wrote, with every name and value checked against the space."""
         return cls(**cls.parse({k: str(v) for k, v in data.items()}))
 
     def to_dict(self) -> dict[str, Value]:

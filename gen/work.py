@@ -67,7 +67,7 @@ class Counts:
         return issued + self.barriers
 
     def of_warps(self, warps: float) -> Counts:
-        """One warp's counts for a block of that many, which run side by side: waits do not add up."""
+        """Returns one warp's counts for a block of that many, which run side by side: waits do not add up."""
         alone = {"shared_waits", "global_waits", "barriers"}
         return Counts(*(getattr(self, n) * (1 if n in alone else warps) for n in _NAMES))
 
@@ -173,9 +173,9 @@ class BlockWork(Work):
 def walk_tiles(
     problem: Problem, br: int, bc: int, warps: int, *, skips: bool, packed: int = 1
 ) -> tuple[Walk, ...]:
-    """The walks of one head's query tiles, the last tile first: under a causal mask only tiles that some row
-    of the block sees are brought in. ``skips``: a warp leaves out tiles that none of its own rows sees.
-    ``packed``: so many rows, of different heads, stand at one position."""
+    """Counts the walks of one head's query tiles, the last tile first: under a causal mask only tiles that
+    some row of the block sees are brought in. ``skips``: a warp leaves out tiles that none of its own rows
+    sees. ``packed``: so many rows, of different heads, stand at one position."""
     rows = problem.seqlen_q * packed
     q_tiles = -(-rows // br)
     begins, ends = problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k)

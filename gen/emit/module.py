@@ -137,7 +137,7 @@ def _render(
 ) -> str:
     problem, several = made[0].kernel.problem, len(made) > 1
     has_scales = problem.has_scales
-    arguments = argument_struct(problem.operation, has_scales=has_scales)
+    arguments = argument_struct(problem.operation, problem.layout, has_scales=has_scales)
     kernels = {_source_key(each): each.kernel for each in made}
     imports, code = _imports_and_code(made, thin)
     functions = _FUNCTIONS if has_scales else (*_FUNCTIONS, *_WITHOUT_SCALES)

@@ -20,8 +20,9 @@ _CONVERSIONS = {
 
 
 def program(problem: Problem, sm: str) -> str:
-    """What makes a kernel's .cu a program when it is put behind it: it reads batches of Q, K and V from one
-    file and writes O to another, both in float32 whatever the kernel's type, and prints what took how long.
+    """Returns the text that makes a kernel's .cu a program when it is put behind it: the program reads
+    batches of Q, K and V from one file and writes O to another, both in float32 whatever the kernel's type,
+    and prints what took how long.
 
     ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``.
     """
@@ -37,8 +38,9 @@ def program(problem: Problem, sm: str) -> str:
 
 
 def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str, str]:
-    """What makes ``stem``.cu a library, as files to put beside it, by name: a C header, ``CMakeLists.txt``
-    and an example that calls the kernel and checks it. ``stem`` is the library's name."""
+    """Returns the texts of files that make ``stem``.cu a library when they are put beside it, by name: a C
+    header, ``CMakeLists.txt`` and an example that calls the kernel and checks it. ``stem`` is the library's
+    name."""
     header = f"{stem}.h"
     access_bytes = variant.access_width(problem) * ITEM_BYTES[problem.dtype]
     shared: dict[str, Any] = {"stem": stem, "sm": sm, "words": class_words(problem)}
@@ -51,7 +53,7 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
 
 
 def architecture_option(sm: str) -> str:
-    """nvcc's option for one architecture."""
+    """Returns nvcc's option for one architecture."""
     if sm.endswith("a"):
         return f"-gencode arch={sm.replace('sm', 'compute')},code={sm}"
     return f"-arch={sm}"
@@ -69,7 +71,7 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
         .get_template(template)
         .render(
             problem=problem,
-            arguments=argument_struct(problem.operation, has_scales=problem.has_scales),
+            arguments=argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales),
             elements=VOID_ELEMENTS,
             entry=_entry(problem),
             number=number,

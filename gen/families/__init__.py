@@ -24,7 +24,7 @@ TEACHING = frozenset({"ladder"})
 
 
 def family_named(name: str) -> type[Variant]:
-    """The family called ``name``; raises ValueError with the names there are."""
+    """Returns the family called ``name``; raises ValueError with the names there are."""
     if name not in FAMILIES:
         close = difflib.get_close_matches(name, FAMILIES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(FAMILIES)}"
@@ -33,6 +33,6 @@ def family_named(name: str) -> type[Variant]:
 
 
 def searched_families() -> list[type[Variant]]:
-    """The families that a search looks at where none is named, the first one first."""
+    """Returns the families that a search looks at where none is named, the first one first."""
     families = [family for name, family in FAMILIES.items() if name not in TEACHING]
     return sorted(families, key=lambda family: family.family != FIRST_FAMILY)

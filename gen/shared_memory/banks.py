@@ -12,7 +12,8 @@ NUM_BANKS = 32
 
 
 def wavefronts(offsets: Sequence[int], width: int) -> int:
-    """Wavefronts of a warp whose lane i accesses ``width`` floats at float offset ``offsets[i]``."""
+    """Returns the wavefronts of a warp whose lane i accesses ``width`` floats at float offset
+    ``offsets[i]``."""
     lanes_per_part = len(offsets) // width
     total = 0
     words: set[int] = set()

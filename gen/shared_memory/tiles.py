@@ -17,7 +17,7 @@ KEY_STEP = 4
 
 
 @dataclass(frozen=True)
-class Layout:
+class TileLayout:
     """A 2-D tile in shared memory. ``stride`` is in floats, between rows or, transposed, between columns.
 
     ``swizzle`` is (period, divisor): chunk c of row r is stored as c XOR (r / divisor % period); transposed,
@@ -35,7 +35,7 @@ class Layout:
         return self.kind == TRANSPOSED
 
     def offset(self, row: int, column: int) -> int:
-        """Float offset of one element."""
+        """Returns the offset of one element, in floats."""
         period, divisor = self.swizzle
         if self.transposed:
             return column * self.stride + (row ^ (column // divisor % period * self.chunk))
@@ -66,8 +66,8 @@ class Copy:
     rows_wide: int = 0
 
 
-def plan_copy(tile: Layout, rows: int, columns: int, vec: int, threads: int) -> Copy:
-    """The copy that touches whole 32-byte sectors of global memory and spreads over the banks.
+def plan_copy(tile: TileLayout, rows: int, columns: int, vec: int, threads: int) -> Copy:
+    """Plans the copy that touches whole 32-byte sectors of global memory and spreads over the banks.
 
     Into a transposed tile without padding, half sectors are the better trade.
     """
@@ -103,8 +103,9 @@ def _padded(extent: int, residue: int, modulus: int) -> int:
 
 def make_layout(
     kind: str, rows: int, columns: int, width: int, group: int, *, written_once: bool = False
-) -> Layout:
-    """The tile's layout when lanes read ``width`` floats of one row, neighbours ``group`` rows apart.
+) -> TileLayout:
+    """Returns the layout of a tile whose lanes read ``width`` floats of one row, neighbours ``group`` rows
+    apart.
 
     Padding makes the stride an odd number of ``width``-float chunks, so that eight rows start in eight
     different 16-byte banks; the swizzle reaches the same without the memory where the row is long enough.
@@ -113,22 +114,23 @@ def make_layout(
     if kind == TRANSPOSED:
         # Padding keeps apart the banks of the stores; where they are few it is not worth its memory.
         stride = _padded(rows, 0, 4) if written_once else _padded(rows, 4, 8)
-        return Layout(kind, stride, columns * stride)
+        return TileLayout(kind, stride, columns * stride)
     if kind == PADDED:
         stride = _padded(columns, width, 2 * width)
-        return Layout(kind, stride, rows * stride, width)
+        return TileLayout(kind, stride, rows * stride, width)
     if kind == SWIZZLED:
         chunks = columns // width
         period = min(8, chunks & -chunks)
-        return Layout(kind, columns, rows * columns, width, (period, group))
-    return Layout(kind, columns, rows * columns, width)
+        return TileLayout(kind, columns, rows * columns, width, (period, group))
+    return TileLayout(kind, columns, rows * columns, width)
 
 
 @lru_cache(maxsize=4096)
 def make_p_layout(
     kind: str, rows: int, keys: int, lanes: int, row_group: int, col_group: int, roomy: bool
-) -> Layout:
-    """P's slab, which is written as well as read in every tile: the layout whose stores conflict least.
+) -> TileLayout:
+    """Returns the layout of P's slab, which is written as well as read in every tile: the one whose stores
+    conflict least.
 
     A warp stores ``row_group`` rows of one key (transposed) or ``col_group`` keys of one row per lane. Only a
     ``roomy`` slab may be padded when transposed.
@@ -136,12 +138,12 @@ def make_p_layout(
     if kind == PADDED:
         # Rows `lanes` banks apart keep apart the stores of single keys too.
         stride = _padded(keys, max(lanes, KEY_STEP), WARP)
-        return Layout(PADDED, stride, rows * stride, KEY_STEP)
+        return TileLayout(PADDED, stride, rows * stride, KEY_STEP)
     if kind != TRANSPOSED:
         return make_layout(kind, rows, keys, KEY_STEP, row_group)
     chunks = rows // row_group
     candidates = [
-        Layout(kind, stride, keys * stride, row_group, (period, divisor))
+        TileLayout(kind, stride, keys * stride, row_group, (period, divisor))
         for stride in ((rows, _padded(rows, 4, 8)) if roomy else (_padded(rows, 0, 4),))
         for period in (1, 2, 4, 8)
         if chunks % period == 0
@@ -150,14 +152,14 @@ def make_p_layout(
     ]
     spots = [lane_spot(lane, lanes) for lane in range(WARP)]
 
-    def stores(tile: Layout) -> int:
+    def stores(tile: TileLayout) -> int:
         return wavefronts([tile.offset(y * row_group, x * col_group) for x, y in spots], row_group)
 
     return min(candidates, key=lambda tile: (stores(tile), tile.swizzle[0], tile.stride))
 
 
 def lane_spot(lane: int, lanes: int) -> tuple[int, int]:
-    """A lane's place (x, y) in a warp that is ``lanes`` wide.
+    """Returns a lane's place (x, y) in a warp that is ``lanes`` wide.
 
     Sixteen lanes wide, eight lanes are followed by the eight that read the same columns for the other row, so
     that both share a wavefront.
@@ -169,26 +171,28 @@ def lane_spot(lane: int, lanes: int) -> tuple[int, int]:
 
 @cache
 def lane_corners(lanes: int, columns: int, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Column and row where each lane's first group of so many columns and rows starts."""
+    """Returns the columns and the rows where each lane's first group of so many columns and rows starts."""
     spots = [lane_spot(lane, lanes) for lane in range(WARP)]
     return tuple(x * columns for x, _ in spots), tuple(y * rows for _, y in spots)
 
 
 def vector_group(extent: int) -> int:
-    """Widest vector (4, 2 or 1) that divides a micro-tile's extent."""
+    """Returns the widest vector (4, 2 or 1) that divides a micro-tile's extent."""
     return min(4, extent & -extent)
 
 
 @lru_cache(maxsize=4096)
-def read_conflict(tile: Layout, rows: tuple[int, ...], width: int) -> float:
-    """Wavefronts of a warp reading ``width`` floats, lane i at ``rows[i]``, over the least possible."""
+def read_conflict(tile: TileLayout, rows: tuple[int, ...], width: int) -> float:
+    """Returns the wavefronts of a warp reading ``width`` floats, lane i at ``rows[i]``, over the least
+    possible."""
     words = len(set(rows)) * width
     least = max(1, -(-words // WARP))
     return wavefronts([tile.offset(row, 0) for row in rows], width) / least
 
 
 def wasted(name: str, tile: int, length: int) -> str | None:
-    """Why tiles of that size waste a sequence of that length: a third of what they cover is padding."""
+    """Says why tiles of that size waste a sequence of that length: a third of what they cover is padding.
+    None where they do not."""
     covered = -(-length // tile) * tile
     if tile > 16 and covered > 1.5 * max(length, 16):
         return f"{name}={tile} covers {covered} for a length of {length}, {1.5 * length:.0f} at most"

@@ -85,7 +85,7 @@ NUM_MAPS: dict[str, int] = {}
 
 
 def struct_of(problem: Problem) -> ArgumentStruct:
-    return argument_struct(problem.operation, has_scales=problem.has_scales)
+    return argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales)
 
 
 class Arguments:

@@ -149,7 +149,7 @@ def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: floa
 
 def entry_maps(entry: dict[str, Any], pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
     """The tensor maps of a launch, as the kernel takes them."""
-    from flashgen.gen.arguments import SIZES, describe_maps, make_arguments
+    from flashgen.gen.arguments import describe_maps, make_arguments
     from flashgen.gen.launch import Launch, TensorMap
     from flashgen.gen.problem import Problem
     from flashgen.tuner.cards.driver import encode_maps
@@ -161,7 +161,7 @@ def entry_maps(entry: dict[str, Any], pointers: Any, strides: Any, sizes: Any, s
         dict(zip(("q", "k", "v", "o", "lse"), pointers, strict=True)),
         {name: strides[3 * i : 3 * i + 3] for i, name in enumerate("qkvo")},
         scale=scale,
-        sizes=dict(zip(SIZES, sizes, strict=True)),
+        sizes=dict(zip(problem.layout.sizes, sizes, strict=True)),
     )
     return encode_maps(describe_maps(Launch(0, 0, None, tensor_maps=maps), problem, arguments))
 

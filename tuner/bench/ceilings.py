@@ -59,7 +59,8 @@ class Ceilings:
         return cls(dict(data["rates"]), dict(data["reasons"]))
 
     def flops(self, problem: Problem) -> float | None:
-        """FLOP/s of the fastest arithmetic that is accurate enough for the problem; None if none is known."""
+        """Returns the FLOP/s of the fastest arithmetic that is accurate enough for the problem; None if none
+        is known."""
         if problem.dtype != "f32":
             return self._of_16_bits(problem.dtype)
         by_tf32 = self._most("gemm_tf32", "mma_tf32")
@@ -100,7 +101,8 @@ class Bound:
 
 
 def bound_of(problem: Problem, ceilings: Ceilings) -> Bound | None:
-    """The roofline's word on a problem, of what the ceilings know; masked pairs cost nothing."""
+    """Returns the least time of a problem by each resource whose ceiling is known, where masked pairs cost
+    nothing; None where none is known."""
     parts: dict[str, float] = {}
     pairs = problem.num_attended
     flops = ceilings.flops(problem)
@@ -117,7 +119,7 @@ def bound_of(problem: Problem, ceilings: Ceilings) -> Bound | None:
 
 
 def rates_of(arch: int) -> tuple[Rate, ...]:
-    """The kernels a card of that compute capability (times ten) can run."""
+    """Returns the measuring kernels that a card of that compute capability (times ten) can run."""
     found = [
         Rate("ffma_rate", "ffma", 32 * 16 * REPEATS * 2),
         Rate("ex2_rate", "ex2", 32 * 16 * REPEATS),
@@ -138,7 +140,7 @@ def _mma_shapes(arch: int) -> list[tuple[int, str]]:
 
 
 def source(arch: int) -> str:
-    """The kernels' source for one compute capability, times ten."""
+    """Returns the source of the measuring kernels for one compute capability, times ten."""
     return (
         environment()
         .get_template("bench/ceilings.cu.jinja")
@@ -152,7 +154,7 @@ def source(arch: int) -> str:
 
 
 def build(arch: int) -> Path:
-    """The kernels' cubin, from the cache where it is there.
+    """Compiles the measuring kernels to a cubin, or takes it from the cache where it is there.
 
     Raises:
         FlashgenError: there is no nvcc for that card, or it failed.
@@ -176,7 +178,8 @@ def build(arch: int) -> Path:
 
 
 def measure(torch: Any, limits: DeviceLimits, cubin: Path | None) -> Ceilings:
-    """All ceilings of the card that is torch's current one; what fails is left out with its reason."""
+    """Measures all ceilings of the card that is torch's current one; what fails is left out with its
+    reason."""
     rates: dict[str, float] = {}
     reasons: dict[str, str] = {}
 

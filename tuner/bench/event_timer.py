@@ -28,7 +28,7 @@ class EventTimer:
         self._idle: Callable[[int], None] | None = getattr(torch.cuda, "_sleep", None)
 
     def once(self, call: Callable[[], Any]) -> float:
-        """Milliseconds of one call."""
+        """Times one call, in milliseconds, with L2 flushed before it."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         if self._idle is not None:
@@ -42,7 +42,7 @@ class EventTimer:
     def in_turns(
         self, calls: Mapping[str, Callable[[], Any]], budget_ms: float
     ) -> dict[str, tuple[float, ...]]:
-        """Milliseconds of every call in each of as many rounds as fit the budget.
+        """Times every call, in milliseconds, in each of as many rounds as fit the budget.
 
         Who follows whom changes from round to round: a call that leaves the card hot or its clock low is
         followed by each of the others.

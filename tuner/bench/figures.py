@@ -76,7 +76,7 @@ class Row:
         return min(timed, key=timed.__getitem__, default=None)
 
     def ratio(self, name: str) -> float | None:
-        """How many times faster flashgen is than a contender, or than the `BEST` of them."""
+        """Returns how many times faster flashgen is than a contender, or than the `BEST` of them."""
         if name == BEST:
             ratios = [self.ratio(each) for each in self.cells if each != OURS]
             return min((ratio for ratio in ratios if ratio is not None), default=None)
@@ -98,7 +98,7 @@ class Row:
         return bound_of(self.problem, ceilings)
 
     def of_roofline(self, ceilings: Ceilings) -> float | None:
-        """The least time over flashgen's: 1 is as fast as the card allows."""
+        """Returns the least time over flashgen's: 1 is as fast as the card allows."""
         bound = self.bound(ceilings)
         return None if bound is None or self.ours is None else bound.ms / self.ours
 
@@ -184,7 +184,8 @@ class BenchRun:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BenchRun:
-        """The run that `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Returns the run that `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything
+        else."""
         given = {**data}
         if given.pop("format", None) != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, not {FORMAT}")
@@ -207,7 +208,7 @@ def geomean(values: Iterable[float]) -> float | None:
 
 
 def by_suite(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Rows by the suite that has their workload; those of none under ``shapes``."""
+    """Returns rows by the suite that has their workload; those of none under ``shapes``."""
     of = {workload.name: suite.name for suite in SUITES.values() for workload in suite.workloads}
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -216,7 +217,7 @@ def by_suite(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def contenders_of(rows: Iterable[Row]) -> list[str]:
-    """Names of all that were timed on one of the rows at least, flashgen first."""
+    """Returns the names of all that were timed on one of the rows at least, flashgen first."""
     timed = dict.fromkeys(name for row in rows for name, cell in row.cells.items() if cell.ms is not None)
     return [OURS, *(name for name in timed if name != OURS)]
 
@@ -270,7 +271,7 @@ def _restored(value: Any) -> Any:
 
 
 def read(path: Path) -> BenchRun:
-    """The run of a JSON file.
+    """Reads the run of a JSON file.
 
     Raises:
         FlashgenError: it cannot be read, or is none.
@@ -284,8 +285,8 @@ def read(path: Path) -> BenchRun:
 
 
 def merged(runs: Sequence[BenchRun]) -> BenchRun:
-    """Rows of several runs on one card, each workload's from the last run that has it, and else what the last
-    run says.
+    """Merges several runs on one card: each workload's row is from the last run that has it, and all else is
+    what the last run says.
 
     Raises:
         FlashgenError: the runs are of different cards.
@@ -308,8 +309,8 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
 
 
 def with_reference(run: BenchRun, path: Path) -> BenchRun:
-    """The run with what another timed and this one did not, such as FlashAttention-3, scaled by cuDNN: a
-    workload's milliseconds there, times cuDNN's here over cuDNN's there.
+    """Returns the run with what another timed and this one did not, such as FlashAttention-3, scaled by
+    cuDNN: a workload's milliseconds there, times cuDNN's here over cuDNN's there.
 
     ``path``: JSON with ``rows`` of ``dtype``, ``shape`` (batch, query heads, key heads, query length, key
     length, head dim), ``causal`` and ``ms`` by contender.
@@ -355,5 +356,5 @@ def _name_of(name: str) -> str:
 
 
 def row_of(workload: Workload) -> Row:
-    """A row without figures."""
+    """Returns a workload's row, still without figures."""
     return Row(name=workload.name, problem=workload.problem)

@@ -196,7 +196,8 @@ class _Timer:
         self._checked: dict[str, Outcome] = {}
 
     def time(self, build: Build, problem: Problem) -> tuple[Outcome, int]:
-        """The outcome and the length it is for: the problem's own, or the longest that stays in the limit."""
+        """Times a kernel; returns the outcome and the length it is for: the problem's own, or the longest
+        that stays in the limit."""
         lengths = [problem.seqlen_q]
         while not self._predicted and lengths[0] > SAFE_LENGTH:
             lengths.insert(0, max(SAFE_LENGTH, lengths[0] // LENGTH_FACTOR))

@@ -56,7 +56,7 @@ class Plan:
         self.skip.setdefault(index, {})[name] = reason
 
     def tasks(self, errors_alone: bool) -> list[tuple[int, int]]:
-        """(turn, row): the cheap contenders of all rows first."""
+        """Returns what is to be timed as pairs of turn and row: the cheap contenders of all rows first."""
         indices = range(len(self.rows))
         if errors_alone:
             seen: dict[str, int] = {}
@@ -75,12 +75,13 @@ class Plan:
 
 
 def contender_names() -> list[str]:
-    """All there are, the report's steps last."""
+    """Returns the names of all contenders there are, the report's steps last."""
     return [*CONTENDERS, *(LADDER + name for name in STEPS)]
 
 
 def make_plan(options: BenchOptions, folder: Path) -> Plan:
-    """The rows with the kernel that serves each, the nearest where none was tuned for just that."""
+    """Plans a row for each workload with the kernel that serves it, the nearest where none was tuned for just
+    that."""
     limits = options.device.limits
     known = [e for e in library.entries(library.folders(options.out)) if not e.predicted]
     plan = Plan([], [], [], [])

@@ -231,7 +231,8 @@ class _Child:
         self.reason = ""
 
     def events(self, stop: threading.Event) -> Iterator[dict[str, Any]]:
-        """What it tells, until it ends, is told to stop, or takes longer than it said it would."""
+        """Yields what the process tells, until it ends, is told to stop, or takes longer than it said it
+        would."""
         allowed_s = START_S
         due = time.monotonic() + allowed_s
         try:

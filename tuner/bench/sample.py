@@ -34,7 +34,7 @@ class Sample:
             self._expected[batch, head] = found.o[0, 0]
 
     def error(self, o: Any) -> float:
-        """Largest ‖o - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
+        """Returns the largest ‖o - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
         found = []
         for (batch, head), expected in self._expected.items():
             difference = _host(o[batch, head])[self._rows] - expected

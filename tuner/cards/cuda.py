@@ -122,7 +122,7 @@ def find_device(ordinal: int) -> CudaDevice:
     attributes = cuda.device_attribute
 
     def read(name: str, default: int = 0) -> int:
-        """An attribute by name; the default where PyCUDA or the driver does not know it."""
+        """Returns an attribute by name; the default where PyCUDA or the driver does not know it."""
         attribute = getattr(attributes, name, None)
         if attribute is None:
             return default

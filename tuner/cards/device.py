@@ -39,17 +39,17 @@ class Runner(Protocol):
         scale: float,
         want_lse: bool = False,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """o (and the float32 log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any strides
-        with a contiguous last dimension; the kernel's own mask applies. All are of the problem's type (see
-        `dtypes`); o has v's columns and q's layout. Outputs are poisoned with NaN before and guarded around.
-        Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays of another type or width."""
+        """Computes o (and the float32 log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any
+        strides with a contiguous last dimension; the kernel's own mask applies. All are of the problem's type
+        (see `dtypes`); o has v's columns and q's layout. Outputs are poisoned with NaN before and guarded
+        around. Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays of another type or width."""
         ...
 
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
     ) -> Timing:
-        """Times of launches on random inputs of the problem's shape, within about ``budget_ms`` of device
-        time; stops early once past twice ``best_us``. Raises `LaunchError`."""
+        """Times launches on random inputs of the problem's shape, within about ``budget_ms`` of device time;
+        stops early once past twice ``best_us``. Raises `LaunchError`."""
         ...
 
     def measure_interleaved(self, builds: list[Build], problem: Problem, *, rounds: int) -> list[Timing]:

@@ -187,7 +187,7 @@ class SimToolchain:
 
 
 def _struct_of(problem: Problem) -> ArgumentStruct:
-    return argument_struct(problem.operation, has_scales=problem.has_scales)
+    return argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales)
 
 
 def _array_list(problem: Problem) -> str:

@@ -98,7 +98,7 @@ def cards() -> tuple[list[CudaDevice], str]:
 
 
 def survey() -> list[Tool]:
-    """What tuning, emulating and comparing need, found or missing."""
+    """Looks for what tuning, emulating and comparing need, and returns what is found and what is missing."""
     return [
         _probe(
             "nvcc", "building kernels for a card", lambda: _versioned(find_nvcc().version, find_nvcc().path)

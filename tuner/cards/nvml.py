@@ -83,7 +83,8 @@ class CardMonitor:
         self._handle = _answer("nvmlDeviceGetHandleByPciBusId", pci_bus_id)
 
     def begin(self) -> Interval:
-        """Called before a measurement; its `Interval.disturbance` afterwards says what happened meanwhile."""
+        """Begins an interval before a measurement; its `Interval.disturbance` says afterwards what happened
+        meanwhile."""
         return Interval(self, time.time_ns() // 1000, self.violations())
 
     def condition(self) -> Condition:
@@ -152,7 +153,8 @@ class Interval:
     violations: dict[str, int]
 
     def disturbance(self) -> str:
-        """Why figures taken since are doubtful; empty when nothing speaks against them."""
+        """Says why figures taken since the interval began are doubtful; empty when nothing speaks against
+        them."""
         held_down = dict.fromkeys(self.monitor.slowdowns())
         for why, now in self.monitor.violations().items():
             if now - self.violations.get(why, now) > VIOLATION_NS:

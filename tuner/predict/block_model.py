@@ -151,8 +151,8 @@ def predict_blocks(
 def pipe_cycles(
     counts: Counts, warps: int, warps_on_sm: int, limits: DeviceLimits, coefficients: Coefficients
 ) -> dict[str, float]:
-    """Cycles for which a block of ``warps`` with these counts occupies each pipe of an SM that holds
-    ``warps_on_sm``.
+    """Returns the cycles for which a block of ``warps`` with these counts occupies each pipe of an SM that
+    holds ``warps_on_sm``.
 
     A scheduler has arithmetic units of its own, so that the one with the most warps sets the pace.
     """
@@ -179,7 +179,8 @@ def pipe_cycles(
 
 
 def latency_cycles(counts: Counts, warps: int, limits: DeviceLimits, coefficients: Coefficients) -> float:
-    """Cycles that a block of ``warps`` takes when it has an SM to itself: its instructions and its waits."""
+    """Returns the cycles that a block of ``warps`` takes when it has an SM to itself: its instructions and
+    its waits."""
     schedulers = _schedulers(limits)
     issue = _issue_cycles(counts, coefficients) / min(schedulers, warps)
     return (
@@ -279,7 +280,8 @@ def _memory_us(
 
 
 def dram_bytes(work: BlockWork, problem: Problem, limits: DeviceLimits, resident: int) -> float:
-    """Bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V in use."""
+    """Returns the bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V
+    in use."""
     traffic = work.blocks * work.mean.l2_bytes
     slots = limits.num_sms * resident
     blocks_per_head = work.blocks / work.heads

@@ -99,7 +99,7 @@ class Times:
 
 @lru_cache
 def recordings(times: Times) -> tuple[DeviceLimits, tuple[Recording, ...]]:
-    """The card and what was timed on it."""
+    """Reads a file of times: the card and what was timed on it."""
     data = json.loads(gzip.decompress(times.path.read_bytes()))
     names = data["columns"][2:]
     kind = FAMILIES[times.family]
@@ -170,7 +170,7 @@ def _rows(
 
 @lru_cache
 def counted(times: Times) -> tuple[tuple[Recording, tuple[tuple[Work, int], ...]], ...]:
-    """Every recording with its variants' work and how many blocks of it were resident."""
+    """Returns every recording with its variants' work and how many blocks of it were resident."""
     limits, sets = recordings(times)
     counts = []
     for recording in sets:
@@ -210,8 +210,9 @@ def judge(times: Times, coefficients: AnyCoefficients) -> None:
 
 
 def loss(times: Times, coefficients: AnyCoefficients) -> float:
-    """The mean of squared errors of logarithms about each problem's own mean, which ranks do not feel and
-    which weighs less. Fast variants weigh more; problems count by no more than 60 kernels."""
+    """Returns the mean of squared errors of predicted times' logarithms about each problem's own mean, which
+    ranks do not feel and which weighs less. Fast variants weigh more; problems count by no more than 60
+    kernels."""
     total = weight = 0.0
     for recording, expected in predicted(times, coefficients):
         errors = np.log(recording.measured / expected)
@@ -225,7 +226,8 @@ def loss(times: Times, coefficients: AnyCoefficients) -> float:
 
 
 def fit(times: Times) -> AnyCoefficients:
-    """One coefficient at a time by a factor, as long as one of them helps, then by a smaller factor."""
+    """Fits the coefficients in use to a file of times: changes one at a time by a factor, as long as one of
+    them helps, then by a smaller factor."""
     best = IN_USE[times.family]
     least = loss(times, best)
     for step in (0.2, 0.1, 0.05, 0.02):

@@ -45,7 +45,7 @@ class Worth:
 
 
 def varied(variants: Sequence[Variant]) -> list[str]:
-    """The parameters that had more than one value, in the family's order."""
+    """Returns the parameters that had more than one value, in the family's order."""
     if not variants:
         return []
     names = [p.name for p in type(variants[0]).parameters()]

@@ -85,7 +85,7 @@ class LegalSampler(BaseSampler):
     def propose(
         self, trials: Sequence[FrozenTrial], trial: FrozenTrial | None, study: Study, count: int = 1
     ) -> list[tuple[int, Origin]]:
-        """Up to ``count`` rows that nobody has taken, which it takes, each with the reason why; ``trials``
+        """Takes up to ``count`` rows that nobody has taken, and returns each with the reason why; ``trials``
         are the study's as last read, and ``trial`` is the one in the making, where it is among them."""
         rows: list[tuple[int, Origin]] = []
         choices = self._choices(study, trials, trial)
@@ -96,7 +96,8 @@ class LegalSampler(BaseSampler):
         return rows
 
     def hear(self, number: int, row: int, us: float | None) -> None:
-        """A trial of this process ended with that time, None if it failed: sooner than a study is read."""
+        """Hears that a trial of this process ended with that time, None if it failed: sooner than a study is
+        read."""
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

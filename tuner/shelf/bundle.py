@@ -48,7 +48,7 @@ def pick(
     limits: DeviceLimits,
     family: type[Variant] | None = None,
 ) -> list[Pick]:
-    """The best known kernel for each problem, as `choice.find` chooses it.
+    """Returns the best known kernel for each problem, as `choice.find` chooses it.
 
     Raises:
         FlashgenError: for some there is none; the message says for which.
@@ -73,7 +73,7 @@ def pick(
 def widened(
     known: Sequence[library.Entry], shapes: Shapes, problems: Sequence[Problem], limits: DeviceLimits
 ) -> list[Problem]:
-    """The problems, or where lists name no sizes all on the card that were tuned and fit them."""
+    """Returns the problems, or where lists name no sizes all on the card that were tuned and fit them."""
     if shapes.suites or shapes.has_sizes:
         return list(problems)
     tuned = [
@@ -86,17 +86,18 @@ def widened(
 
 
 def named(known: Sequence[library.Entry], names: Sequence[str]) -> list[Pick]:
-    """The kernels of those names or files. Raises UsageError as `listing.find`."""
+    """Returns the kernels of those names or files. Raises UsageError as `listing.find`."""
     return [Pick(None, choice.Match(find(known, name), f"{name}, as named", exact=True)) for name in names]
 
 
 def kernels_of(picks: Sequence[Pick]) -> list[library.Entry]:
-    """The kernels, each once: several problems may be served by one."""
+    """Returns the kernels, each once: several problems may be served by one."""
     return list({id(pick.match.entry): pick.match.entry for pick in picks}.values())
 
 
 def rendered(entry: library.Entry) -> Kernel:
-    """The kernel as it was emitted when it was tuned. Raises FlashgenError where its files cannot be read."""
+    """Returns the kernel as it was emitted when it was tuned. Raises FlashgenError where its files cannot be
+    read."""
     if entry.rendered is not None:
         return entry.rendered
     assert entry.json_path is not None
@@ -104,7 +105,8 @@ def rendered(entry: library.Entry) -> Kernel:
 
 
 def bundle(entries: Sequence[library.Entry], *, name: str, command: Sequence[str], embed: int = 0) -> str:
-    """The text of a module of several kernels. ``embed``: compile them, so many at a time, and carry cubins.
+    """Returns the text of a module of several kernels. ``embed``: compile them, so many at a time, and carry
+    cubins.
 
     Raises:
         UsageError: they do not go together.
@@ -144,7 +146,8 @@ def build_cubins(kernels: Sequence[Kernel], jobs: int) -> dict[tuple[str, bool],
 
 
 def module_name(shapes: Shapes, problems: Sequence[Problem]) -> str:
-    """What a run over several problems calls its module: by its suites, else by dtypes and head dims."""
+    """Returns the name of the module of a run over several problems: by its suites, else by dtypes and head
+    dims."""
     if shapes.suites:
         return "_".join(shapes.suites)
     dtypes = dict.fromkeys(problem.dtype for problem in problems)

@@ -38,7 +38,7 @@ class Match:
 
 
 def last_tuned(known: Sequence[Entry]) -> Match | None:
-    """The kernel tuned last; a measured one of the same card and problem before a prediction."""
+    """Returns the kernel tuned last; a measured one of the same card and problem before a prediction."""
     if not known:
         return None
     last = max(known, key=lambda e: e.kernel.tuned_at)
@@ -61,7 +61,7 @@ def find(
     family: type[Variant] | None = None,
     any_shape: bool = False,
 ) -> Match | None:
-    """The best known kernel for ``problem`` on the card, chosen as the module's text says, or None.
+    """Returns the best known kernel for ``problem`` on the card, chosen as the module's text says, or None.
 
     ``any_shape``: batch, heads and lengths were not asked for; those of ``problem`` are the default ones.
     """
@@ -116,8 +116,8 @@ def nearest_variants(
     family: type[Variant],
     count: int = 2,
 ) -> list[Variant]:
-    """Winners worth trying first: of family and dtype, nearest in card, head dims, precision, and then as
-    `find` has it in rows, mask and shape."""
+    """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, and
+    then as `find` has it in rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem

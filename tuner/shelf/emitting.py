@@ -58,8 +58,8 @@ class Emitted:
 
 
 def emit_tuned(match: choice.Match, suffix: str, *, embed: int = 0) -> Emitted:
-    """The matched kernel as it was written when it was tuned, in a module as it is made today. ``embed``:
-    compile it, so many at a time, for the module to carry."""
+    """Emits the matched kernel as it was written when it was tuned, in a module as it is made today.
+    ``embed``: compile it, so many at a time, for the module to carry."""
     from .bundle import rendered
 
     entry = match.entry
@@ -85,7 +85,7 @@ def emit_tuned(match: choice.Match, suffix: str, *, embed: int = 0) -> Emitted:
 def emit_untuned(
     variant: Variant, problem: Problem, limits: DeviceLimits, how: str, suffix: str, *, embed: int = 0
 ) -> Emitted:
-    """A variant rendered without having been tried. Raises UsageError for an illegal one."""
+    """Emits a variant that was not tried. Raises UsageError for an illegal one."""
     try:
         kernel = render(variant, problem, limits)
     except Illegal as error:
@@ -106,8 +106,8 @@ def choose(
     *,
     embed: int = 0,
 ) -> Emitted:
-    """The best known kernel for what was asked, or the cost model's best guess without one. ``embed`` is as
-    in `emit_tuned`.
+    """Emits the best known kernel for what was asked, or the cost model's best guess without one. ``embed``
+    is as in `emit_tuned`.
 
     Raises:
         FlashgenError: nothing was asked for and nothing was ever tuned.
@@ -135,7 +135,8 @@ def choose(
 
 
 def best_guess(families: Sequence[type[Variant]], problem: Problem, limits: DeviceLimits) -> Variant:
-    """The variant of the families that the cost model calls fastest. Raises UsageError when none is legal."""
+    """Returns the variant of the families that the cost model calls fastest. Raises UsageError when none is
+    legal."""
     guesses: list[tuple[float, Variant]] = []
     for family in families:
         catalogue = build_catalogue(family, problem, limits)
@@ -157,7 +158,7 @@ def complete(
     held: Mapping[str, Value],
     start: Variant,
 ) -> Variant:
-    """The legal variant with the ``held`` values that is nearest to ``start``.
+    """Returns the legal variant with the ``held`` values that is nearest to ``start``.
 
     Raises UsageError, naming the rule and both numbers, when the held values allow none.
     """
@@ -180,8 +181,8 @@ def complete(
 
 
 def card_of_last(known: Sequence[library.Entry], problems: Sequence[Problem]) -> DeviceLimits:
-    """The card to emit for when none was named: that of the kernel tuned last, of one of the problems' types
-    and head dims where there is any."""
+    """Returns the card to emit for when none was named: that of the kernel tuned last, of one of the
+    problems' types and head dims where there is any."""
     stems = {problem.stem for problem in problems}
     match = choice.last_tuned([e for e in known if e.kernel.problem.stem in stems] or known)
     if match is None:

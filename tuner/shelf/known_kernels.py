@@ -11,7 +11,7 @@ from .winners import kernels_in_storage
 
 
 def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
-    """The kernels of the library folders, then those that only the trials' storage holds.
+    """Returns the kernels of the library folders, then those that only the trials' storage holds.
 
     Raises FlashgenError where the storage cannot be read and was named, or is all there is.
     """

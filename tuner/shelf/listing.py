@@ -32,7 +32,7 @@ FIGURES: dict[str, bool | None] = {
 
 
 def name_of(entry: library.Entry) -> str:
-    """What a kernel goes by: its card's folder and its problem, ``nvidia_h200/f32_d64``."""
+    """Returns the name that a kernel goes by: its card's folder and its problem, ``nvidia_h200/f32_d64``."""
     return f"{entry.slug}/{entry.kernel.problem.name}"
 
 
@@ -42,8 +42,8 @@ def fitting(
     limits: DeviceLimits | None = None,
     family: type[Variant] | None = None,
 ) -> list[library.Entry]:
-    """The kernels that the options leave, each once, by card and then by problem. What was not given fits
-    any."""
+    """Returns the kernels that the options leave, each once, by card and then by problem. What was not given
+    fits any."""
     # Those of the out folder come first; its kernels may have come from the shipped ones.
     each = {(entry.slug, entry.kernel.problem, entry.kernel.variant): entry for entry in reversed(known)}
     left = [
@@ -73,7 +73,8 @@ def _order(entry: library.Entry) -> tuple[Any, ...]:
 
 
 def to_dict(entry: library.Entry) -> dict[str, Any]:
-    """One kernel as `flashgen list --json` tells it: its record without the single times, and its file."""
+    """Returns one kernel as `flashgen list --json` tells it: its record without the single times, and its
+    file."""
     record = records.to_record(entry.kernel)
     record["measurement"] = {k: v for k, v in record["measurement"].items() if k != "times_us"}
     return {
@@ -84,7 +85,8 @@ def to_dict(entry: library.Entry) -> dict[str, Any]:
 
 
 def find(known: Sequence[library.Entry], text: str) -> library.Entry:
-    """The kernel that ``text`` names: a file, ``nvidia_h200/f32_d64``, or ``f32_d64`` where one card has it.
+    """Finds the kernel that ``text`` names: a file, ``nvidia_h200/f32_d64``, or ``f32_d64`` where one card
+    has it.
 
     Raises:
         UsageError: there is none, or several; the message lists what was near.
@@ -165,7 +167,7 @@ class Difference:
 
 
 def compare(known: Sequence[library.Entry], a: str, b: str) -> Difference:
-    """The difference between two kernels as `find` names them. Raises UsageError or FlashgenError."""
+    """Returns the difference between two kernels as `find` names them. Raises UsageError or FlashgenError."""
     return Difference(find(known, a), find(known, b))
 
 

@@ -42,14 +42,14 @@ def write_target(target: Path, text: str) -> None:
 
 
 def with_program(emitted: Emitted) -> str:
-    """The .cu as a program. Raises UsageError for kernels that it could not call."""
+    """Returns the text of a .cu that is a program. Raises UsageError for kernels that it could not call."""
     _check_native(emitted.problem)
     return emitted.text + program(emitted.problem, emitted.sm)
 
 
 def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
-    """What makes the .cu a library. Raises UsageError where files of others are in the way, or for a name
-    that no library can have."""
+    """Returns the texts of files that make the .cu a library, by path. Raises UsageError where files of
+    others are in the way, or for a name that no library can have."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", target.stem) or target.stem in RESERVED_STEMS:
         raise UsageError(
             f"{target.name!r} cannot name a library; choose letters, digits and _, as in best.cu"

@@ -21,8 +21,8 @@ TUNED = "tuned"
 
 
 def kernels_in_storage(where: str) -> list[library.Entry]:
-    """The winners of all studies kept in a storage: re-timed ones where a run came to its end, else the best
-    trial so far. Sources are rendered anew; what this version cannot render is passed over.
+    """Returns the winners of all studies kept in a storage: re-timed ones where a run came to its end, else
+    the best trial so far. Sources are rendered anew; what this version cannot render is passed over.
 
     Raises:
         FlashgenError: the storage cannot be opened.

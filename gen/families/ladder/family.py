@@ -135,7 +135,7 @@ STEPS: dict[str, Step] = {
 
 
 def steps(head_dim: int) -> dict[str, Ladder]:
-    """The variants of the nine steps by name, with tiles that fit 48 KiB of shared memory.
+    """Returns the variants of the nine steps by name, with tiles that fit 48 KiB of shared memory.
 
     At head dims 32 and 64 they are the report's: 32x32, then 128x32 and 128x16, at last 128x64 and 128x32.
     A head dim whose row does not fit in registers has no legal 4.2.10; `Ladder.check` says so.
@@ -160,7 +160,7 @@ def steps(head_dim: int) -> dict[str, Ladder]:
 
 
 def step_of(variant: Ladder, head_dim: int) -> Step | None:
-    """The step that ``variant`` is at that head dim; of steps that coincide there, the first."""
+    """Returns the step that ``variant`` is at that head dim; of steps that coincide there, the first."""
     return next((STEPS[name] for name, each in steps(head_dim).items() if each == variant), None)
 
 

@@ -11,6 +11,6 @@ MANY_KEYS = 8
 
 
 def decodes(problem: Problem) -> bool:
-    """Whether there are few query rows for many keys, so that device memory bounds a kernel."""
+    """Tells whether there are few query rows for many keys, so that device memory bounds a kernel."""
     rows = problem.seqlen_q * problem.group
     return rows <= FEW_ROWS and problem.seqlen_k >= MANY_KEYS * rows

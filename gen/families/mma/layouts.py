@@ -38,7 +38,7 @@ class Fetch:
 
 
 def unswizzled_head_dim(problem: Problem) -> int:
-    """The head dim whose rows no swizzle spreads over the banks, 0 if there is none."""
+    """Returns the head dim whose rows no swizzle spreads over the banks, 0 if there is none."""
     chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
     dims = (problem.head_dim, problem.head_dim_v)
     return next((dim for dim in dims if whole(dim, TILE_COLUMNS) // chunk % 4), 0)
@@ -56,8 +56,8 @@ def widest(count: int) -> int:
 
 @cache
 def tile_of(layout: str, columns: int, chunk: int) -> Tile:
-    """Eight rows from one column on start in eight different 16-byte banks: by an odd number of chunks per
-    row, or by a swizzle."""
+    """Returns a layout in which eight rows, from one column on, start in eight different 16-byte banks: by an
+    odd number of chunks per row, or by a swizzle."""
     chunks = columns // chunk
     if layout == SWIZZLED:
         period = min(8, chunks & -chunks)
@@ -66,8 +66,8 @@ def tile_of(layout: str, columns: int, chunk: int) -> Tile:
 
 
 def plan_fetch(rows: int, columns: int, width: int, threads: int, *, split: bool = False) -> Fetch:
-    """The copy of fewest passes whose neighbouring threads read at least 64 bytes, or the row. Of a tile that
-    they split eight share a row where that can be: sixteen threads then write to all banks."""
+    """Plans the copy of fewest passes whose neighbouring threads read at least 64 bytes, or the row. Of a
+    tile that they split eight share a row where that can be: sixteen threads then write to all banks."""
     chunks = columns // width
     candidates = [
         n for n in range(1, chunks + 1) if chunks % n == 0 and n <= threads and (n >= 4 or n == chunks)

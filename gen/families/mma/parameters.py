@@ -95,7 +95,8 @@ class Parameters(Variant):
         return self.key_warps * max(self.stages - 1, 0.5)
 
     def partial_stride(self, problem: Problem) -> int:
-        """Floats between rows of a part: eight banks, as a warp stores eight columns of each of four rows."""
+        """Returns the floats between rows of a part: eight banks, as a warp stores eight columns of each of
+        four rows."""
         columns = whole(problem.head_dim_v, TILE_COLUMNS)
         return columns + (8 - columns) % 32
 
@@ -108,7 +109,7 @@ class Parameters(Variant):
         return self.bc // TILE_COLUMNS
 
     def arithmetic(self, problem: Problem) -> str:
-        """What the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``."""
+        """Returns what the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``."""
         if problem.dtype != "f32":
             return "16-bit"
         if self.parts == F16:
@@ -124,21 +125,21 @@ class Parameters(Variant):
         return 90 if self.blocks_per_tile() > 1 else 80 if arch >= 80 else 75
 
     def in_pairs(self, problem: Problem) -> bool:
-        """Whether an operand's registers hold two numbers each."""
+        """Tells whether an operand's registers hold two numbers each."""
         return self.arithmetic(problem) in ("16-bit", "3xf16")
 
     def access_width(self, problem: Problem) -> int:
-        """The widest access, up to 16 bytes, that divides the rows of all tensors."""
+        """Returns the widest access, up to 16 bytes, that divides the rows of all tensors."""
         dims = problem.head_dim | problem.head_dim_v
         return min(CHUNK_BYTES // ITEM_BYTES[problem.dtype], dims & -dims)
 
     def d_columns(self, problem: Problem) -> int:
-        """Columns of Q and K in whole steps of their product."""
+        """Returns the columns of Q and K, filled up to whole steps of their product."""
         unit = 16 if self.d_steps == "whole" and problem.dtype != "f32" else TILE_COLUMNS
         return whole(problem.head_dim, unit)
 
     def tiles(self, problem: Problem) -> dict[str, Tile]:
-        """The layouts of Q, K and V in shared memory."""
+        """Returns the layouts of Q, K and V in shared memory."""
         d = self.d_columns(problem)
         dv = whole(problem.head_dim_v, TILE_COLUMNS)
         chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
@@ -160,7 +161,7 @@ class Parameters(Variant):
         return max(of_tiles, of_partial_results)
 
     def finds_units_together(self, problem: Problem) -> bool:
-        """Whether warps tell each other the largest elements of K and V that they met."""
+        """Tells whether warps tell each other the largest elements of K and V that they met."""
         return self.arithmetic(problem) == "3xf16" and self.key_warps == 1
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:

@@ -19,7 +19,7 @@ from ...shared_memory.tiles import (
     ROW,
     SWIZZLED,
     TRANSPOSED,
-    Layout,
+    TileLayout,
     lane_corners,
     make_layout,
     make_p_layout,
@@ -107,7 +107,7 @@ class Simt(Variant):
         return vector_group(self.tn) if self.k_layout == TRANSPOSED else 1
 
     def o_vec(self, head_dim: int) -> int:
-        """Adjacent O columns a lane owns: the widest that pads the head dim least."""
+        """Returns how many adjacent columns of O a lane owns: the widest that pads the head dim least."""
         if self.v_layout == TRANSPOSED:
             return 1
         widths = [w for w in (4, 2, 1) if w <= self.vec]
@@ -117,15 +117,16 @@ class Simt(Variant):
         return -(-head_dim // (width * self.lanes)) * width * self.lanes
 
     def padded_dim(self, head_dim: int) -> int:
-        """O columns a warp computes: head_dim rounded up to whole lane groups."""
+        """Returns how many columns of O a warp computes: head_dim rounded up to whole lane groups."""
         return self._o_columns(head_dim, self.o_vec(head_dim))
 
     def td(self, head_dim: int) -> int:
-        """O columns per lane."""
+        """Returns how many columns of O a lane owns."""
         return self.padded_dim(head_dim) // self.lanes
 
-    def layouts(self, head_dim: int) -> dict[str, Layout]:
-        """The shared tiles by name; Q is absent when it lives in registers."""
+    def layouts(self, head_dim: int) -> dict[str, TileLayout]:
+        """Returns the layouts of the tiles in shared memory, by name; Q is absent when it lives in
+        registers."""
         padded_dim = self.padded_dim(head_dim)
         tiles = {
             "q": make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group, written_once=True),
@@ -146,7 +147,8 @@ class Simt(Variant):
         return tiles
 
     def smem_buffers(self, limits: DeviceLimits) -> int:
-        """K/V tiles in shared memory; before sm_80 the second stage waits in registers."""
+        """Returns how many K/V tiles shared memory holds; before sm_80 the second stage waits in
+        registers."""
         return self.stages if limits.has_async_copy else 1
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
@@ -399,7 +401,7 @@ class Simt(Variant):
         return min(limits.max_registers_per_thread, share)
 
     def read_conflicts(self, head_dim: int) -> dict[str, float]:
-        """Wavefronts of each operand's fragment read over the least possible, by operand."""
+        """Returns the wavefronts of each operand's fragment read over the least possible, by operand."""
         tiles = self.layouts(head_dim)
         row_group, col_group = self.row_group, self.col_group
         keys, rows = lane_corners(self.lanes, col_group, row_group)

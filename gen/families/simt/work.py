@@ -9,7 +9,7 @@ from math import log2
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...shared_memory.banks import wavefronts
-from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, Layout, lane_spot, plan_copy
+from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
 from ...work import BlockWork, Counts, count_work, walk_tiles
 from .family import Simt
 
@@ -116,7 +116,7 @@ def _once(variant: Simt, problem: Problem, limits: DeviceLimits) -> Counts:
     return load + write + Counts(l2_bytes=tile_bytes, global_waits=2, barriers=1)
 
 
-def _copy(variant: Simt, tile: Layout, rows: int, d: int, limits: DeviceLimits) -> Counts:
+def _copy(variant: Simt, tile: TileLayout, rows: int, d: int, limits: DeviceLimits) -> Counts:
     """One tile from global to shared memory."""
     plan = plan_copy(tile, rows, d, variant.vec, variant.threads_per_block)
     instructions = variant.warps * plan.row_passes * plan.x_passes
@@ -132,7 +132,7 @@ def _copy(variant: Simt, tile: Layout, rows: int, d: int, limits: DeviceLimits) 
 
 
 @lru_cache(maxsize=65536)
-def _copy_wavefronts(tile: Layout, plan: Copy, vec: int) -> int:
+def _copy_wavefronts(tile: TileLayout, plan: Copy, vec: int) -> int:
     """Wavefronts of one warp's store into the tile."""
     lanes = range(WARP)
     if plan.wide:
@@ -158,7 +158,7 @@ def _fragments(variant: Simt, d: int) -> dict[str, _Access]:
 
 
 def _fragment(
-    tile: Layout, count: int, depth: int, width: int, group: int, lanes: int, along: tuple[int, int]
+    tile: TileLayout, count: int, depth: int, width: int, group: int, lanes: int, along: tuple[int, int]
 ) -> _Access:
     """Reads of ``count`` rows of the tile per lane over all ``depth`` columns. Lanes are ``along[0]`` rows
     apart, counted down the warp's lanes (``along[1]`` = 1) or across them (0)."""
@@ -168,13 +168,13 @@ def _fragment(
 
 
 @lru_cache(maxsize=65536)
-def _row_wavefronts(tile: Layout, lanes: int, along: tuple[int, int], width: int) -> int:
+def _row_wavefronts(tile: TileLayout, lanes: int, along: tuple[int, int], width: int) -> int:
     spacing, axis = along
     rows = [lane_spot(lane, lanes)[axis] * spacing for lane in range(WARP)]
     return wavefronts([tile.offset(row, 0) for row in rows], width)
 
 
-def _v_fragment(tile: Layout, variant: Simt, d: int) -> _Access:
+def _v_fragment(tile: TileLayout, variant: Simt, d: int) -> _Access:
     td, width = variant.td(d), variant.o_vec(d)
     if tile.transposed:
         instructions = td * variant.bc / KEY_STEP
@@ -184,12 +184,12 @@ def _v_fragment(tile: Layout, variant: Simt, d: int) -> _Access:
 
 
 @lru_cache(maxsize=65536)
-def _column_wavefronts(tile: Layout, lanes: int, spacing: int, width: int) -> int:
+def _column_wavefronts(tile: TileLayout, lanes: int, spacing: int, width: int) -> int:
     columns = [lane_spot(lane, lanes)[0] * spacing for lane in range(WARP)]
     return wavefronts([tile.offset(0, column) for column in columns], width)
 
 
-def _p_store(tile: Layout, variant: Simt) -> _Access:
+def _p_store(tile: TileLayout, variant: Simt) -> _Access:
     rows, keys = variant.row_group, variant.col_group
     width = rows if tile.transposed else keys
     instructions = variant.tm * variant.tn / width
@@ -197,6 +197,6 @@ def _p_store(tile: Layout, variant: Simt) -> _Access:
 
 
 @lru_cache(maxsize=65536)
-def _p_wavefronts(tile: Layout, lanes: int, row_group: int, col_group: int, width: int) -> int:
+def _p_wavefronts(tile: TileLayout, lanes: int, row_group: int, col_group: int, width: int) -> int:
     spots = [lane_spot(lane, lanes) for lane in range(WARP)]
     return wavefronts([tile.offset(y * row_group, x * col_group) for x, y in spots], width)

@@ -82,5 +82,5 @@ class Parameters(Variant):
 
 
 def is_split(problem: Problem) -> bool:
-    """Whether each factor of the products is written as the sum of two f16, as float32 is."""
+    """Tells whether each factor of the products is written as the sum of two f16, as float32 is."""
     return problem.dtype == "f32"
