@@ -98,15 +98,17 @@ class ArgumentStruct:
 def argument_struct(
     operation: Operation = FORWARD, layout: Layout = DENSE, *, has_scales: bool = False
 ) -> ArgumentStruct:
-    """``AttentionArgs`` of an operation on arrays of a layout: pointers first, so that no padding arises between its fields.
+    """``AttentionArgs`` of an operation on arrays of a layout.
+
+    Pointers come first, so that no padding arises between its fields.
 
     With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
     q and k are in ``scale``.
     """
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
+    axes = layout.stride_axes
     strides = [
-        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in layout.stride_axes)
-        for each in operation.strided
+        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in axes) for each in operation.strided
     ]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
     usual = "multiplies q k^T{} 1 / sqrt(head_dim)"
