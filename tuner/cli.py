@@ -86,12 +86,13 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The entry point of the ``flashgen`` program."""
+    """Runs the ``flashgen`` program."""
     app()
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """What the user can mend ends a command with one message and exit code 1 or 2, without a traceback."""
+    """Makes what the user can mend end a command with one message and exit code 1 or 2, without a
+    traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

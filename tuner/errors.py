@@ -35,7 +35,7 @@ class NotServed(FlashgenError):
 
 
 def checked(make: Callable[[], T]) -> T:
-    """What ``make`` returns; the ValueError of a value out of range becomes a UsageError."""
+    """Returns what ``make`` returns; the ValueError of a value out of range becomes a UsageError."""
     try:
         return make()
     except ValueError as error:
@@ -43,6 +43,6 @@ def checked(make: Callable[[], T]) -> T:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """``did you mean ...?`` where something is near, else all there is."""
+    """Returns ``did you mean ...?`` where something is near, else all there is."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"

@@ -18,12 +18,13 @@ def word(value: Value) -> str:
 
 
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
-    """The families called ``names``, each once. Raises UsageError."""
+    """Returns the families called ``names``, each once. Raises UsageError."""
     return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))
 
 
 def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
-    """The only one of the families that ``--set`` may mean. Raises UsageError where there are several."""
+    """Returns the only one of the families that ``--set`` may mean. Raises UsageError where there are
+    several."""
     if len(families) > 1:
         names = " or ".join(f"--family {family.family}" for family in families)
         raise UsageError(f"--set holds parameters of one family; name just one, {names}")
@@ -31,7 +32,8 @@ def one_family(families: Sequence[type[Variant]]) -> type[Variant]:
 
 
 def parse_settings(family: type[Variant], settings: Sequence[str]) -> dict[str, Value]:
-    """The typed values of ``name=value`` texts. Raises UsageError for a name or value that is none."""
+    """Returns the typed values of ``name=value`` texts. Raises UsageError for a name or value that is
+    none."""
     texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

@@ -41,7 +41,7 @@ class Shape:
         return any(size is not None for size in sizes)
 
     def problem(self) -> Problem:
-        """The problem, with defaults for what was not given. Raises UsageError."""
+        """Returns the problem, with defaults for what was not given. Raises UsageError."""
         default = Problem()
         if self.dtype is not None and self.dtype not in ITEM_BYTES:
             raise UsageError(
@@ -94,7 +94,7 @@ class Shapes:
         return any(sizes)
 
     def of_one(self, problem: Problem) -> Shape:
-        """The options for the only problem they mean; of a suite's all is given."""
+        """Returns the options for the only problem they mean; of a suite's all is given."""
         if self.suites:
             p = problem
             return Shape(
@@ -112,7 +112,8 @@ class Shapes:
         return next(self._each())
 
     def problems(self) -> list[Problem]:
-        """Every combination of the lists or, of suites, the problems that the other options fit, each once.
+        """Returns every combination of the lists or, of suites, the problems that the other options fit, each
+        once.
 
         Raises:
             UsageError: an option is out of range, there is no such suite, or nothing of it fits.
@@ -123,7 +124,8 @@ class Shapes:
         return list(found)
 
     def fits(self, problem: Problem) -> bool:
-        """Whether a problem agrees with what was given. Raises UsageError where there is no such suite."""
+        """Tells whether a problem agrees with what was given. Raises UsageError where there is no such
+        suite."""
         if self.suites and not any(problem in _suite(name) for name in self.suites):
             return False
         given = {
@@ -141,7 +143,7 @@ class Shapes:
         return all(getattr(problem, name) in values for name, values in given.items() if values)
 
     def words(self) -> list[str]:
-        """The options as they are typed, an option and its value a word."""
+        """Returns the options as they are typed, an option and its value a word."""
         names = {
             "suites": "suite",
             "head_dim": "d",

@@ -16,8 +16,8 @@ from .option_words import parse_settings
 def serving_families(
     problem: Problem, limits: DeviceLimits, settings: Sequence[str] = ()
 ) -> tuple[type[Variant], ...]:
-    """The families that are searched where none is named: all that compute the problem on the card and, with
-    settings, know those.
+    """Returns the families that are searched where none is named: all that compute the problem on the card
+    and, with settings, know those.
 
     Raises:
         UsageError: no family has such settings.
@@ -42,8 +42,8 @@ def serving_families(
 
 
 def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> str | None:
-    """Why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of the
-    choices of the parameter that they wait for, they speak of those that the most rules let through."""
+    """Says why nothing of the family computes that problem on that card: what its rules on arithmetic say. Of
+    the choices of the parameter that they wait for, they speak of those that the most rules let through."""
     rules = [rule for rule in family.rules() if rule.name == "arithmetic"]
     if not rules:
         return None
@@ -61,7 +61,7 @@ def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> st
 
 
 def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> NotServed:
-    """``reasons`` tells of each family why it does not serve."""
+    """Returns the error that says that no family serves a problem; ``reasons`` tells of each family why."""
     told = "; ".join(
         reason if f"family {family} " in reason else f"family {family}: {reason}"
         for family, reason in reasons.items()

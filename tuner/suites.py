@@ -156,8 +156,8 @@ _NAME = re.compile(
 
 
 def workload_named(text: str) -> Workload:
-    """The problem of a name like a tuned kernel's: ``bf16_d128_causal_b2_h32_kv8_n8192``, parts in this
-    order, any but the first two left out for their defaults.
+    """Returns the problem of a name like a tuned kernel's: ``bf16_d128_causal_b2_h32_kv8_n8192``, parts in
+    this order, any but the first two left out for their defaults.
 
     Raises:
         ValueError: it is none; the message says how one looks.
@@ -187,7 +187,7 @@ def workload_named(text: str) -> Workload:
 
 
 def workloads(names: Sequence[str]) -> list[Workload]:
-    """The workloads of those suites in their order.
+    """Returns the workloads of those suites in their order.
 
     Raises:
         KeyError: there is no such suite.

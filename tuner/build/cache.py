@@ -60,7 +60,8 @@ def cache_key(parts: Sequence[str]) -> str:
 
 
 def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[str, Any]]) -> Entry:
-    """The artifact for ``parts`` (all that determines it: source, flags, compiler, target), built on a miss.
+    """Returns the artifact for ``parts`` (all that determines it: source, flags, compiler, target), built on
+    a miss.
 
     ``produce`` writes the artifact to the path it is given, in a scratch folder of its own that it may use
     freely, and returns what to record: JSON values only. Its exceptions pass through; nothing is left then.

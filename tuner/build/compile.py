@@ -105,8 +105,8 @@ def run_compiler(
     makes: Path | None = None,
     timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> str:
-    """What the compiler printed. Its temporary files go to ``scratch``; it dies with all its children when it
-    runs past ``timeout_s`` or `stop_compilers` is called.
+    """Runs a compiler and returns what it printed. Its temporary files go to ``scratch``; it dies with all
+    its children when it runs past ``timeout_s`` or `stop_compilers` is called.
 
     Raises:
         BuildError: it refused, crashed, ran out of time or left the file that it ``makes`` out.
@@ -285,8 +285,8 @@ class CompilePool:
         self._unfinished: set[Future[Build | BuildError]] = set()
 
     def submit(self, kernel: Kernel) -> Future[Build | BuildError]:
-        """The build, or as a value the `BuildError`. The future raises only what is no fault of the kernel:
-        FlashgenError for a disk that is full."""
+        """Builds a kernel in the pool; the future's value is the build or the `BuildError`. It raises only
+        what is no fault of the kernel: FlashgenError for a disk that is full."""
         future = self._threads.submit(self._build, kernel)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)

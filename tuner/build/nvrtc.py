@@ -16,7 +16,7 @@ HEADERS = {b"cuda.h": b"struct alignas(64) CUtensorMap { unsigned long long opaq
 
 
 def compile_nvrtc(library_path: str, source: str, options: list[str]) -> tuple[bytes | None, str]:
-    """The cubin, None where the compiler refused, and its log."""
+    """Compiles with NVRTC; returns the cubin, None where the compiler refused, and its log."""
     library = ctypes.CDLL(library_path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     program = ctypes.c_void_p()

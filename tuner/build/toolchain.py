@@ -58,7 +58,8 @@ class HostCompiler:
 
 
 def find_nvcc(arch: int | None = None) -> Nvcc:
-    """The first nvcc (for ``arch``, if given) of $CUDA_HOME, $CUDA_PATH, $PATH, /usr/local/cuda* and PyPI.
+    """Finds the first nvcc (for ``arch``, if given) of $CUDA_HOME, $CUDA_PATH, $PATH, /usr/local/cuda* and
+    PyPI.
 
     Raises:
         FlashgenError: none, or none for that card; the message says how to get one.

@@ -29,7 +29,7 @@ def console_for(as_json: bool) -> Console:
 
 @contextlib.contextmanager
 def ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
+    """Yields an event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
     stop = threading.Event()
 
     def handle(signum: int, _frame: object) -> None:

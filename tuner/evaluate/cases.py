@@ -43,7 +43,8 @@ class Case:
 
 
 def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:
-    """Small problems that no tile divides, around the variant's tiles of ``br`` rows and ``bc`` keys."""
+    """Returns small problems that no tile divides, around the variant's tiles of ``br`` rows and ``bc``
+    keys."""
     br, bc = int(getattr(variant, "br", 64)), int(getattr(variant, "bc", 64))
     # Several tiles, the last one ragged: three key tiles go once around a two-stage pipeline.
     ragged_q = br + _ragged(br, rng)

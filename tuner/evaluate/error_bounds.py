@@ -45,12 +45,12 @@ HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE = 2e-4, 5e-3
 
 
 def error_bound(problem: Problem, max_score: float) -> float:
-    """The largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
+    """Returns the largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
     return problem.tolerance + _growth(problem, max_score)
 
 
 def lse_bound(problem: Problem, max_score: float) -> float:
-    """The largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
+    """Returns the largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
     if problem.dtype != "f32":
         tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
         return tolerance + _growth(problem, max_score)
@@ -58,7 +58,7 @@ def lse_bound(problem: Problem, max_score: float) -> float:
 
 
 def plain_score(problem: Problem) -> float:
-    """The largest score that leaves the class's bound as it is."""
+    """Returns the largest score that leaves the class's bound as it is."""
     return PLAIN_SCORE / 4 if problem.precision == "tf32" else PLAIN_SCORE
 
 

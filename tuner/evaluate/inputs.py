@@ -14,7 +14,7 @@ from .cases import Case
 def make_inputs(
     case: Case, problem: Problem, rng: np.random.Generator, *, access_width: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale.
+    """Makes q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale.
 
     Of ``problem`` only the type and the head dims count. All strides are multiples of ``access_width``
     elements, as long as the head dims are.

@@ -36,7 +36,8 @@ def attention(
     scores: Scores = FULL,
     rows: np.ndarray | None = None,
 ) -> Reference:
-    """softmax(scale · q kᵀ) v of arrays shaped (batch, heads, seqlen, head_dim), heads of k and v grouped.
+    """Computes softmax(scale · q kᵀ) v of arrays shaped (batch, heads, seqlen, head_dim), heads of k and v
+    grouped.
 
     Any type of number serves; v may have more or fewer columns than q and k. ``scores`` says which keys each
     row sees. Only ``rows`` are computed, an array of query rows in rising order; None: all.
@@ -102,7 +103,8 @@ def random_inputs(
     dtype: str = "f32",
     head_dim_v: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is given.
+    """Draws q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is
+    given.
 
     They are drawn in float32 and rounded to ``dtype``.
 

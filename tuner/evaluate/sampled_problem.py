@@ -23,8 +23,9 @@ SAMPLE_SEEDS = 4
 
 
 def sample_problem(problem: Problem, depth: Depth, max_flops: float = math.inf) -> Problem | None:
-    """``problem`` with as few batches and heads as the check needs: all that fit in `SAMPLE_BYTES` in full
-    depth, one or two that share a K and V in quick depth. None when they have more than ``max_flops``."""
+    """Returns ``problem`` with as few batches and heads as the check needs: all that fit in `SAMPLE_BYTES` in
+    full depth, one or two that share a K and V in quick depth. None when they have more than
+    ``max_flops``."""
     group = problem.num_q_heads // problem.num_kv_heads
     one = replace(problem, batch=1, num_q_heads=min(group, 2), num_kv_heads=1)
     sample = one

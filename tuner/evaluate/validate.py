@@ -28,7 +28,7 @@ def validate(
     problem: Problem | None = None,
     max_sample_flops: float = math.inf,
 ) -> float:
-    """The largest per-head error met on inputs whose scores stay within `plain_score`.
+    """Returns the largest per-head error met on inputs whose scores stay within `plain_score`.
 
     Runs the suite of that depth on inputs drawn from ``seed``, then a sample of ``problem``, shrunk to
     ``max_sample_flops`` (an emulated card is slow) and to `SAMPLE_BYTES`.

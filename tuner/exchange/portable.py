@@ -65,7 +65,8 @@ class Imported:
 
 
 def take(where: str, wanted: Callable[[About], bool], name: str | None = None) -> tuple[Trials, list[str]]:
-    """The trials of the study ``name``, or of the last used of the ``wanted``, and the names of the others.
+    """Returns the trials of the study ``name``, or of the last used of the ``wanted``, and the names of the
+    others.
 
     Raises:
         FlashgenError: there is no such storage or study, or it has no finished trial.
@@ -92,7 +93,8 @@ def take(where: str, wanted: Callable[[About], bool], name: str | None = None) -
 
 
 def fits(shape: Shape, limits: DeviceLimits | None, family: type[Variant] | None) -> Callable[[About], bool]:
-    """Which studies the options mean: all of the problem that is given of a problem must agree."""
+    """Returns a test of which studies the options mean: all of the problem that is given of a problem must
+    agree."""
     problem = shape.problem()
 
     def wanted(about: About) -> bool:

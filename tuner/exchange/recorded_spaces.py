@@ -75,7 +75,7 @@ class RecordedSpace:
         return min(times)
 
     def catalogue(self) -> Catalogue:
-        """Just the recorded variants, none of them taken."""
+        """Returns a catalogue of just the recorded variants, none of them taken."""
         parameters = self.family.parameters()
         codes = np.array(
             [[p.choices.index(getattr(e.variant, p.name)) for e in self.entries] for p in parameters],
@@ -85,8 +85,8 @@ class RecordedSpace:
 
 
 def recorded(trials: Trials) -> RecordedSpace:
-    """A study's finished trials as a recorded space. Raises FlashgenError for one that stopped slow variants
-    early: their times are none to replay."""
+    """Returns a study's finished trials as a recorded space. Raises FlashgenError for one that stopped slow
+    variants early: their times are none to replay."""
     slow = sum(e.outcome.status is Status.SLOW for e in trials.ended)
     if slow:
         raise FlashgenError(
@@ -169,7 +169,7 @@ def _to_line(entry: Entry) -> dict[str, Any]:
 
 
 def read(path: Path) -> RecordedSpace:
-    """The space in a file. Raises FlashgenError, naming the line that is not as it must be."""
+    """Reads the space in a file. Raises FlashgenError, naming the line that is not as it must be."""
     lines = _lines(path)
     try:
         head = next(lines, None)

@@ -33,7 +33,7 @@ def is_installed() -> bool:
 
 
 def all_strategies() -> list[str]:
-    """The names of its strategies that search."""
+    """Returns the names of Kernel Tuner's strategies that search."""
     from kernel_tuner.interface import strategy_map
 
     # Two seek several objectives at once, one tries everything in order.
@@ -41,8 +41,8 @@ def all_strategies() -> list[str]:
 
 
 def simulate(space: RecordedSpace, strategy: str, seed: int, evaluations: int) -> list[float | None]:
-    """Microseconds of the variants in the order in which a strategy first evaluates them, None for one that
-    fails. A strategy may give up before it has made all evaluations."""
+    """Runs a strategy; returns the microseconds of the variants in the order in which it first evaluates
+    them, None for one that fails. A strategy may give up before it has made all evaluations."""
     from kernel_tuner import tune_kernel
 
     columns = _columns(space)

@@ -46,7 +46,7 @@ class ModuleDevice:
         return self.card.lock_key
 
     def toolchain(self) -> Toolchain:
-        """The card's own; the module compiles by itself."""
+        """Returns the card's own toolchain; the module compiles by itself."""
         return self.card.toolchain()
 
     def open(self) -> ModuleRunner:

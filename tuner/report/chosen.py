@@ -59,8 +59,8 @@ def check_target(target: Path | None) -> None:
 def open_chosen(
     where: str, *, study: str | None, shape: Shape, card: str | None, emulated: bool
 ) -> tuple[BaseStorage, Group, int]:
-    """The storage, the group that `choose_group` finds in it, and how many others there are of its problem
-    and card by other versions."""
+    """Opens a storage; returns it, the group that `choose_group` finds in it, and how many others there are
+    of its problem and card by other versions."""
     if study is not None and (shape.is_given or card is not None):
         raise UsageError(
             "--study names the problem and the card; leave --device and the problem's options out"
@@ -84,7 +84,8 @@ def check_storage(where: str) -> None:
 
 
 def groups_in(storage: BaseStorage, where: str) -> list[Group]:
-    """Every group of flashgen's studies in a storage, the last tuned first. Other studies are passed over."""
+    """Returns every group of flashgen's studies in a storage, the last tuned first. Other studies are passed
+    over."""
     found: dict[tuple[Any, ...], dict[str, list[_Found]]] = {}
     with storage_errors(where):
         for study in storage.get_all_studies():
@@ -124,8 +125,8 @@ def choose_group(
     card: str | None = None,
     emulated: bool = False,
 ) -> Group:
-    """The last tuned group that fits. ``card`` is the slug of one, ``emulated`` leaves only that out of real
-    ones; ``study`` is a study's name or the start of it.
+    """Chooses the last tuned group that fits. ``card`` is the slug of one, ``emulated`` leaves only that out
+    of real ones; ``study`` is a study's name or the start of it.
 
     Raises:
         FlashgenError: none fits; the message lists those there are.

@@ -19,7 +19,7 @@ def highlighted(source: str) -> Markup:
 
 
 def code_style() -> str:
-    """Pygments' rules for light pages, and for dark ones. The page's own background stays."""
+    """Returns Pygments' rules for light pages, and for dark ones. The page's own background stays."""
     from pygments.formatters import HtmlFormatter
 
     def rules(style: str) -> str:

@@ -26,7 +26,8 @@ TRY_SECONDS, PATIENCE_SECONDS = 0.005, 10.0
 
 
 class Journal(JournalFileBackend):
-    """Optuna's, with the file named in what goes wrong and nothing half written left behind."""
+    """Optuna's storage in a journal file, with the file named in what goes wrong and nothing half written
+    left behind."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +65,8 @@ class Journal(JournalFileBackend):
 
 
 class JournalLock(JournalFileSymlinkLock):
-    """The link leads to a file named after this process, so that others of this host know when it died."""
+    """A journal's lock, a link to a file named after this process, so that others of this host know when it
+    died."""
 
     def __init__(self, path: Path) -> None:
         self._link = path.with_name(path.name + LOCK_SUFFIX)

@@ -31,8 +31,8 @@ _run_numbers = itertools.count()
 
 
 def owner() -> str:
-    """A name for one more run of this process: host, process number, when the process started (numbers are
-    reused), in which container, and which run it is."""
+    """Returns a name for one more run of this process: host, process number, when the process started
+    (numbers are reused), in which container, and which run it is."""
     name = f"{process_name()}/{next(_run_numbers)}"
     _going_on.add(name)
     return name
@@ -61,7 +61,8 @@ def _namespace() -> str:
 
 
 def is_dead(name: str) -> bool:
-    """Whether that owner is sure to be gone: a process of this host that is no more, or a run of this one."""
+    """Tells whether that owner is sure to be gone: a process of this host that is no more, or a run of this
+    one."""
     host, pid, started, namespace, number, *_ = [*name.split("/"), "", "", "", "", ""]
     if host != socket.gethostname() or not pid.isdigit() or namespace not in ("", _namespace()):
         return False

@@ -66,8 +66,8 @@ class OtherCoordinators:
         return self.trials
 
     def grant(self, wanted: Mapping[int, tuple[Trial, int]]) -> set[int]:
-        """Which of its own trials, by number, this coordinator may carry out; with each the row that its
-        parameters name. The rest are over, and other coordinators try those variants."""
+        """Returns which of its own trials, by number, this coordinator may carry out; with each the row that
+        its parameters name. The rest are over, and other coordinators try those variants."""
         self._own.update({number: row for number, (_, row) in wanted.items()})
         undecided, granted = dict(wanted), set()
         while True:
@@ -99,7 +99,8 @@ class OtherCoordinators:
         return None if rivals else True
 
     def given_up(self, trial: Trial) -> bool:
-        """Whether another coordinator took this one's trial for a dead one's. Its variant is free then."""
+        """Tells whether another coordinator took this one's trial for a dead one's. Its variant is free
+        then."""
         state = next(t.state for t in self._study.get_trials(deepcopy=False) if t.number == trial.number)
         if state is not TrialState.FAIL:
             return False

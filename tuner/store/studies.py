@@ -133,7 +133,7 @@ def require_existing(where: str) -> None:
 
 
 def open_storage(where: str) -> BaseStorage:
-    """The storage ``where`` names: a database's URL, Optuna's gRPC proxy (``grpc://host:port``), a
+    """Opens the storage ``where`` names: a database's URL, Optuna's gRPC proxy (``grpc://host:port``), a
     ``.journal`` or ``.log`` file, or an SQLite file.
 
     Raises:
@@ -260,7 +260,7 @@ def _write_ahead(storage: RDBStorage) -> None:
 
 
 def open_study(storage: BaseStorage, where: str, name: str, about: Mapping[str, Any]) -> Study:
-    """The study ``name``, created with ``about`` as its user attributes where it is new.
+    """Opens the study ``name``, created with ``about`` as its user attributes where it is new.
 
     Trials that a killed run left RUNNING become FAIL, so that their variants are tried again.
     """
@@ -310,7 +310,7 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def plain_figures(outcome: Outcome) -> dict[str, str | float]:
-    """What of an outcome Optuna's dashboard can plot and filter by: one user attribute each."""
+    """Returns what of an outcome Optuna's dashboard can plot and filter by: one user attribute each."""
     measured = outcome.measurement
     if measured is None:
         return {"status": str(outcome.status)}

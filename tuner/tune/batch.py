@@ -32,11 +32,11 @@ class View(Protocol):
         ...
 
     def begin(self, problem: Problem, number: int, count: int) -> None:
-        """The next problem comes."""
+        """Hears that the next problem begins, ``number`` of ``count``."""
         ...
 
     def note(self, text: str) -> None:
-        """The user should see this line now."""
+        """Shows the user a line at once."""
         ...
 
 

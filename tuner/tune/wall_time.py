@@ -62,14 +62,14 @@ class Stopwatch:
         self._seconds = dict.fromkeys(("validating", "timing", "finals", "waiting", "compiling"), 0.0)
 
     def trial(self, outcome: Outcome) -> None:
-        """A trial of this run has ended."""
+        """Adds the seconds of a trial of this run that has ended."""
         self._seconds["validating"] += outcome.seconds.get(VALIDATING, 0.0)
         self._seconds["timing"] += outcome.seconds.get(MEASURING, 0.0)
         self._seconds["compiling"] += outcome.seconds.get("compile", 0.0)
 
     @contextmanager
     def finals(self) -> Iterator[None]:
-        """The finalists' time on a card."""
+        """Counts the seconds within as the finalists' on a card."""
         began = time.monotonic()
         try:
             yield
@@ -78,7 +78,8 @@ class Stopwatch:
 
     @contextmanager
     def waits(self, free: int) -> Iterator[None]:
-        """``free`` cards have nothing to do before a build is ready."""
+        """Counts the seconds within as those of ``free`` cards that have nothing to do before a build is
+        ready."""
         began = time.monotonic()
         try:
             yield

@@ -59,8 +59,8 @@ def error(value: float | None) -> str:
 
 
 def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool = True) -> Table:
-    """Milliseconds of all contenders, ratios and the roofline. ``names``: the workloads' names lead, and the
-    shape is left out."""
+    """Returns a table of all contenders' milliseconds, ratios and the roofline. ``names``: the workloads'
+    names lead, and the shape is left out."""
     ladder = [name for name in contenders_of(rows) if name.startswith(LADDER) and name != LAST_STEP]
     shown = [name for name in contenders_of(rows) if name not in ladder and name != OURS]
     scaled = scaled_of(rows)
@@ -143,7 +143,7 @@ SHAPE_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
 
 
 def mean_words(rows: Sequence[Row], run: BenchRun) -> str:
-    """Geometric means and least ratios in a sentence."""
+    """Writes geometric means and least ratios in a sentence."""
     found = summary(rows, run.ceilings)
     parts = [
         f"over {words} {found[name]['geomean']:.3f} (least {found[name]['least']:.3f}"
@@ -169,7 +169,7 @@ def title_of(suite: str) -> str:
 
 
 def summary_table(run: BenchRun) -> Table:
-    """A row for each suite: geometric means, least ratios, the share of the roofline."""
+    """Returns a table with a row for each suite: geometric means, least ratios, the share of the roofline."""
     groups = {name: (rows, summary(rows, run.ceilings)) for name, rows in by_suite(run.rows).items()}
     known = dict.fromkeys(name for _, found in groups.values() for name in found)
     over = [
@@ -197,7 +197,7 @@ def summary_table(run: BenchRun) -> Table:
 
 
 def ladder_table(run: BenchRun) -> Table | None:
-    """The report's steps by case, and the tuned kernel below."""
+    """Returns a table of the report's steps by case, and the tuned kernel below."""
     rows = [row for row in run.rows if any(name.startswith(LADDER) for name in row.cells)]
     names = [LADDER + step for step in STEPS]
     names = [name for name in names if any(row.ms(name) for row in rows)]
@@ -238,7 +238,7 @@ def host_table(run: BenchRun) -> Table | None:
 
 
 def ceilings_table(run: BenchRun) -> Table | None:
-    """What the roofline is drawn with."""
+    """Returns a table of the ceilings that the roofline is drawn with."""
     units = {"ex2": ("T/s", 1e12), "copy": ("TB/s", 1e12)}
     rows = []
     for name, rate in run.ceilings.rates.items():
@@ -265,7 +265,8 @@ CEILING_WORDS = {
 
 
 def errors_table(errors: Sequence[KernelErrors]) -> Table:
-    """Largest errors by dtype, head dims and inputs, over all kernels and both masks."""
+    """Returns a table of the largest errors by dtype, head dims and inputs, over all kernels and both
+    masks."""
     names = list(dict.fromkeys(name for each in errors for name in each.errors if name != OURS))
     groups: dict[tuple[str, int, str, str], list[KernelErrors]] = {}
     for each in errors:

@@ -71,7 +71,8 @@ def _timed(rows: Sequence[Row]) -> bool:
 
 
 def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
-    """The unit, and what is drawn in it: `llm` by head dim and mask over lengths, others in one panel.
+    """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, others in one
+    panel.
 
     Decoding is bound by what it reads, so that bytes say more of it than operations.
     """
@@ -96,7 +97,7 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
 
 
 def bars(suite: str, rows: Sequence[Row], run: BenchRun) -> Figure:
-    """Speed of all contenders on the workloads of one suite."""
+    """Draws the speed of all contenders on the workloads of one suite."""
     from matplotlib.figure import Figure
 
     unit, panels = panels_of(suite, rows)
@@ -140,7 +141,7 @@ def _panel(axis: Axes, panel: Panel, names: Sequence[str]) -> None:
 
 
 def roofline(run: BenchRun) -> Figure:
-    """FLOP/s over FLOPs per byte that cannot be saved, under the ceilings measured in the same run."""
+    """Draws FLOP/s over FLOPs per byte that cannot be saved, under the ceilings measured in the same run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.6), layout="constrained")

@@ -11,13 +11,13 @@ from ..bench.ladder_result import CASES, TUNED, LadderResult, Row
 
 
 def ladder_tables(result: LadderResult) -> Iterator[Table]:
-    """One table per case. The result's notes are left to the caller."""
+    """Returns one table per case. The result's notes are left to the caller."""
     for case in result.cases:
         yield _table(result, case)
 
 
 def row_line(row: Row) -> str:
-    """A row in one line, for progress."""
+    """Returns a row in one line, for progress."""
     if row.median_us is None:
         return f"{row.case} {row.name}: {row.status}: {row.reason}"
     return f"{row.case} {row.name}: {_milliseconds(row)} ms"

@@ -28,7 +28,7 @@ FIGURE_WORDS = {
 
 
 def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
-    """One line a kernel, under its card. Without files is what a study alone holds."""
+    """Prints one line a kernel, under its card. Without files is what a study alone holds."""
     widen(console)
     for slug in dict.fromkeys(entry.slug for entry in entries):
         here = [entry for entry in entries if entry.slug == slug]
@@ -52,7 +52,7 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
 
 
 def show_difference(console: Console, difference: Difference, *, source: bool) -> None:
-    """What differs, the figures of both, and the change of the source."""
+    """Prints what differs, the figures of both, and the change of the source."""
     widen(console)
     a, b = difference.a, difference.b
     table = Table()

@@ -28,7 +28,8 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 @contextlib.contextmanager
 def replay_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Shows a bar on a terminal, nothing elsewhere; yields what is told how many runs are done, of how
+    many."""
     if not console.is_terminal:
         yield lambda done, total: None
         return
@@ -48,7 +49,7 @@ def show_replays(console: Console, replays: Sequence[Replayed]) -> None:
 
 
 def notes(replayed: Replayed) -> list[str]:
-    """What follows from the table."""
+    """Returns, in sentences, what follows from the table of a replayed space."""
     space = replayed.space
     timed = sum(e.median_us is not None for e in space.entries)
     rho = "-" if replayed.rho is None else f"{replayed.rho:.2f}"

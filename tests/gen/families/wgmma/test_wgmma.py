@@ -367,14 +367,14 @@ def test_heads_of_a_cluster_are_right(variant, causal):
         ("(q_tile + 1) * kBr", "first_row + kBr"),
         ("+ kCluster - 1) / kCluster;", ") / kCluster;"),
         ("args.num_kv_heads * clusters_of_group(args)", "args.num_kv_heads"),
-        ("+ kCluster - 1LL) / kCluster", ") / kCluster"),
+        ("+ kCluster - 1) / kCluster *", ") / kCluster *"),  # the launcher's
     ],
 )
 def test_mistakes_with_the_heads_of_a_cluster_are_caught(right, wrong):
     problem = replace(BRAIN, head_dim=16, head_dim_v=16, causal=True)
     limits = replace(H200, num_sms=4)
     # Of blocks that do not stay, all that the launcher counts are needed.
-    stays = "1LL" not in right
+    stays = not right.endswith("*")
     kernel = render(Wgmma(br=64, bc=16, persistent=stays, cluster_over="heads", cluster=2), problem, limits)
     shape = {"batch": 2, "heads": 6, "kv_heads": 2}
     assert is_caught(kernel, right, wrong, limits, ((100, 170, 0.2),), **shape)
