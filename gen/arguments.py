@@ -98,7 +98,7 @@ class ArgumentStruct:
 def argument_struct(
     operation: Operation = FORWARD, layout: Layout = DENSE, *, has_scales: bool = False
 ) -> ArgumentStruct:
-    """``AttentionArgs`` of an operation on arrays of a layout.
+    """Returns ``AttentionArgs`` of an operation on arrays of a layout.
 
     Pointers come first, so that no padding arises between its fields.
 

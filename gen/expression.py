@@ -20,7 +20,7 @@ _ARITHMETIC = re.compile(r"[\w.\s+*/%()-]+")
 
 
 class Expression:
-    """Base of all nodes; integers stand for themselves wherever one is expected.
+    """The base of an expression's nodes; integers stand for themselves wherever one is expected.
 
     Division is that of C++ and of Python's ``//`` alike: every expression divides what is not negative.
     """

@@ -63,7 +63,7 @@ class Launch:
 
     @property
     def smem_alignment(self) -> int:
-        """Bytes on which shared memory starts: swizzles are of addresses."""
+        """The multiple of bytes at which shared memory must start, as swizzles go by addresses."""
         return 1024 if self.tensor_maps else 16
 
     @property

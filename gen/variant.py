@@ -43,7 +43,7 @@ def param(default: T, *others: T, doc: str, implied: bool = False) -> T:
 
 @dataclass(frozen=True)
 class Parameter:
-    """What `param` declared, by name."""
+    """A tunable parameter as `param` declared it, with its name."""
 
     name: str
     choices: tuple[Value, ...]
@@ -72,8 +72,8 @@ Verdict = Callable[["Any", Problem, DeviceLimits], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason to prune. It reads no parameter declared later than ``after``, so that one broken rule prunes
-    every variant sharing the parameters up to there.
+    """A reason to leave variants out. It reads no parameter declared later than ``after``, so that one broken
+    rule prunes every variant sharing the parameters up to there.
 
     A variant that breaks an ``advisory`` rule runs, but another one is sure to be as good: the search leaves
     it out unless the user holds the parameter named by ``after``.
@@ -97,7 +97,7 @@ def rule(name: str, *, after: str, advisory: bool = False) -> Callable[[Verdict]
 
 @dataclass(frozen=True)
 class Variant:
-    """Base of all families. A subclass adds `param` fields, `rule` methods, a template and the
+    """The base of all families' variants. A subclass adds `param` fields, `rule` methods, a template and the
     properties of its resource use."""
 
     family: ClassVar[str] = ""
@@ -261,5 +261,5 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Family and every parameter: ``simt br=64 bc=64 ...``."""
+        """The family and every parameter's value: ``simt br=64 bc=64 ...``."""
         return " ".join([self.family, *(f"{k}={v}" for k, v in self.to_dict().items())])

@@ -28,7 +28,7 @@ class Counts:
     """
 
     ffma: float = 0.0
-    """Multiply-adds."""
+    """Multiply-adds on the CUDA cores."""
     products: float = 0.0
     """Matrix products on the tensor cores."""
     tensor: float = 0.0
@@ -51,7 +51,7 @@ class Counts:
     l2_bytes: float = 0.0
     """Bytes that pass between the SM and L2."""
     shared_waits: float = 0.0
-    """Waits of a warp for a shared-memory read, a shuffle or an exponential."""
+    """How often a warp waits for a shared-memory read, a shuffle or an exponential."""
     global_waits: float = 0.0
     barriers: float = 0.0
 
@@ -126,7 +126,7 @@ class BlockWork(Work):
     """Bytes that a block has under way from device memory while it computes; None where other things bound
     it."""
     cluster: int = 1
-    """Blocks that start together, near each other."""
+    """Blocks of a cluster, which start together, near each other."""
     heads_interleaved: bool = False
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0
@@ -184,7 +184,7 @@ def walk_tiles(
     schedulers = gcd(warps, SCHEDULERS)
 
     def seen(first_row: int, end_row: int) -> int:
-        """Tiles that some row of these sees."""
+        """Returns how many tiles at least one of these rows sees."""
         last_position = -(-min(end_row, rows) // packed) - 1
         return max(0, end_tiles[last_position] - first_tiles[first_row // packed])
 

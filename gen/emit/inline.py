@@ -10,7 +10,7 @@ from functools import cache
 from ..render import TEMPLATES
 
 FOLDER = TEMPLATES / "runtime"
-#: Its files, each of which builds on those before.
+#: The runtime's files, each of which builds on those before.
 PARTS = (
     "facts",
     "driver",

@@ -67,7 +67,7 @@ def _built(tuned: Tuned, arch: int, causal: bool) -> bytes | None:
 
 
 def _pack(cubin: bytes) -> str:
-    """As text, for a module to carry."""
+    """Returns a cubin as text, for a module to carry."""
     return base64.b85encode(zlib.compress(cubin, 9)).decode()
 
 

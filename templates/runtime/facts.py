@@ -40,7 +40,7 @@ class Launch:
     threads: int
     """Threads per block."""
     smem_bytes: int
-    """Dynamic shared memory per block."""
+    """Bytes of dynamic shared memory per block."""
     arguments: tuple[tuple[str, str], ...]
     """The fields of the function's first parameter, a struct: names, and formats as Python's struct has
     them."""
@@ -56,7 +56,7 @@ class Launch:
     splits: int = 1
     """Blocks of a cluster that share the keys of a tile of rows."""
     cluster: int = 1
-    """Neighbouring blocks that share what they copy."""
+    """Neighbouring blocks that make a cluster and share what they copy."""
     heads_per_cluster: int = 1
     """Query heads that share keys, each of which has a block of a cluster."""
     max_blocks: int | None = None
@@ -92,7 +92,7 @@ class Tuned:
     device: dict[str, Any]
     measurement: dict[str, Any]
     vector: int
-    """Elements per memory access: what pointers and strides must be multiples of."""
+    """Elements that one memory access moves: pointers and strides must be multiples of it."""
     launches: tuple[Launch, ...]
     """The launches that one call makes, one after the other."""
     tolerance: float

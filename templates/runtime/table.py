@@ -199,10 +199,10 @@ class _Rank(NamedTuple):
     cannot_step: bool
     inexact: bool
     other_rows: bool
-    """Whether it was made for few query rows where many are asked for, or the other way round."""
+    """Whether the kernel was made for few query rows where many are asked for, or the other way round."""
     other_mask: bool
     distance: float
-    """Doublings between shapes, weighted; 0 for the same."""
+    """Doublings between the kernel's shape and the one asked for, weighted; 0 for the same."""
 
 
 def _rank(tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> _Rank:

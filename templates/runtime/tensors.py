@@ -313,7 +313,7 @@ class _Tensors:
             return grads
 
 
-#: By the names of their operators.
+#: What serves tensors in each module, by the name of its operators.
 _REGISTERED: dict[str, _Tensors] = {}
 
 

@@ -96,7 +96,7 @@ class Bound:
 
     @property
     def resource(self) -> str:
-        """The one that takes longest."""
+        """The resource that takes longest."""
         return max(self.ms_by_resource, key=self.ms_by_resource.__getitem__)
 
 

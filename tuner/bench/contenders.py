@@ -19,7 +19,7 @@ from ...gen.problem import Problem
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 #: Bytes that the unfused form holds at once for each pair of a query and a key: scores, weights, copies.
 UNFUSED_BYTES_PER_PAIR = 16
-#: Of the free memory, what one contender may take.
+#: The part of the free memory that one contender may take.
 MEMORY_SHARE = 0.8
 
 Call = Callable[[], Any]

@@ -27,16 +27,16 @@ class Cell:
     """One contender on one workload. ``ms`` is None where it was not timed, and ``reason`` says why."""
 
     ms: float | None = None
-    """The median."""
+    """The median time in milliseconds."""
     spread: float | None = None
-    """Interquartile range over the median."""
+    """Interquartile range of the times over their median."""
     repeats: int = 0
     ours_ms: float | None = None
     """flashgen's median in the same turns: what ratios are taken with."""
     error: float | None = None
     """Largest per-head ‖o - ref‖ / ‖ref‖ against float64, of the heads sampled."""
     scaled_from: int | None = None
-    """The length that was timed instead; the time is scaled by the square."""
+    """The length that was timed instead of the workload's; the time is scaled by the square."""
     reason: str = ""
 
 
@@ -159,7 +159,7 @@ class BenchRun:
     began: str
     seconds: float = 0.0
     libraries: dict[str, str] = field(default_factory=dict)
-    """Versions: torch, cuda, cudnn, and whatever else was timed."""
+    """Versions by name: torch, cuda, cudnn, and whatever else was timed."""
     clocks: dict[str, str] = field(default_factory=dict)
     """The card's condition ``before`` and ``after``: temperature, clock, power."""
     ceilings: Ceilings = field(default_factory=lambda: Ceilings({}, {}))

@@ -24,7 +24,7 @@ class Row:
 
     case: str
     name: str
-    """A step, or ``simt``, ``fused``, ``unfused``."""
+    """The name of the contender: a step, or ``simt``, ``fused``, ``unfused``."""
     title: str
     status: Status
     reason: str = ""

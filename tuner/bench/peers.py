@@ -18,14 +18,14 @@ from ..evaluate.child_process import ChildProcess, Ended
 from .contenders import Call, Inputs, sdpa, tried
 from .event_timer import EventTimer
 
-#: Of scaled_dot_product_attention, by SDPBackend's names of them; all but the last are fused.
+#: Backends of scaled_dot_product_attention, with SDPBackend's names of them; all but the last are fused.
 BACKENDS = {
     "flash": "FLASH_ATTENTION",
     "memory-efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-#: For all problems together.
+#: The longest that all problems together may take.
 TIMEOUT_S = 600.0
 
 
@@ -94,7 +94,7 @@ def serve(pipe: Connection) -> None:
 
 
 def _times(timer: EventTimer, problem: Problem, budget_ms: float) -> dict[str, tuple[float | None, str]]:
-    """By backend, the median microseconds, failing that the reason."""
+    """Returns, by backend, the median microseconds, failing that the reason."""
     # Memory may not do for the inputs either, which is then every backend's reason.
     inputs = cache(lambda: Inputs.draw(timer.torch, problem))
     calls: dict[str, Call] = {}

@@ -49,7 +49,7 @@ class Plan:
     contenders: list[dict[str, int]]
     steps: list[dict[str, str]]
     cubins: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files of what was compiled ahead, by module and by mask ("True", "False")."""
+    """The files of what was compiled ahead, by module and by mask ("True", "False")."""
     skip: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def leave_out(self, index: int, name: str, reason: str) -> None:

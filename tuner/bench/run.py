@@ -38,7 +38,8 @@ def run_bench(
     save: Callable[[BenchRun], None] = lambda run: None,
     stop: threading.Event | None = None,
 ) -> BenchRun:
-    """Times everything. ``save`` is given what there is after every workload; setting ``stop`` ends the run.
+    """Times every contender on every workload. ``save`` is given what there is after each of them; setting
+    ``stop`` ends the run.
 
     Raises:
         FlashgenError: PyTorch or the card is not there, or nothing at all could be timed.
@@ -256,6 +257,6 @@ class _Child:
             self.reason = self._process.reason()
 
     def close(self) -> None:
-        """Ends it with all it started."""
+        """Ends the process with all it started."""
         self._process.kill()
         self._process.close()

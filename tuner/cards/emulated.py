@@ -44,7 +44,7 @@ ALIGNMENT = 256
 SANITIZE_TIMEOUT_S = 300.0
 #: The sanitizer's runner exits with these: the launch was refused or failed; the sanitizer found something.
 LAUNCH_FAILED_EXIT, SANITIZER_EXIT = 3, 99
-#: Under which compilers, and so the sanitizer, know the kernel's source.
+#: The name under which compilers, and so the sanitizer, know the kernel's source.
 SOURCE_NAME = "kernel.cu"
 
 COMPILE_FLAGS = (

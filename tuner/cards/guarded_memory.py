@@ -19,7 +19,8 @@ ALIGN_BYTES = 256
 
 
 def _strides(array: np.ndarray) -> tuple[int, ...]:
-    """In elements; that of an axis of length 1 counts for nothing and is set to what divides every vector."""
+    """Returns an array's strides in elements; that of an axis of length 1 counts for nothing and is set to
+    what divides every vector."""
     return tuple(
         0 if n == 1 else stride // array.itemsize
         for n, stride in zip(array.shape, array.strides, strict=True)

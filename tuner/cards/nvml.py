@@ -25,9 +25,9 @@ SLOWDOWNS = {
     pynvml.nvmlClocksEventReasonHwThermalSlowdown: "too hot",
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
 }
-#: Of what the card counts how long it held its clocks down, by the same choice.
+#: Reasons for which a card counts how long it held its clocks down, chosen as `SLOWDOWNS` are.
 VIOLATIONS = {pynvml.NVML_PERF_POLICY_THERMAL: "too hot", pynvml.NVML_PERF_POLICY_BOARD_LIMIT: "board limit"}
-#: Of a measurement that lasts a fraction of a second, held down for less than this is noise.
+#: Clocks held down for less than this, in a measurement that lasts a fraction of a second, are noise.
 VIOLATION_NS = 1_000_000
 
 

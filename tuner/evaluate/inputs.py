@@ -42,7 +42,7 @@ def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _packed_where_alike(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Those of one shape side by side in one array, the others each in its own."""
+    """Returns those of one shape side by side in one array, the others each in its own."""
     if q.shape == k.shape == v.shape:
         return _packed(q, k, v)
     if k.shape == v.shape:

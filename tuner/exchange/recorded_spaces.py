@@ -28,7 +28,7 @@ from ..predict.catalogue import Catalogue
 from .portable import Trials
 
 VERSION = 1
-#: By how a file's name ends.
+#: What opens a compressed file, by how its name ends.
 OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 MAX_REASON = 200
 #: What a compressed file may unfold to: far more than the largest space.

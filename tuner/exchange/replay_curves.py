@@ -13,7 +13,7 @@ from .recorded_spaces import RecordedSpace
 MARKS, GOAL = (10, 25, 50, 100, 200), 0.97
 #: The goal is to be reached within so many evaluations or so much of the space, whichever is more.
 ALLOWED, ALLOWED_SHARE = 100, 0.05
-#: Of the compared marks, those at which nobody should be ahead.
+#: The compared marks at which nobody should be ahead.
 RACES = (50, 100, 200)
 #: The percentiles between which most starts lie.
 LOW, HIGH = 10, 90

@@ -23,7 +23,7 @@ from ...gen.variant import Value
 from ..errors import FlashgenError
 from .recorded_spaces import Entry, RecordedSpace
 
-#: Those that do best on GPU kernels by its authors' and others' accounts.
+#: Kernel Tuner's strategies that do best on GPU kernels by its authors' and others' accounts.
 STRATEGIES = ("bayes_opt", "diff_evo", "genetic_algorithm", "adaptive_tabu_greywolf", "hybrid_vndx")
 KERNEL_NAME = "attention"
 

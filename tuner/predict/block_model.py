@@ -33,9 +33,11 @@ class Coefficients:
     #: How much of the other pipes shows beside the fullest: the exponent of the norm that joins them. 1 would
     #: mean no overlap, infinity a perfect one. Fitted.
     overlap: float = 5.5
-    #: The same for throughput against latency. Fitted.
+    #: How much of throughput shows beside latency, or the other way round: the exponent of the norm that
+    #: joins them. Fitted.
     hiding: float = 9.0
-    #: The same for SMs against device memory. Fitted.
+    #: How much of the SMs' time shows beside device memory's, or the other way round: the exponent of the
+    #: norm that joins them. Fitted.
     memory_hiding: float = 9.0
     #: FFMAs issued over the most the units could take, when nothing else is in the way. An H200 runs 60.9 of
     #: 67 TFLOP/s in a bare loop; it bounds cards with half as many units, on which it is assumed.
@@ -46,7 +48,7 @@ class Coefficients:
     #: Issue slots that a matrix product takes, its own included: operands are read for it meanwhile. Fitted;
     #: multiply-adds beside one suggest five on an H200, of the 6.1 cycles that it takes alone.
     product_slots: float = 3.5
-    #: Where it takes fewer cycles, this part of them.
+    #: Issue slots of a matrix product as a part of its cycles on the tensor core, where that is fewer.
     product_issue: float = 0.85
     #: Part of its clock that a card holds while its tensor cores are busy: an H200 falls to 1.8 GHz.
     held_clock: float = 1.0
@@ -65,7 +67,8 @@ class Coefficients:
     alu_per_cycle: float = 2.0
     #: Passes of 128 bytes through the banks of shared memory or L1 per cycle and SM. Fitted.
     wavefronts_per_cycle: float = 0.75
-    #: Passes of 128 bytes from there into registers, which a broadcast does not spare. Fitted.
+    #: Passes of 128 bytes per cycle and SM from shared memory or L1 into registers, which a broadcast does
+    #: not spare. Fitted.
     delivered_per_cycle: float = 0.98
     #: Bytes per cycle and SM that L2 delivers when all SMs ask.
     l2_bytes_per_cycle: float = 32.0
@@ -77,16 +80,17 @@ class Coefficients:
     barrier_latency: float = 50.0
     #: Cycles from one block's end to the first tile of the block that takes its place. Fitted.
     block_start: float = 3900.0
-    #: Whether other blocks' loops hide that: blocks soon drift apart. Fitted.
+    #: Whether other blocks' loops hide a block's start: blocks soon drift apart. Fitted.
     starts_hide: bool = False
-    #: From a request to device memory until its answer when all ask.
+    #: Nanoseconds from a request to device memory until its answer when all ask.
     memory_latency_ns: float = float(MEMORY_LATENCY_NS)
     #: Bytes per cycle that one SM draws from device memory, however many are under way: half of an H200's
     #: SMs drew 37 each.
     sm_bytes_per_cycle: float = 40.0
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
-    #: From one kernel's end to the next one's, its blocks' start and the constants' first read included.
+    #: Microseconds from one kernel's end to the next one's, its blocks' start and the constants' first read
+    #: included.
     launch_us: float = 3.0
 
 
@@ -260,8 +264,8 @@ def _makespan(work: BlockWork, limits: DeviceLimits, resident: int, coefficients
 def _memory_us(
     work: BlockWork, problem: Problem, limits: DeviceLimits, resident: int, coefficients: Coefficients
 ) -> float:
-    """For device memory alone. Blocks that are few, or have few bytes under way, leave part of its bandwidth
-    unused; so does a last wave of them."""
+    """Returns the time for device memory alone. Blocks that are few, or have few bytes under way, leave part
+    of its bandwidth unused; so does a last wave of them."""
     gbps = limits.dram_gbps * coefficients.dram_efficiency
     moved = dram_bytes(work, problem, limits, resident)
     ahead = work.bytes_ahead

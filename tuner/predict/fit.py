@@ -45,7 +45,7 @@ SEARCH = "search"
 AnyCoefficients = Coefficients | GroupCoefficients
 #: By family, the coefficients in use.
 IN_USE: Mapping[str, AnyCoefficients] = {"mma": TENSOR_COEFFICIENTS, "wgmma": GROUP_COEFFICIENTS}
-#: Those of them that are fitted.
+#: By family, the coefficients that are fitted.
 FITTED = {
     "mma": (
         "overlap",

@@ -33,21 +33,23 @@ class GroupCoefficients:
     #: How much of the others shows beside the fullest of what warpgroups share: the exponent of the norm that
     #: joins them. Fitted.
     overlap: float = 2.4
-    #: The same for what they share against the chain of one. Fitted.
+    #: How much of what warpgroups share shows beside the chain of one, or the other way round: the exponent
+    #: of the norm that joins them. Fitted.
     hiding: float = 1.25
-    #: The same for SMs against device memory.
+    #: How much of the SMs' time shows beside device memory's, or the other way round: the exponent of the
+    #: norm that joins them.
     memory_hiding: float = 3.0
     #: Issue slots of a warp per score and thread: a multiply-add, an addition, an exponential, and half a
     #: maximum and half a conversion of two slots each.
     score_slots: float = 5.0
-    #: Those around a tile: barriers, descriptors, the loop. Fitted.
+    #: Issue slots of a warp around a tile: barriers, descriptors, the loop. Fitted.
     tile_slots: float = 94.0
-    #: Those of a polynomial, and of a score's mask. Fitted.
+    #: Issue slots of a warp for a polynomial, and for a score's mask. Fitted.
     polynomial_slots: float = 17.0
     mask_slots: float = 14.0
     #: Passes of 128 bytes through shared memory per cycle. Fitted.
     wavefronts_per_cycle: float = 1.35
-    #: Cycles in which a warpgroup's own waits of a tile add up, and those per score. Fitted.
+    #: Cycles in which a warpgroup's own waits of a tile add up, and such cycles per score. Fitted.
     tile_latency: float = 108.0
     score_latency: float = 0.74
     #: Part of a tile's outputs that the chained schedule waits for before its scores. Fitted.
@@ -68,7 +70,7 @@ class GroupCoefficients:
     start_with_q: float = 1540.0
     #: Bytes that pass from device memory, as a part of its bandwidth: what L2 holds counts as well. Fitted.
     dram_efficiency: float = 1.02
-    #: From one kernel's end to the next one's, with caches cold. Fitted.
+    #: Microseconds from one kernel's end to the next one's, with caches cold. Fitted.
     launch_us: float = 12.0
 
 

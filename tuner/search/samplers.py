@@ -245,7 +245,7 @@ class SurrogateSampler(LegalSampler):
                 outlook.choose(best)
 
     def _some(self, candidates: np.ndarray) -> np.ndarray:
-        """As many as a model scores."""
+        """Returns as many of the candidates as a model scores."""
         sure = 0
         if self._ranking is not None:
             sure = MOST_SCORED // 2

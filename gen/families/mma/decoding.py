@@ -6,7 +6,8 @@ from ...problem import Problem
 
 #: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
 FEW_ROWS = 64
-#: Keys for each of them that make such a kernel's time: of fewer, Q and O are as much to read and write.
+#: Keys per query row from which they make the time of such a kernel: of fewer, Q and O are as much to read
+#: and write.
 MANY_KEYS = 8
 
 

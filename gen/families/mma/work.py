@@ -140,7 +140,7 @@ def _splits(variant: Mma, problem: Problem) -> Counts:
 
 
 def _barriers(variant: Mma, problem: Problem) -> int:
-    """For a tile of K and V; a warp with tiles of its own waits for no other."""
+    """Counts the barriers for a tile of K and V; a warp with tiles of its own waits for no other."""
     if variant.key_warps > 1:
         return 0
     twice = 2 if variant.arithmetic(problem) == "3xf16" else 1
@@ -193,7 +193,7 @@ def _masked_tiles(variant: Mma, problem: Problem) -> float:
 
 
 def _half_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescaled: float) -> Counts:
-    """Of 16-bit numbers: sixteen deep, or eight where no more is left and on sm_75."""
+    """Counts the products of 16-bit numbers: sixteen deep, or eight where no more is left and on sm_75."""
     rows, keys, values = variant.row_tiles, variant.key_tiles, -(-problem.head_dim_v // 8)
     columns = variant.d_columns(problem) // 8
     deep_steps, narrow_steps = divmod(columns, 2) if limits.has_async_copy else (0, columns)
@@ -230,7 +230,8 @@ def _split_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> Cou
 
 
 def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> Counts:
-    """Of TF32, eight deep: one where factors are rounded, three where each is split in two."""
+    """Counts the products of TF32, eight deep: one where factors are rounded, three where each is split in
+    two."""
     rows, keys, values = variant.row_tiles, variant.key_tiles, -(-problem.head_dim_v // 8)
     steps = variant.d_columns(problem) // 8
     parts = 1 if problem.precision == "tf32" else 2
@@ -258,7 +259,7 @@ def _float32_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> C
 
 
 def _matrix_loads(loads: float) -> Counts:
-    """Of 512 bytes each; neither layout lets their rows conflict."""
+    """Counts matrix loads, of 512 bytes each; neither layout lets their rows conflict."""
     return Counts(accesses=loads, wavefronts=4 * loads, delivered=4 * loads)
 
 

@@ -8,9 +8,9 @@ from .parameters import Parameters, is_split
 
 #: Warps of the producer that convert or split what comes: all but the one that copies.
 SPLITTERS = 3
-#: Their threads.
+#: Threads of the producer's warps that convert or split.
 CONVERTERS = WARP * SPLITTERS
-#: Loads of sixteen values that each of these has under way at once.
+#: Loads of sixteen values that each of those threads has under way at once.
 CONVERTED_TOGETHER = 4
 #: What a thread of the producer keeps: the least that there is; where it also turns values into f16; and
 #: where it splits float32, which spills with 56.

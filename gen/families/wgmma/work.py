@@ -68,12 +68,12 @@ class GroupWork(Work):
     tile_bytes: float
     """What a block asks of L2 for a tile of keys and one of values."""
     cluster: int = 1
-    """Blocks that start together, near each other."""
+    """Blocks of a cluster, which start together, near each other."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""
     split_waits: float = 0.0
-    """How often that warp waits for such two tiles."""
+    """How often the busiest warp that splits float32 waits for a tile of keys and one of values."""
     split_slots: float = 0.0
     """Issue slots of a consumer's warp that splitting its scores and weights takes for a tile."""
     splitter_slots: float = 0.0

@@ -40,6 +40,7 @@ def test_the_cost_model_orders_what_was_measured(name):
     assert replayed(name).rho >= 0.7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FILES)
 def test_nearly_the_optimum_is_found_soon_and_nobody_is_ahead(name):
     found = replayed(name)

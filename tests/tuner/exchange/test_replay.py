@@ -159,6 +159,7 @@ def test_the_recorded_are_the_catalogue(space):
 # -- replays ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_ours_find_the_best_sooner_than_chance(space):
     options = ReplayOptions(methods=("gp", "gp:no-prior", "forest", "tpe", "random"), seeds=3, evaluations=30)
     (found,) = replay([("here", space)], options)
@@ -180,6 +181,7 @@ def predicted(entry: Entry) -> float:
     return prior_of(PROBLEM, CARD)(entry.variant)
 
 
+@pytest.mark.thorough
 def test_a_replay_is_the_same_again_alone_in_batches_and_on_more_cores(space):
     options = ReplayOptions(methods=("gp", "random"), seeds=2, evaluations=14, batch=6)
     runs = [replay([("a", space)], replace(options, jobs=jobs)) for jobs in (1, 2)]

@@ -625,6 +625,7 @@ def test_float32_is_faster_on_the_tensor_cores_of_an_h200(d):
     assert best("rtx-3090", "ieee") < best("rtx-3090", "3xtf32")
 
 
+@pytest.mark.thorough
 def test_a_refit_finds_nothing_much_better():
     """One step from the coefficients in use, in any direction."""
     here = fit.loss(MMA_TIMES, TENSOR_COEFFICIENTS)

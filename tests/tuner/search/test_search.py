@@ -26,6 +26,8 @@ from flashgen.tuner.store.liveness import OWNER, owner
 from flashgen.tuner.store.studies import OUTCOME, open_storage, open_study, outcomes
 from optuna.trial import TrialState
 
+from tests.support.depth import sampled
+
 LADDER = FAMILIES["ladder"]
 PROBLEM = Problem(head_dim=40)
 CARD = preset("gtx-1080")
@@ -151,7 +153,7 @@ def test_trial_parameters_are_the_variant():
     assert [t.value for t in study.trials] == [o.measurement.median_us for o in done if o.measurement]
 
 
-@pytest.mark.parametrize("sampler", [SamplerName.GP, SamplerName.FOREST, SamplerName.TPE])
+@pytest.mark.parametrize("sampler", sampled([SamplerName.GP, SamplerName.FOREST, SamplerName.TPE], 1))
 def test_search_beats_chance(sampler):
     catalogue = build_catalogue(LADDER, PROBLEM, CARD)
     best = min(cost(catalogue.variant(row)) for row in range(len(catalogue)))

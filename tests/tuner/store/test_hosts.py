@@ -34,7 +34,7 @@ from tests.support.stand_ins import LADDER, PROBLEM, cost
 HELD = {"bc": 16, "br": 64, "hoisted": True, "vec": 4, "coalesced": True}
 
 
-@pytest.fixture(params=sampled(["journal", "sqlite", "postgresql", "grpc"], 2))
+@pytest.fixture(params=sampled(["journal", "sqlite", "postgresql", "grpc"], 1))
 def storage(request, tmp_path):
     """Where the study is kept."""
     if request.param == "postgresql":

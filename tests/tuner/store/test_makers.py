@@ -58,6 +58,7 @@ def trials(journal: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.thorough
 def test_a_study_of_version_0_1_0_is_resumed(journal, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
     before = trials(journal)

@@ -125,6 +125,7 @@ def test_held_parameters_that_allow_nothing_are_both_wrong_usage_and_no_obstacle
     assert isinstance(told.value, UsageError) and isinstance(told.value, NotServed)
 
 
+@pytest.mark.thorough
 def test_from_the_command_line(flashgen, monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
     held = ["--family=ladder", *(f"--set={s}" for s in ("br=64", "bc=32", "hoisted=true", "transposed=true"))]

@@ -16,7 +16,6 @@ from flashgen.tuner.store.studies import OUTCOME, open_storage
 from optuna.study import get_all_study_names, load_study
 
 from tests.support import ROOT
-from tests.support.depth import sampled
 from tests.support.stand_ins import PROBLEM
 
 #: Kills per kind of storage. FLASHGEN_KILLS=500 looks longer.
@@ -40,9 +39,8 @@ def undisturbed(tmp_path_factory) -> TunedKernel:
     return entry.kernel
 
 
-@pytest.mark.parametrize(
-    ("suffix", "kills"), sampled([("sqlite3", KILLS - KILLS // 3), ("journal", KILLS // 3)], 1)
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("suffix", "kills"), [("sqlite3", KILLS - KILLS // 3), ("journal", KILLS // 3)])
 def test_nothing_told_is_lost_or_repeated(tmp_path, undisturbed, suffix, kills):
     told = [json.dumps(variant, sort_keys=True) for variant in live_and_die(tmp_path, suffix, kills)]
     assert len(set(told)) == len(told)

@@ -332,6 +332,7 @@ def test_each_family_is_tried_first_where_the_cost_model_says(options, monkeypat
         assert cost(own[0]) == min(map(cost, own)) and family() in own
 
 
+@pytest.mark.thorough
 def test_time_left_goes_to_the_faster_family(options, monkeypatch):
     slowed(monkeypatch, LADDER, 2.0)
     narrow_simt(monkeypatch, *FEW)

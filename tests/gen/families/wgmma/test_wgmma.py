@@ -468,11 +468,14 @@ SAMPLED = 60
 
 @pytest.mark.parametrize(
     "problem",
-    [
-        HALF,
-        replace(BRAIN, head_dim=40, head_dim_v=72, causal=True),
-        replace(BRAIN, head_dim=256, head_dim_v=256),
-    ],
+    sampled(
+        [
+            HALF,
+            replace(BRAIN, head_dim=40, head_dim_v=72, causal=True),
+            replace(BRAIN, head_dim=256, head_dim_v=256),
+        ],
+        1,
+    ),
     ids=lambda problem: problem.name,
 )
 def test_legal_variants_render(problem):
@@ -482,6 +485,7 @@ def test_legal_variants_render(problem):
         assert_tidy(kernel.source, variant.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "problem",
     sampled(
