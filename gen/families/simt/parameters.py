@@ -1,0 +1,154 @@
+"""The parameters of a float32 kernel on CUDA cores, and the micro-tiles that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...limits import WARP, DeviceLimits
+from ...problem import Problem
+from ...shared_memory.tiles import (
+    PADDED,
+    ROW,
+    SWIZZLED,
+    TRANSPOSED,
+    TileLayout,
+    make_layout,
+    make_p_layout,
+    vector_group,
+)
+from ...variant import Variant, param
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Parameters(Variant):
+    """A kernel's parameters, the micro-tiles that they imply and what of a card they need."""
+
+    br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 256, doc="query rows per block")
+    threads_per_block: int = param(128, 32, 64, 96, 160, 192, 224, 256, doc="threads per block")
+    lanes: int = param(8, 4, 16, doc="lanes of a warp side by side along keys and head dim")
+    bc: int = param(64, 8, 16, 32, 40, 48, 56, 80, 96, 104, 128, doc="keys per tile")
+    vec: int = param(4, 2, 1, doc="floats per global access and per shared access along the head dim")
+    q_in_registers: bool = param(False, True, doc="keep Q in registers for the whole block")
+    q_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the Q tile")
+    k_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the K tile")
+    v_layout: str = param(ROW, PADDED, SWIZZLED, TRANSPOSED, doc="shared-memory layout of the V tile")
+    p_layout: str = param(TRANSPOSED, PADDED, ROW, SWIZZLED, doc="shared-memory layout of the P tile")
+    p_passes: int = param(1, 2, doc="parts in which P passes through its slab, which shrinks as much")
+    stages: int = param(1, 2, doc="K/V tiles in flight: shared-memory buffers, or registers before sm_80")
+    min_blocks: int = param(2, 1, 3, 4, 6, 8, doc="blocks per SM the compiler must leave registers for")
+    block_order: str = param(
+        "by_head", "heaviest_first", doc="what neighbouring blocks share: a head, or a length"
+    )
+    unroll: int = param(4, 2, doc="unrolled steps of the two products")
+    sweep: str = param("rows", "columns", doc="side of a micro-tile that the innermost loop runs along")
+
+    # -- the micro-tile that the parameters imply --------------------------------------------------
+
+    def threads(self) -> int:
+        return self.threads_per_block
+
+    def rows_per_block(self) -> int:
+        return self.br
+
+    def access_width(self, problem: Problem) -> int:
+        return self.vec
+
+    @property
+    def warps(self) -> int:
+        return self.threads_per_block // WARP
+
+    @property
+    def lane_rows(self) -> int:
+        """Lanes of a warp along the rows."""
+        return WARP // self.lanes
+
+    @property
+    def rows_per_warp(self) -> int:
+        return self.br // self.warps
+
+    @property
+    def tm(self) -> int:
+        """The query rows of a tile that each lane of a warp owns."""
+        return self.rows_per_warp // self.lane_rows
+
+    @property
+    def tn(self) -> int:
+        """The keys of a tile that each lane of a warp owns."""
+        return self.bc // self.lanes
+
+    @property
+    def row_group(self) -> int:
+        """Adjacent rows a lane owns, so that a transposed tile is read in vectors."""
+        return vector_group(self.tm) if TRANSPOSED in (self.q_layout, self.p_layout) else 1
+
+    @property
+    def col_group(self) -> int:
+        """Adjacent keys a lane owns."""
+        return vector_group(self.tn) if self.k_layout == TRANSPOSED else 1
+
+    def o_vec(self, head_dim: int) -> int:
+        """Returns how many adjacent columns of O a lane owns: the widest that pads the head dim least."""
+        if self.v_layout == TRANSPOSED:
+            return 1
+        widths = [w for w in (4, 2, 1) if w <= self.vec]
+        return min(widths, key=lambda w: (self._o_columns(head_dim, w), -w))
+
+    def _o_columns(self, head_dim: int, width: int) -> int:
+        return -(-head_dim // (width * self.lanes)) * width * self.lanes
+
+    def padded_dim(self, head_dim: int) -> int:
+        """Returns how many columns of O a warp computes: head_dim rounded up to whole lane groups."""
+        return self._o_columns(head_dim, self.o_vec(head_dim))
+
+    def td(self, head_dim: int) -> int:
+        """Returns how many columns of O a lane owns."""
+        return self.padded_dim(head_dim) // self.lanes
+
+    def layouts(self, head_dim: int) -> dict[str, TileLayout]:
+        """Returns the layouts of the tiles in shared memory, by name; Q is absent when it lives in
+        registers."""
+        padded_dim = self.padded_dim(head_dim)
+        tiles = {
+            "q": make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group, written_once=True),
+            "k": make_layout(self.k_layout, self.bc, head_dim, self.vec, self.col_group),
+            "v": make_layout(self.v_layout, self.bc, padded_dim, self.vec, 1),
+            "p": make_p_layout(
+                self.p_layout,
+                self.rows_per_warp,
+                self.bc // self.p_passes,
+                self.lanes,
+                self.row_group,
+                self.col_group,
+                roomy=self.p_passes == 1,
+            ),
+        }
+        if self.q_in_registers:
+            del tiles["q"]
+        return tiles
+
+    def smem_buffers(self, limits: DeviceLimits) -> int:
+        """Returns how many K/V tiles shared memory holds; before sm_80 the second stage waits in
+        registers."""
+        return self.stages if limits.has_async_copy else 1
+
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        tiles = self.layouts(problem.head_dim)
+        q_floats = tiles["q"].floats if "q" in tiles else 0
+        kv_floats = (tiles["k"].floats + tiles["v"].floats) * self.smem_buffers(limits)
+        statistics = -(-self.br // 4) * 4
+        return FLOAT_BYTES * (q_floats + kv_floats + self.warps * tiles["p"].floats + statistics)
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        d = problem.head_dim
+        wide = max(self.tn, self.td(d))
+        accumulators = self.tm * (self.tn + self.td(d) + 2)
+        # A row-major tile delivers whole vectors along the head dim, a transposed one a column at a time.
+        columnwise = self.k_layout == TRANSPOSED and TRANSPOSED in (self.q_layout, self.p_layout)
+        fragments = self.tm + wide if columnwise else (wide + 1) * self.vec
+        resident_q = self.tm * d if self.q_in_registers else 0
+        staged = 0
+        if self.stages == 2 and not limits.has_async_copy:
+            staged = -(-self.bc * d // self.threads_per_block)
+        return accumulators + fragments + resident_q + staged + 40
