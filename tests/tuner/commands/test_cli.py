@@ -393,7 +393,7 @@ def test_tune_with_tensor_cores(flashgen, nothing_shipped):
     assert 2e-6 < result["measurement"]["error"] < 1e-2
     path = Path(result["files"]["py"])
     assert path == Path("out/sim_a100_sxm4_80gb/bf16_d16v24_b1_h2_n32.py")
-    assert 'DTYPE = "bfloat16"' in path.read_text()
+    assert '"dtype": "bf16"' in path.read_text()
     emit = ["emit", "best.py", "--device", "sim:a100", "--dtype", "bf16", "--d", "16"]
     found = json.loads(flashgen(*emit, "--dv", "24", "--json").stdout)
     assert found["tuned"] and found["variant"] == result["variant"]
