@@ -504,7 +504,7 @@ def test_a_class_refuses_other_types(of_class: tuple[Any, Problem], torch: Any) 
 def test_blocks_that_serve_several_heads(device: CudaDevice, tmp_path: Path, torch: Any, heads: int) -> None:
     kernel = tensor_core_kernel(device, {"heads": heads}, dtype="f16", seqlen_q=49, seqlen_k=49)
     module = load(tmp_path / "best.py", kernel)
-    assert heads == module.HEADS_PER_BLOCK
+    assert heads == module.KERNELS[0].launches[0].heads_per_block
     shapes = ((3, 5, 49, D),) * 3  # fifteen heads: the last block has one missing
     arrays = [x.astype(np.float16) for x in hosts(*shapes)]
     q, k, v = (to_torch(torch, x) for x in arrays)
@@ -616,8 +616,11 @@ def test_maps_of_arrays_that_are_packed_broadcast_or_empty(mapped: tuple[Any, Pr
     check_class(problem, module.attention(*views), [x.float().cpu().numpy() for x in views], False)
     o, lse = module.attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
     assert (o == 0).all() and torch.isneginf(lse).all()
-    with pytest.raises(ValueError, match=r"k starts at .* pass k\.contiguous\(\)"):
-        module.attention(q, torch.randn(3, 2, k.shape[2], D + 4, device="cuda").to(q.dtype)[..., :D], v)
+    misfit = torch.randn(3, 2, k.shape[2], D + 4, device="cuda").to(q.dtype)[..., :D]
+    copied = [np.repeat(arrays[0], 3, axis=0), misfit.float().cpu().numpy(), np.repeat(arrays[2], 3, axis=0)]
+    check_class(problem, module.attention(q, misfit, v), copied, False)
+    with pytest.raises(ValueError, match=r"pass k\.contiguous\(\)"):
+        module.attention(q, misfit, v, out=torch.empty_like(q.contiguous()))
 
 
 def test_maps_in_a_graph(mapped: tuple[Any, Problem], torch: Any) -> None:
