@@ -151,8 +151,8 @@ def test_no_rule_reads_a_parameter_that_is_set_after_it(family, problem, card):
                     )
 
 
-@pytest.mark.parametrize("card", sampled(["p100", "t4", "a100", "rtx-4090", "h200"], 2))
-@pytest.mark.parametrize("head_dim", sampled([1, 65, 128, 256], 2))
+@pytest.mark.parametrize("card", sampled(["p100", "t4", "a100", "rtx-4090", "h200"], 1))
+@pytest.mark.parametrize("head_dim", sampled([1, 65, 128, 256], 1))
 def test_every_card_can_run_every_head_dim(card, head_dim):
     # Held to spare the walk most of the narrow head dims' many variants.
     held = {"p_passes": 1, "q_in_registers": False}

@@ -1360,6 +1360,7 @@ def test_a_card_of_another_architecture(driver: Driver, tmp_path: Path, major: i
 # ---- of every type, as a program ---------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_type_run_as_a_program(
     half: Emitted, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -418,6 +418,7 @@ def test_the_cuda_file_is_the_source_with_its_figures(kernel: Kernel) -> None:
     assert "\n\n\n" not in text.partition("#include")[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.nvcc
 def test_the_cuda_file_builds_alone_with_its_launcher(kernel: Kernel, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:

@@ -152,6 +152,7 @@ def nvcc_or_skip() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.mark.thorough
 @pytest.mark.nvcc
 def test_the_program_builds_as_it_says(tmp_path: Path) -> None:
     nvcc, kernel = nvcc_or_skip(), kernel_of("f32")

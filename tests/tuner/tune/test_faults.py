@@ -34,6 +34,7 @@ from flashgen.tuner.tune.coordinator import tune
 from flashgen.tuner.tune.options import TuneOptions
 
 from tests.support import ROOT
+from tests.support.depth import sampled
 from tests.support.fakes import FakeDevice, Fault, fake_build
 from tests.support.stand_ins import StandInDevice, StandInEvaluator
 
@@ -156,7 +157,7 @@ def kill_after(worker: Worker, seconds: float, signum: int, times: int = 1) -> t
     return thread
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signum", sampled([signal.SIGKILL, signal.SIGTERM], 1))
 def test_a_worker_killed_from_outside_is_replaced(signum):
     """Short of memory, the system kills whom it likes: the build is tried again before it is blamed."""
     with Worker(FakeDevice()) as worker:
@@ -311,7 +312,7 @@ def test_a_journal_whose_last_line_is_cut_is_mended(options):
     assert run(options).trials_earlier == 10
 
 
-@pytest.mark.parametrize(("suffix", "limit"), [("sqlite3", 1_500_000), ("journal", 40_000)])
+@pytest.mark.parametrize(("suffix", "limit"), sampled([("sqlite3", 1_500_000), ("journal", 40_000)], 1))
 def test_a_disk_that_takes_no_more_is_told_and_the_run_resumes(tmp_path, options, suffix, limit):
     """For real, by the system's limit on a file's size: what was told before is whole."""
     where = str(tmp_path / f"trials.{suffix}")

@@ -37,6 +37,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 
 from tests.support import stand_ins
+from tests.support.depth import sampled
 from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, StandInToolchain, cost
 
 
@@ -473,7 +474,7 @@ def test_kill_and_resume_on_the_emulated_card(tmp_path, cache):
     assert Path(result["files"]["cu"]).parent == tmp_path / "sim_gtx_1080"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", sampled([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, cache, signum):
     process = subprocess.Popen(
         command(tmp_path, "--trials=50"), env=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

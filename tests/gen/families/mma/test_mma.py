@@ -110,34 +110,37 @@ def test_the_cover_leaves_nothing_out():
 @needs_compiler
 @pytest.mark.parametrize(
     ("card", "problem", "variant"),
-    [
-        (
-            "h200",
-            replace(HALF, head_dim=40, head_dim_v=24, causal=True),
-            Mma(br=32, bc=40, stages=4, rescale="lazy", poly_exp=2),
-        ),
-        (
-            "a100",
-            replace(BRAIN, head_dim=64, head_dim_v=64),
-            Mma(br=32, bc=32, stages=3, layout="swizzled", q_in_registers=False),
-        ),
-        ("t4", replace(HALF, head_dim=33, head_dim_v=33, causal=True), Mma(br=32, bc=16, stages=1)),
-        (
-            "a100",
-            Problem(head_dim=36, causal=True),
-            Mma(br=64, rows_per_warp=32, bc=16, q_in_registers=False),
-        ),
-        (
-            "rtx-3090",
-            replace(ROUNDED, head_dim=16, head_dim_v=48),
-            Mma(br=16, bc=32, stages=3, rescale="lazy"),
-        ),
-        (
-            "h200",
-            replace(PARTED, head_dim=40, head_dim_v=24, causal=True),
-            Mma(parts="f16", br=64, rows_per_warp=32, bc=40, stages=1, q_in_registers=False),
-        ),
-    ],
+    sampled(
+        [
+            (
+                "h200",
+                replace(HALF, head_dim=40, head_dim_v=24, causal=True),
+                Mma(br=32, bc=40, stages=4, rescale="lazy", poly_exp=2),
+            ),
+            (
+                "a100",
+                replace(BRAIN, head_dim=64, head_dim_v=64),
+                Mma(br=32, bc=32, stages=3, layout="swizzled", q_in_registers=False),
+            ),
+            ("t4", replace(HALF, head_dim=33, head_dim_v=33, causal=True), Mma(br=32, bc=16, stages=1)),
+            (
+                "a100",
+                Problem(head_dim=36, causal=True),
+                Mma(br=64, rows_per_warp=32, bc=16, q_in_registers=False),
+            ),
+            (
+                "rtx-3090",
+                replace(ROUNDED, head_dim=16, head_dim_v=48),
+                Mma(br=16, bc=32, stages=3, rescale="lazy"),
+            ),
+            (
+                "h200",
+                replace(PARTED, head_dim=40, head_dim_v=24, causal=True),
+                Mma(parts="f16", br=64, rows_per_warp=32, bc=40, stages=1, q_in_registers=False),
+            ),
+        ],
+        3,
+    ),
     ids=["f16", "bf16", "f16-sm_75", "3xtf32", "tf32", "3xf16"],
 )
 def test_the_full_suite_on_one_kernel_of_each_kind(card, problem, variant):
@@ -147,13 +150,19 @@ def test_the_full_suite_on_one_kernel_of_each_kind(card, problem, variant):
 @needs_compiler
 @pytest.mark.parametrize(
     ("problem", "variant"),
-    [
-        (replace(HALF, head_dim=24, head_dim_v=24), Mma(br=16, bc=16, rescale="lazy", poly_exp=2)),
-        (replace(BRAIN, head_dim=7, head_dim_v=5), Mma(br=16, bc=16, q_in_registers=False, stages=3)),
-        (Problem(head_dim=12, causal=True), Mma(br=16, bc=16, q_in_registers=False)),
-        (replace(ROUNDED, head_dim=16, head_dim_v=16), Mma(br=32, bc=16, stages=1, layout="swizzled")),
-        (replace(PARTED, head_dim=24, head_dim_v=8), Mma(parts="f16", br=32, bc=16, q_in_registers=False)),
-    ],
+    sampled(
+        [
+            (replace(HALF, head_dim=24, head_dim_v=24), Mma(br=16, bc=16, rescale="lazy", poly_exp=2)),
+            (replace(BRAIN, head_dim=7, head_dim_v=5), Mma(br=16, bc=16, q_in_registers=False, stages=3)),
+            (Problem(head_dim=12, causal=True), Mma(br=16, bc=16, q_in_registers=False)),
+            (replace(ROUNDED, head_dim=16, head_dim_v=16), Mma(br=32, bc=16, stages=1, layout="swizzled")),
+            (
+                replace(PARTED, head_dim=24, head_dim_v=8),
+                Mma(parts="f16", br=32, bc=16, q_in_registers=False),
+            ),
+        ],
+        2,
+    ),
     ids=["f16", "bf16", "3xtf32", "tf32", "3xf16"],
 )
 def test_kernels_pass_the_sanitizer(problem, variant):
@@ -357,17 +366,20 @@ SAMPLED = 80
 
 @pytest.mark.parametrize(
     ("card", "problem"),
-    [
-        ("t4", replace(HALF, head_dim=33, head_dim_v=8)),
-        ("a100", replace(ROUNDED, head_dim=72, head_dim_v=72)),
-        ("rtx-3090", replace(BRAIN, head_dim=40, head_dim_v=40, causal=True)),
-        ("h200", HALF),
-        ("h200", replace(HALF, head_dim=7, head_dim_v=7, causal=True)),
-        ("h200", Problem(head_dim=36, causal=True)),
-        ("h200", replace(PARTED, head_dim=72, head_dim_v=40)),
-        ("b200", replace(BRAIN, head_dim=192, head_dim_v=128)),
-        ("rtx-5090", Problem(head_dim=1)),
-    ],
+    sampled(
+        [
+            ("t4", replace(HALF, head_dim=33, head_dim_v=8)),
+            ("a100", replace(ROUNDED, head_dim=72, head_dim_v=72)),
+            ("rtx-3090", replace(BRAIN, head_dim=40, head_dim_v=40, causal=True)),
+            ("h200", HALF),
+            ("h200", replace(HALF, head_dim=7, head_dim_v=7, causal=True)),
+            ("h200", Problem(head_dim=36, causal=True)),
+            ("h200", replace(PARTED, head_dim=72, head_dim_v=40)),
+            ("b200", replace(BRAIN, head_dim=192, head_dim_v=128)),
+            ("rtx-5090", Problem(head_dim=1)),
+        ],
+        4,
+    ),
     ids=lambda value: value.name if isinstance(value, Problem) else value,
 )
 def test_legal_variants_render(card, problem):
