@@ -108,6 +108,12 @@ class DeviceLimits:
             self.smem_per_sm // smem_per_block if smem_per_block else self.max_blocks_per_sm,
         )
 
+    def lacks_shared_memory(self, smem_bytes: int) -> str | None:
+        """Says why a block cannot have so many bytes of shared memory; None where it can."""
+        if smem_bytes > self.smem_per_block:
+            return f"needs {smem_bytes} bytes, {self.sm} allows {self.smem_per_block}"
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

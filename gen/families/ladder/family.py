@@ -93,10 +93,7 @@ class Ladder(Variant):
 
     @rule("shared memory", after="q_in_registers")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        needed = self.smem_bytes(problem, limits)
-        if needed > limits.smem_per_block:
-            return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
-        return None
+        return limits.lacks_shared_memory(self.smem_bytes(problem, limits))
 
     @rule("registers", after="q_in_registers")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -92,10 +92,7 @@ class RuledParameters(Parameters):
 
     @rule("shared memory", after="stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        needed = self.smem_bytes(problem, limits)
-        if needed > limits.smem_per_block:
-            return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
-        return None
+        return limits.lacks_shared_memory(self.smem_bytes(problem, limits))
 
     @rule("copies", after="evict_first")
     def _copies_are_hinted(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -89,10 +89,7 @@ class RuledParameters(Parameters):
 
     @rule("shared memory", after="v_stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        needed = bytes_of_storage(self, problem)
-        if needed > limits.smem_per_block:
-            return f"needs {needed} bytes, {limits.sm} allows {limits.smem_per_block}"
-        return None
+        return limits.lacks_shared_memory(bytes_of_storage(self, problem))
 
     @rule("combination", after="order_of_groups")
     def _groups_take_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
