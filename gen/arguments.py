@@ -120,6 +120,11 @@ def argument_struct(
     return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *scalars))
 
 
+def struct_of(problem: Problem) -> ArgumentStruct:
+    """Returns ``AttentionArgs`` as the problem's kernels take it."""
+    return argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales)
+
+
 @dataclass(frozen=True)
 class Arguments:
     """The values of one launch's arguments, by the names of their fields."""
@@ -165,7 +170,7 @@ def make_arguments(
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
-    return Arguments(argument_struct(operation, layout, has_scales=problem.has_scales), values, layout)
+    return Arguments(struct_of(problem), values, layout)
 
 
 @dataclass(frozen=True)

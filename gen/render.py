@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from .arguments import argument_struct
+from .arguments import struct_of
 from .kernel import Kernel
 from .limits import DeviceLimits
 from .operation import FLOAT, INPUT, OUTPUT
@@ -63,7 +63,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             launches=launches,
             entry=entry,
             symbol=f"{entry}_kernel",
-            arguments=argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales),
+            arguments=struct_of(problem),
             elements=elements_of(problem),
             element=element,
             output=ELEMENTS[problem.output_dtype][0],

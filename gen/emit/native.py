@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..arguments import VOID_ELEMENTS, argument_struct
+from ..arguments import VOID_ELEMENTS, struct_of
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..variant import Variant
@@ -71,7 +71,7 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
         .get_template(template)
         .render(
             problem=problem,
-            arguments=argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales),
+            arguments=struct_of(problem),
             elements=VOID_ELEMENTS,
             entry=_entry(problem),
             number=number,

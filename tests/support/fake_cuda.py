@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flashgen.gen.arguments import MAP_BYTES, ArgumentStruct, argument_struct
+from flashgen.gen.arguments import MAP_BYTES, struct_of
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cards.dtypes import numpy_dtype
 
@@ -82,10 +82,6 @@ KERNELS: dict[str, Callable[[Arguments], None]] = {}
 PROBLEMS: dict[str, Problem] = {}
 #: How many maps each kernel takes, where it takes any.
 NUM_MAPS: dict[str, int] = {}
-
-
-def struct_of(problem: Problem) -> ArgumentStruct:
-    return argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales)
 
 
 class Arguments:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import Arguments, ArgumentStruct, argument_struct, make_arguments
+from ...gen.arguments import Arguments, make_arguments, struct_of
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
@@ -137,7 +137,7 @@ class SimToolchain:
                 ".run",
                 [
                     f"-DEMULATION_ENTRY={kernel.entry}",
-                    f"-DEMULATION_ARGS_BYTES={_struct_of(kernel.problem).num_bytes}",
+                    f"-DEMULATION_ARGS_BYTES={struct_of(kernel.problem).num_bytes}",
                     f"-DEMULATION_ARRAYS={_array_list(kernel.problem)}",
                 ],
             )
@@ -184,10 +184,6 @@ class SimToolchain:
     def _how(self) -> tuple[str, ...]:
         """All that determines an artifact beside the kernel's source."""
         return (self.compiler.version, *self._flags(), _emulation_source())
-
-
-def _struct_of(problem: Problem) -> ArgumentStruct:
-    return argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales)
 
 
 def _array_list(problem: Problem) -> str:

@@ -10,8 +10,6 @@ from ..errors import CorruptedMemory
 from .dtypes import bits_dtype, unwritten_bits
 
 FLOAT32 = np.dtype(np.float32)
-#: The bits of unwritten float32 memory.
-POISON = unwritten_bits(FLOAT32)
 #: Poison before and after each tensor.
 GUARD_BYTES = 16384
 #: Alignment of every tensor: what cudaMalloc gives.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.arguments import argument_struct
+from flashgen.gen.arguments import struct_of
 from flashgen.gen.emit.cuda import as_rendered, emit_cuda, read_cuda
 from flashgen.gen.emit.inline import FOLDER, PARTS
 from flashgen.gen.emit.literals import source_literal, to_literal
@@ -156,7 +156,7 @@ def test_a_thin_module_reads_back(kernel: Kernel, tmp_path: Path) -> None:
 
 def test_arguments_lie_as_in_the_struct(kernel: Kernel) -> None:
     module = data_of(emit_module(kernel, device="NVIDIA H200"))
-    wanted = argument_struct(kernel.problem.operation, has_scales=kernel.problem.has_scales)
+    wanted = struct_of(kernel.problem)
     packed = module._Arguments(module.ARGUMENTS)
     values = {field.name: i + 1 for i, field in enumerate(wanted.fields)}
     packed.write(values)
