@@ -36,6 +36,7 @@ MODULES = {
     "replay": "studies",
     "devices": "kernels",
     "validate": "kernels",
+    "accuracy": "accuracy",
     "ladder": "tuning",
     "bench": "bench",
 }

@@ -9,11 +9,12 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Device, Timing
 from ..errors import FlashgenError
+from .adversarial import Finding
 from .measure import summarize
 from .outcome import Outcome
 from .verdict import failed, measured, spilled
 from .worker_life import WorkerLife
-from .worker_process import Evaluate, Interleave, Validate
+from .worker_process import Evaluate, Interleave, TryAdversarial, Validate
 
 #: Until it has answered one request about one build.
 DEADLINE_S = 60.0
@@ -78,6 +79,10 @@ class Worker:
         """
         # The suite is long on purpose; no candidate waits behind it.
         return self.life.ask(Validate(build, problem, self._next_seed()), 10 * self.deadline_s)
+
+    def try_adversarial(self, build: Build, cases: Sequence[str], seed: int) -> list[Finding]:
+        """Returns what each adversarial case of those names shows of a build. Raises as `validate_full`."""
+        return self.life.ask(TryAdversarial(build, tuple(cases), seed), 10 * self.deadline_s)
 
     def measure_interleaved(
         self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS

@@ -1,0 +1,65 @@
+"""What a class of arithmetic promises of every input, ordinary or not: by it adversarial inputs are judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a kernel of the class may lose, beside what its type's range leaves no room for.
+
+    ``tolerance`` bounds ‖o - ref‖ / ‖ref‖ of a head whose scores are of ordinary size. ``roundoff`` is the
+    relative error of one sum in a score: a score is off by a few of it times scale · Σ|q·k|. A weight below
+    ``weight_floor``, of a row's largest, may be lost. An element of q, k or v below ``span`` of its tensor's
+    largest in a head may be lost, 0: none. ``headroom`` is how far below float32's largest number a row's
+    sum of |v| has to stay to be finite.
+    """
+
+    tolerance: float
+    roundoff: float
+    weight_floor: float = 0.0
+    span: float = 0.0
+    headroom: float = 1.0
+
+    def words(self) -> str:
+        """Says in one line what is promised."""
+        told = [f"{self.tolerance:.0e} per head on scores of ordinary size"]
+        told.append(f"scores to {self.roundoff:.0e} of their sum of |q·k|")
+        if self.weight_floor:
+            told.append(f"weights from {self.weight_floor:.0e} of the largest on")
+        if self.span:
+            told.append(f"elements from {self.span:.0e} of their tensor's largest on")
+        if self.headroom < 1:
+            told.append(f"sums of |v| up to {self.headroom:.0e} of float32's range")
+        return ", ".join(told)
+
+
+UNIT = 2.0**-24
+#: Weights of f16 are multiples of 2^-24 of the largest.
+F16_WEIGHT_FLOOR = 2.0**-25
+#: Rescaling waits until a row's maximum has grown by 2^8.
+LAZY_HEADROOM = 2.0**-8
+#: Of parts of f16 with one power of two for a tensor.
+F16_PARTS_SPAN = 2.0**-37
+
+_FLOAT32 = {"tolerance": 2e-6, "roundoff": UNIT}
+#: By precision of float32 and, for other types, by type.
+PROMISES = {
+    "auto": Promise(**_FLOAT32),
+    "ieee": Promise(**_FLOAT32),
+    "3xtf32": Promise(**_FLOAT32),
+    "3xf16": Promise(**_FLOAT32, weight_floor=F16_PARTS_SPAN, span=F16_PARTS_SPAN),
+    "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM),
+    "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR),
+    "bf16": Promise(tolerance=1e-2, roundoff=2 * UNIT, headroom=LAZY_HEADROOM),
+    # Tensor cores keep thirteen bits behind the first of a sum of products of e4m3; its weights are f16.
+    "e4m3": Promise(tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR),
+}
+
+
+def promise_of(problem: Problem) -> Promise:
+    """Returns what a kernel of the problem's type and precision promises."""
+    return PROMISES[problem.precision if problem.dtype == "f32" else problem.dtype]

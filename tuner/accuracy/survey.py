@@ -1,0 +1,78 @@
+"""What adversarial inputs show of one kernel of each family and class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...gen.problem import Problem
+from ...gen.promise import promise_of
+from ..cards.device import Device
+from ..evaluate.adversarial import Finding
+from ..evaluate.adversarial_inputs import AdversarialCase
+from ..evaluate.worker import DEADLINE_S, Worker
+from .subjects import Subject
+
+#: A survey of a large tile takes an emulated card minutes.
+EMULATED_DEADLINE_S = 10 * DEADLINE_S
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A kernel and what each case showed of it."""
+
+    subject: Subject
+    findings: tuple[Finding, ...]
+
+    @property
+    def broken(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        kernel = self.subject.kernel
+        return {
+            "family": self.subject.family,
+            "class": self.subject.arithmetic,
+            "mask": self.subject.mask,
+            "device": self.subject.device.limits.name,
+            "problem": kernel.problem.to_dict(),
+            "variant": kernel.variant.to_dict(),
+            "promise": promise_of(kernel.problem).words(),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def survey_accuracy(
+    found: Iterable[Subject],
+    choose: Callable[[Problem], Sequence[AdversarialCase]],
+    *,
+    seed: int = 0,
+    on_subject: Callable[[Subject], None] = lambda subject: None,
+    on_surveyed: Callable[[Surveyed], None] = lambda surveyed: None,
+) -> list[Surveyed]:
+    """Tries every kernel on the cases that ``choose`` names for its problem.
+
+    Raises:
+        LaunchError, CorruptedMemory, TimedOut, Died: a kernel fails altogether; the message names the case.
+    """
+    workers: dict[str, Worker] = {}
+    surveyed = []
+    try:
+        for subject in found:
+            on_subject(subject)
+            worker = workers.setdefault(subject.device.spec, _worker(subject.device))
+            build = subject.device.toolchain().build(subject.kernel)
+            findings = worker.try_adversarial(
+                build, [case.name for case in choose(subject.kernel.problem)], seed
+            )
+            surveyed.append(Surveyed(subject, tuple(findings)))
+            on_surveyed(surveyed[-1])
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return surveyed
+
+
+def _worker(device: Device) -> Worker:
+    return Worker(device, deadline_s=EMULATED_DEADLINE_S if device.predicted else DEADLINE_S)
