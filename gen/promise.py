@@ -1,4 +1,4 @@
-"""What a class of arithmetic promises of every input, ordinary or not: by it adversarial inputs are judged."""
+"""What a class of arithmetic promises of every input: by it, results on adversarial inputs are judged."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Promise:
 UNIT = 2.0**-24
 #: Weights of f16 are multiples of 2^-24 of the largest.
 F16_WEIGHT_FLOOR = 2.0**-25
+#: Exponentials by polynomials end at float32's smallest normal number.
+NORMAL_WEIGHT_FLOOR = 2.0**-126
 #: Rescaling waits until a row's maximum has grown by 2^8.
 LAZY_HEADROOM = 2.0**-8
 #: Of parts of f16 with one power of two for a tensor.
@@ -54,7 +56,9 @@ PROMISES = {
     "3xf16": Promise(**_FLOAT32, weight_floor=F16_PARTS_SPAN, span=F16_PARTS_SPAN),
     "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM),
     "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR),
-    "bf16": Promise(tolerance=1e-2, roundoff=2 * UNIT, headroom=LAZY_HEADROOM),
+    "bf16": Promise(
+        tolerance=1e-2, roundoff=2 * UNIT, weight_floor=NORMAL_WEIGHT_FLOOR, headroom=LAZY_HEADROOM
+    ),
     # Tensor cores keep thirteen bits behind the first of a sum of products of e4m3; its weights are f16.
     "e4m3": Promise(tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR),
 }

@@ -19,6 +19,8 @@ from ..predict.space_survey import survey_space
 
 #: The emulated card on which each family is looked at where none is named.
 HOME_CARDS = {"simt": "gtx-1080", "ladder": "gtx-1080", "mma": "a100", "wgmma": "h200"}
+#: Precisions that a family of these has under another name already.
+_SYNONYMS: dict[tuple[str, ...], set[str]] = {("auto", "ieee"): {"auto"}}
 #: A kernel is chosen for problems of this length, and tried on a few rows.
 SEQLEN = 1024
 
@@ -94,7 +96,8 @@ def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
         if dtypes and dtype not in dtypes:
             continue
         for precision in precisions:
-            if wanted.precisions and precision not in wanted.precisions:
+            # By multiply-adds, auto is another name of ieee.
+            if precision not in (wanted.precisions or set(precisions) - _SYNONYMS.get(precisions, set())):
                 continue
             yield Problem(
                 dtype=dtype,

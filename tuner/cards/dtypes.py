@@ -35,6 +35,11 @@ def smallest(name: str) -> float:
     return float(ml_dtypes.finfo(NUMPY_DTYPES[name]).smallest_subnormal)
 
 
+def smallest_normal(name: str) -> float:
+    """Returns the smallest positive number of a problem's ``dtype`` that has all its bits."""
+    return float(ml_dtypes.finfo(NUMPY_DTYPES[name]).smallest_normal)
+
+
 def unwritten_bits(dtype: np.dtype) -> int:
     """Returns the bits of an element that nobody wrote. Raises ValueError for a type that no problem has."""
     try:

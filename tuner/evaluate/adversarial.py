@@ -151,8 +151,8 @@ def _not_finite(o: np.ndarray, lse: np.ndarray, allowed: Allowed) -> tuple[float
             np.inf,
             0.0,
             (
-                f"{int(wrong.sum())} rows, the first row {at[2]} of head {at[1]}: log-sum-exp is {lse[at]:.3g}, "
-                f"float64 gives {allowed.lse[at]:.3g}"
+                f"{int(wrong.sum())} rows, the first row {at[2]} of head {at[1]}: log-sum-exp is "
+                f"{lse[at]:.3g}, float64 gives {allowed.lse[at]:.3g}"
             ),
         )
     return 0.0, 0.0, 0.0, ""

@@ -6,17 +6,22 @@ same every time, for any type, head dim, mask and shape. What a type cannot hold
 
 from __future__ import annotations
 
+import difflib
 import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from ...gen.problem import Problem
-from ..cards.dtypes import largest, numpy_dtype, smallest
+from ..cards.dtypes import largest, numpy_dtype, smallest, smallest_normal
 
-#: Magnitudes above and below one by type; the largest number of a type is tried beside them.
+#: How many of the cases are wanted: all, or of each kind those at a few magnitudes.
+Breadth = Literal["few", "all"]
+#: Magnitudes above and below one by type; a type's largest number is tried beside them. What is near the
+#: smallest number has cases of its own.
 LARGE: dict[str, tuple[float, ...]] = {
     "f32": (1e4, 1e7, 1e11, 1e20, 1e30, 1e37),
     "bf16": (1e4, 1e7, 1e11, 1e20, 1e30, 1e37),
@@ -26,11 +31,25 @@ LARGE: dict[str, tuple[float, ...]] = {
 SMALL: dict[str, tuple[float, ...]] = {
     "f32": (1e-4, 1e-7, 1e-11, 1e-20, 1e-30, 1e-35, 1e-37, 1e-38),
     "bf16": (1e-4, 1e-7, 1e-11, 1e-20, 1e-30, 1e-35, 1e-37, 1e-38),
-    "f16": (1e-2, 1e-4, 1e-6, 1e-7),
-    "e4m3": (1e-1, 1e-2),
+    "f16": (1e-2, 1e-3, 1e-4),
+    "e4m3": (1e-1,),
 }
 #: Sizes of scores; 6.5e12 is 2^42 over a little more than log2 e.
 SCORES = (1e2, 1e4, 1e6, 1e9, 6.5e12, 1e15, 1e20, 1e30, 1e36)
+#: Those of them that few cases have.
+FEW_LARGE: dict[str, tuple[float, ...]] = {
+    "f32": (1e7, 1e37),
+    "bf16": (1e7, 1e37),
+    "f16": (1e3,),
+    "e4m3": (1e2,),
+}
+FEW_SMALL: dict[str, tuple[float, ...]] = {
+    "f32": (1e-7, 1e-37),
+    "bf16": (1e-7, 1e-37),
+    "f16": (1e-3,),
+    "e4m3": (1e-1,),
+}
+FEW_SCORES = (1e4, 6.5e12, 1e36)
 #: A scale is a float32 number, and a normal one.
 LEAST_SCALE, LARGEST_SCALE = 1.2e-38, 3.4e38
 #: How far below the others a score must be for its key to weigh nothing, however large its value.
@@ -131,7 +150,38 @@ def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(numpy_dtype(dtype))
 
 
-def adversarial_cases(dtype: str) -> tuple[AdversarialCase, ...]:
+@dataclass(frozen=True)
+class Sizes:
+    """The magnitudes that cases of a type are made for, with the texts that name them."""
+
+    dtype: str
+    large: tuple[tuple[str, float], ...]
+    small: tuple[tuple[str, float], ...]
+    scores: tuple[tuple[str, float], ...]
+
+    def has_inverse(self, size: float) -> bool:
+        """Whether the type has a number 1 / ``size`` with all its bits, and some below."""
+        return 1 / size >= smallest(self.dtype) * 2**11
+
+
+def _sizes(dtype: str, breadth: Breadth) -> Sizes:
+    few = breadth == "few"
+    large, small = (FEW_LARGE, FEW_SMALL) if few else (LARGE, SMALL)
+    return Sizes(
+        dtype,
+        (*((_text(size), size) for size in large[dtype]), ("max", largest(dtype))),
+        tuple((_text(size), size) for size in small[dtype]),
+        tuple((_text(size), size) for size in (FEW_SCORES if few else SCORES)),
+    )
+
+
+def _text(size: float) -> str:
+    """A magnitude in few characters: 1e7, 6.5e12, 1e-4."""
+    mantissa, exponent = f"{size:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def adversarial_cases(dtype: str, breadth: Breadth = "all") -> tuple[AdversarialCase, ...]:
     """Returns the cases of a type, those of a group together."""
     makers = (
         _magnitudes,
@@ -144,13 +194,12 @@ def adversarial_cases(dtype: str) -> tuple[AdversarialCase, ...]:
         _not_finite,
         _subnormal,
     )
-    return tuple(case for make in makers for case in make(dtype))
+    sizes = _sizes(dtype, breadth)
+    return tuple(case for make in makers for case in make(sizes))
 
 
 def case_named(name: str, dtype: str) -> AdversarialCase:
     """Returns the case of that name; raises ValueError with the nearest name."""
-    import difflib
-
     known = {case.name: case for case in adversarial_cases(dtype)}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0)
@@ -158,15 +207,7 @@ def case_named(name: str, dtype: str) -> AdversarialCase:
     return known[name]
 
 
-def _large(dtype: str) -> tuple[tuple[str, float], ...]:
-    return (*((f"{size:.0e}".replace("e+", "e"), size) for size in LARGE[dtype]), ("max", largest(dtype)))
-
-
-def _small(dtype: str) -> tuple[tuple[str, float], ...]:
-    return tuple((f"{size:.0e}", size) for size in SMALL[dtype])
-
-
-def _magnitudes(dtype: str) -> Iterator[AdversarialCase]:
+def _magnitudes(sizes: Sizes) -> Iterator[AdversarialCase]:
     def times(names: str, size: float, scale_by: float = 1.0) -> Change:
         def change(draw: Draw) -> None:
             draw.make_uniform()
@@ -176,7 +217,7 @@ def _magnitudes(dtype: str) -> Iterator[AdversarialCase]:
 
         return change
 
-    for text, size in (*_small(dtype), *_large(dtype)):
+    for text, size in (*sizes.small, *sizes.large):
         yield AdversarialCase(f"v x {text}", "magnitudes", times("v", size))
         for name in "qk":
             if LEAST_SCALE * 100 < 1 / size < LARGEST_SCALE:
@@ -187,10 +228,10 @@ def _magnitudes(dtype: str) -> Iterator[AdversarialCase]:
             yield AdversarialCase(
                 f"q and k x {text}, scale / {text}^2", "magnitudes", times("qk", size, 1 / size**2)
             )
-    for text, size in _small(dtype):
+    for text, size in sizes.small:
         yield AdversarialCase(f"q, k and v x {text}", "magnitudes", times("qkv", size))
-    for text, size in _large(dtype):
-        if 1 / size >= smallest(dtype) * 2**11:
+    for text, size in sizes.large:
+        if sizes.has_inverse(size):
 
             def opposed(draw: Draw, size: float = size) -> None:
                 draw.make_uniform()
@@ -200,8 +241,8 @@ def _magnitudes(dtype: str) -> Iterator[AdversarialCase]:
             yield AdversarialCase(f"q x {text}, k / {text}", "magnitudes", opposed)
 
 
-def _outlying_rows(dtype: str) -> Iterator[AdversarialCase]:
-    for text, size in (*_small(dtype)[:2], *_large(dtype)):
+def _outlying_rows(sizes: Sizes) -> Iterator[AdversarialCase]:
+    for text, size in (*sizes.small[:2], *sizes.large):
 
         def q_row(draw: Draw, size: float = size) -> None:
             draw.make_uniform()
@@ -220,8 +261,8 @@ def _outlying_rows(dtype: str) -> Iterator[AdversarialCase]:
         yield AdversarialCase(f"a value x {text}", "rows", value)
 
 
-def _outlying_columns(dtype: str) -> Iterator[AdversarialCase]:
-    for text, size in _large(dtype):
+def _outlying_columns(sizes: Sizes) -> Iterator[AdversarialCase]:
+    for text, size in sizes.large:
 
         def q_column(draw: Draw, size: float = size) -> None:
             draw.make_uniform()
@@ -250,13 +291,13 @@ def _outlying_columns(dtype: str) -> Iterator[AdversarialCase]:
         yield AdversarialCase(f"a column of q x {text}, facing zeros", "columns", q_column)
         yield AdversarialCase(f"a column of k x {text}, facing zeros", "columns", k_column)
         yield AdversarialCase(f"a column of v x {text}", "columns", v_column)
-        if 1 / size >= smallest(dtype) * 2**11:
+        if sizes.has_inverse(size):
             yield AdversarialCase(f"a column of q x {text}, of k / {text}", "columns", opposed)
             yield AdversarialCase(f"a column of k x {text}, of q / {text}", "columns", opposed_keys)
 
 
-def _outlying_elements(dtype: str) -> Iterator[AdversarialCase]:
-    for text, size in _large(dtype):
+def _outlying_elements(sizes: Sizes) -> Iterator[AdversarialCase]:
+    for text, size in sizes.large:
 
         def q_element(draw: Draw, size: float = size) -> None:
             draw.q[:, -1, draw.row, draw.column] = size
@@ -284,8 +325,8 @@ def _outlying_elements(dtype: str) -> Iterator[AdversarialCase]:
         yield AdversarialCase(f"an element of k {text}, of no weight", "elements", lightest_key)
 
 
-def _outlying_values(dtype: str) -> Iterator[AdversarialCase]:
-    for text, size in _large(dtype):
+def _outlying_values(sizes: Sizes) -> Iterator[AdversarialCase]:
+    for text, size in sizes.large:
 
         def element(draw: Draw, size: float = size) -> None:
             draw.v[:, :, draw.key, draw.value_column] = size
@@ -308,10 +349,9 @@ def _outlying_values(dtype: str) -> Iterator[AdversarialCase]:
         yield AdversarialCase(f"an element of v {text}, of no weight", "values", one_of_no_weight)
 
 
-def _large_scores(dtype: str) -> Iterator[AdversarialCase]:
-    most = largest(dtype) / 8  # of N(0, 1)
-    for size in SCORES:
-        text = f"{size:.1e}".replace("e+", "e").replace(".0e", "e")
+def _large_scores(sizes: Sizes) -> Iterator[AdversarialCase]:
+    most = largest(sizes.dtype) / 8  # of N(0, 1)
+    for text, size in sizes.scores:
 
         def by_factors(draw: Draw, size: float = size) -> None:
             draw.make_values_alike()
@@ -336,7 +376,7 @@ def _large_scores(dtype: str) -> Iterator[AdversarialCase]:
         yield AdversarialCase(f"scores of -{text}", "scores", negative)
 
 
-def _equal_scores(dtype: str) -> Iterator[AdversarialCase]:
+def _equal_scores(sizes: Sizes) -> Iterator[AdversarialCase]:
     def constant(sign: float, size: float) -> Change:
         def change(draw: Draw) -> None:
             draw.make_values_alike()
@@ -356,7 +396,7 @@ def _equal_scores(dtype: str) -> Iterator[AdversarialCase]:
 
         return change
 
-    for text, size in _large(dtype):
+    for text, size in sizes.large:
         # Of float32's larger magnitudes squares are beyond its range: nothing could be asked for.
         if size**2 * 256 < 3e38:
             yield AdversarialCase(f"q = {text}, k = {text}", "ties", constant(1, size), exact=True)
@@ -371,7 +411,7 @@ def _equal_scores(dtype: str) -> Iterator[AdversarialCase]:
             yield AdversarialCase(f"q = {text}, k = -{text}", "beyond", constant(-1, size), exact=True)
 
 
-def _not_finite(dtype: str) -> Iterator[AdversarialCase]:
+def _not_finite(sizes: Sizes) -> Iterator[AdversarialCase]:
     def put(name: str, value: float, *, facing: str = "") -> Change:
         def change(draw: Draw) -> None:
             if facing:
@@ -408,7 +448,7 @@ def _not_finite(dtype: str) -> Iterator[AdversarialCase]:
             group,
             last(name, np.nan),
         )
-    if dtype == "e4m3":  # has no infinity
+    if sizes.dtype == "e4m3":  # has no infinity
         return
     for name, words in what.items():
         for sign, value in (("", np.inf), ("-", -np.inf)):
@@ -421,9 +461,8 @@ def _not_finite(dtype: str) -> Iterator[AdversarialCase]:
     yield AdversarialCase("the last value inf", "infinite", last("v", np.inf))
 
 
-def _subnormal(dtype: str) -> Iterator[AdversarialCase]:
-    least = smallest(dtype)
-    normal = least * 2.0 ** {"f32": 23, "bf16": 7, "f16": 10, "e4m3": 3}[dtype]
+def _subnormal(sizes: Sizes) -> Iterator[AdversarialCase]:
+    normal = smallest_normal(sizes.dtype)
 
     def times(names: str, scale: float = 1.0) -> Change:
         def change(draw: Draw) -> None:

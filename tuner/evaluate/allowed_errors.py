@@ -4,10 +4,10 @@ A row's outputs are judged by what plain float32 arithmetic can do at best, not 
 score of 1e6 has an ulp of 0.06 in float32, so that its weight is off by some percent whoever computes it.
 
 Let s[j] be a row's scores, a[j] = scale · Σ_d |q[d] k[j,d]|, p[j] its weights and o = Σ_j p[j] v[j]. Each of
-the d additions of a dot product rounds by at most u = 2⁻²⁴ (the class's `Promise.roundoff`) of a partial sum,
-which never exceeds Σ|q k|. So a computed score is s[j] + δ[j] with |δ[j]| <= η[j] = c · u · a[j]; c = d in the
-worst case, about √d where signs are mixed, here 3 + √d / 2, which counts the two roundings of scale · log2 e
-and of the maximum. A weight is then p[j] e^δ[j], and
+the d additions of a dot product rounds by at most u = 2⁻²⁴ (the class's `Promise.roundoff`) of a partial
+sum, which never exceeds Σ|q k|. So a computed score is s[j] + δ[j] with |δ[j]| <= η[j] = c · u · a[j]; c = d
+in the worst case, about √d where signs are mixed, here 3 + √d / 2, which counts the two roundings of
+scale · log2 e and of the maximum. A weight is then p[j] e^δ[j], and
 
     ô - o = Σ_j p[j] (e^δ[j] - 1) (v[j] - o) / Σ_j p[j] e^δ[j],
     |ô - o| <= Σ_j p[j] (e^η[j] - 1) |v[j] - o| / Σ_j p[j] e^-η[j].
@@ -45,6 +45,8 @@ FLOAT_MAX = float(np.finfo(np.float32).max)
 LOG2_E = math.log2(math.e)
 #: exp(-this) is less than float32's smallest number.
 NO_WEIGHT = 104.0
+#: Of errors of scores beyond this, weights say nothing.
+MANY_UNITS = 30.0
 #: Results that may be one of float32's smallest numbers off: products, sums, rescaling, division.
 FLUSHES = 4
 #: Bytes of products held at a time.
@@ -121,62 +123,56 @@ class _Rows:
 
     def judged(self, problem: Problem, promise: Promise, exact: bool, flush: float) -> dict[str, np.ndarray]:
         """The fields of `Allowed`."""
-        products = self.q[:, None, :] * self.k[None, :, :]
-        scores = np.where(self.seen, products.sum(axis=-1) * self.scale, -np.inf)
-        sizes = np.where(self.seen, np.abs(products).sum(axis=-1), 0.0)
-        magnitude = abs(self.scale)
-        overflowing = np.nan_to_num(sizes, nan=np.inf).max(axis=-1) * max(1.0, magnitude * LOG2_E)
-        eta = self._score_errors(sizes * magnitude, promise, exact, flush)
+        scores, sizes = self._scores(exact)
+        eta = np.zeros_like(sizes) if exact else self._score_errors(sizes, promise, flush)
         top = scores.max(axis=-1, keepdims=True)
-        reachable = np.isneginf(top)
-        weights = np.exp(scores - np.where(reachable, 0.0, top))
+        weightless = np.isneginf(top)
+        weights = np.exp(scores - np.where(weightless, 0.0, top))
         total = weights.sum(axis=-1, keepdims=True)
-        p = weights / np.where(reachable, 1.0, total)
-        o, measure = self._averages(p), self._averages(p, absolute=True)
-        slack = np.zeros_like(o) if exact else self._moved_by_rounding(scores, p, eta, o)
+        p = weights / np.where(weightless, 1.0, total)
+        o = self._averages(p, self.v)
         finite_v = np.abs(np.where(np.isfinite(self.v), self.v, 0.0))
         visible_v = self.seen.astype(np.float64) @ finite_v
-        slack += max(promise.weight_floor, flush) * visible_v
-        slack += promise.span * finite_v.max(initial=0.0)
+        slack = self._moved_by_rounding(scores, p, eta, o)
+        slack += max(promise.weight_floor, flush) * visible_v + promise.span * finite_v.max()
         slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
-        lse = np.where(reachable, -np.inf, np.log(total) + top)[:, 0]
-        mattering = p > 0 if exact else self._mattering(scores, eta)
-        lse_slack = np.where(mattering, eta, 0.0).max(axis=-1, initial=0.0)
-        over_range = np.abs(o) > largest(problem.output_dtype)
+        lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
+        lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1)
+        lse_slack += lse_bound(problem, 0.0) * np.maximum(1.0, np.abs(lse))
         return {
-            "o": np.where(over_range, np.copysign(np.inf, o), o),
+            "o": np.where(np.abs(o) > largest(problem.output_dtype), np.copysign(np.inf, o), o),
             "lse": lse,
-            "measure": measure,
+            "measure": self._averages(p, np.abs(self.v)),
             "slack": slack,
-            "lse_slack": lse_slack + lse_bound(problem, 0.0) * np.maximum(1.0, np.abs(lse)),
-            "open_rows": overflowing >= FLOAT_MAX,
+            "lse_slack": lse_slack,
+            "open_rows": self._overflows(np.nan_to_num(sizes, nan=np.inf)).any(axis=-1),
             "open": visible_v >= FLOAT_MAX * promise.headroom,
             "infinite_scores": np.isposinf(scores).any(axis=-1) & ~np.isnan(scores).any(axis=-1),
-            "no_weight": reachable[:, 0] & self.seen.any(axis=-1),
+            "no_weight": weightless[:, 0] & self.seen.any(axis=-1),
         }
 
-    def _score_errors(self, sizes: np.ndarray, promise: Promise, exact: bool, flush: float) -> np.ndarray:
-        """η by row and key."""
-        d, magnitude = self.q.shape[-1], abs(self.scale)
-        count = 3 + math.sqrt(d) / 2
-        eta = count * promise.roundoff * sizes
-        if exact:
-            return eta
-        eta += (
-            FLUSHES
-            * flush
-            * magnitude
-            * (1 + np.abs(self.q).sum(axis=-1)[:, None] + np.abs(self.k).sum(axis=-1)[None, :])
-        )
-        if promise.span:
-            k_max = np.abs(self.k).max()
-            eta += promise.span * magnitude * self.q_max * np.abs(self.k).sum(axis=-1)[None, :]
-            eta += promise.span * magnitude * k_max * np.abs(self.q).sum(axis=-1)[:, None]
-        return np.where(self.seen, eta, 0.0)
+    def _scores(self, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The scores, and Σ|q k| unscaled; ``exact``: equal keys have equal scores to the last bit, which
+        BLAS does not say."""
+        products = (self.q[:, None, :] * self.k).sum(axis=-1) if exact else self.q @ self.k.T
+        scores = np.where(self.seen, products * self.scale, -np.inf)
+        return scores, np.where(self.seen, np.abs(self.q) @ np.abs(self.k).T, 0.0)
 
-    def _averages(self, p: np.ndarray, *, absolute: bool = False) -> np.ndarray:
+    def _overflows(self, sizes: np.ndarray) -> np.ndarray:
+        """Which scores float32 may not hold, scaled or not."""
+        return sizes * max(1.0, abs(self.scale) * LOG2_E) >= FLOAT_MAX
+
+    def _score_errors(self, sizes: np.ndarray, promise: Promise, flush: float) -> np.ndarray:
+        """η by row and key, infinite where a sum may overflow to either side."""
+        q_sums, k_sums = np.abs(self.q).sum(axis=-1)[:, None], np.abs(self.k).sum(axis=-1)
+        eta = (3 + math.sqrt(self.q.shape[-1]) / 2) * promise.roundoff * sizes
+        eta += FLUSHES * flush * (1 + q_sums + k_sums)
+        if promise.span:
+            eta += promise.span * (self.q_max * k_sums + np.abs(self.k).max() * q_sums)
+        return np.where(self.seen, np.where(self._overflows(sizes), np.inf, eta * abs(self.scale)), 0.0)
+
+    def _averages(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Σ p v over the keys that each row sees: what others hold, NaN say, is not looked at."""
-        v = np.abs(self.v) if absolute else self.v
         odd = ~np.isfinite(v).all(axis=-1)
         found = p[:, ~odd] @ v[~odd]
         for j in np.flatnonzero(odd):
@@ -192,14 +188,19 @@ class _Rows:
         self, scores: np.ndarray, p: np.ndarray, eta: np.ndarray, o: np.ndarray
     ) -> np.ndarray:
         """What errors of the scores up to ``eta`` do to the outputs at most; see the module's docstring."""
-        distance = np.abs(np.where(np.isfinite(self.v), self.v, 0.0)[None] - o[:, None, :])
+        moved = np.zeros_like(o)
+        v = np.where(np.isfinite(self.v), self.v, 0.0)
         mattering = self._mattering(scores, eta)
-        hull = np.where(mattering[..., None], distance, 0.0).max(axis=1)
-        shift = np.where(p > 0, p * np.expm1(np.minimum(eta, 700.0)), 0.0)
-        kept = np.maximum((p * np.exp(-eta)).sum(axis=-1, keepdims=True), 1e-300)
-        first_order = np.einsum("ij,ijx->ix", shift, distance) / kept
-        smaller = np.fmin(hull, first_order)
-        return np.where(np.isnan(o), 0.0, smaller)
+        eta = np.where(mattering, eta, 0.0)
+        most = eta.max(axis=-1)
+        shift = p * np.expm1(np.minimum(eta, MANY_UNITS))
+        kept = (p * np.exp(-eta)).sum(axis=-1)
+        for i in np.flatnonzero((most > 0) & ~np.isnan(o).all(axis=-1)):
+            distance = np.abs(v - o[i])
+            moved[i] = distance[mattering[i]].max(axis=0)
+            if most[i] < MANY_UNITS:
+                moved[i] = np.fmin(moved[i], shift[i] @ distance / kept[i])
+        return np.where(np.isnan(o), 0.0, moved)
 
 
 def row_bounds(allowed: Allowed, promise: Promise) -> np.ndarray:
