@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .problem import Problem
 
@@ -15,7 +15,8 @@ class Promise:
     relative error of one sum in a score: a score is off by a few of it times scale · Σ|q·k|. A weight below
     ``weight_floor``, of a row's largest, may be lost. An element of q, k or v below ``span`` of its tensor's
     largest in a head may be lost, 0: none. ``headroom`` is how far below float32's largest number a row's
-    sum of |v| has to stay to be finite.
+    sum of |v| has to stay to be finite. ``isolates_values``: a NaN or an infinity in a value leaves rows
+    alone that do not see it; otherwise they may become NaN.
     """
 
     tolerance: float
@@ -23,6 +24,7 @@ class Promise:
     weight_floor: float = 0.0
     span: float = 0.0
     headroom: float = 1.0
+    isolates_values: bool = True
 
     def words(self) -> str:
         """Says in one line what is promised."""
@@ -47,13 +49,13 @@ LAZY_HEADROOM = 2.0**-8
 #: Of parts of f16 with one power of two for a tensor.
 F16_PARTS_SPAN = 2.0**-37
 
-_FLOAT32 = {"tolerance": 2e-6, "roundoff": UNIT}
+_FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT)
 #: By precision of float32 and, for other types, by type.
 PROMISES = {
-    "auto": Promise(**_FLOAT32),
-    "ieee": Promise(**_FLOAT32),
-    "3xtf32": Promise(**_FLOAT32),
-    "3xf16": Promise(**_FLOAT32, weight_floor=F16_PARTS_SPAN, span=F16_PARTS_SPAN),
+    "ieee": _FLOAT32,
+    "auto": _FLOAT32,
+    "3xf16": replace(_FLOAT32, weight_floor=F16_PARTS_SPAN, span=F16_PARTS_SPAN),
+    "3xtf32": _FLOAT32,
     "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM),
     "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR),
     "bf16": Promise(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from ...gen.families import FAMILIES
 from ...gen.kernel import Kernel
 from ...gen.problem import Problem
+from ...gen.promise import PROMISES
 from ...gen.render import render
-from ...gen.variant import Value, Variant
+from ...gen.variant import Illegal, Value, Variant
 from ..cards.device import Device
 from ..cards.emulated import PREFIX
 from ..cards.names import resolve
-from ..errors import NotServed, UsageError
+from ..errors import FlashgenError, NotServed, UsageError
 from ..predict.prior import prior_of
 from ..predict.space_survey import survey_space
 
@@ -21,6 +22,13 @@ from ..predict.space_survey import survey_space
 HOME_CARDS = {"simt": "gtx-1080", "ladder": "gtx-1080", "mma": "a100", "wgmma": "h200"}
 #: Precisions that a family of these has under another name already.
 _SYNONYMS: dict[tuple[str, ...], set[str]] = {("auto", "ieee"): {"auto"}}
+#: What is held of each family: tiles that an emulated card is quick with, several of them for a case's rows
+#: and keys. Where nothing is legal with them, any will do.
+SMALL_TILES: dict[str, dict[str, Value]] = {
+    "simt": {"br": 32, "bc": 32},
+    "mma": {"br": 64, "bc": 32, "rows_per_warp": 16, "splits": 1, "heads": 1, "key_warps": 1},
+    "wgmma": {"br": 64, "bc": 64, "cluster": 1},
+}
 #: A kernel is chosen for problems of this length, and tried on a few rows.
 SEQLEN = 1024
 
@@ -30,12 +38,12 @@ class Wanted:
     """What a survey is to look at: empty stands for all there is; ``held`` are parameters of one family."""
 
     device: str | None = None
-    families: tuple[str, ...] = ()
+    families: tuple[type[Variant], ...] = ()
     dtypes: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ()
     masks: tuple[bool, ...] = (False, True)
     head_dim: int = 32
-    held: Mapping[str, Value] | None = None
+    held: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,11 @@ def subjects(wanted: Wanted) -> Iterator[Subject]:
     """
     found = False
     for name, family in FAMILIES.items():
-        if wanted.families and name not in wanted.families:
+        if wanted.families and family not in wanted.families:
             continue
         device = resolve(wanted.device or PREFIX + HOME_CARDS[name])
         for problem in _problems(family, wanted):
-            variant = _chosen(family, problem, device, wanted.held or {})
+            variant = _chosen(family, problem, device, wanted.held)
             if variant is None:
                 continue
             found = True
@@ -87,6 +95,19 @@ def subjects(wanted: Wanted) -> Iterator[Subject]:
         raise NotServed(
             "no kernel family computes that; choose another --family, --dtype, --precision or card"
         )
+
+
+def subjects_of(
+    variant: Variant, problem: Problem, device: str | None, masks: Iterable[bool]
+) -> Iterator[Subject]:
+    """Yields the kernel of one variant, under each mask. Raises FlashgenError where it does not run there."""
+    card = resolve(device or PREFIX + HOME_CARDS[variant.family])
+    for causal in masks:
+        masked = replace(problem, causal=causal)
+        try:
+            yield Subject(render(variant, masked, card.limits), card)
+        except Illegal as error:
+            raise FlashgenError(f"{variant.name} does not run on {card.limits.name}: {error}") from error
 
 
 def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
@@ -114,17 +135,18 @@ def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
 def _chosen(
     family: type[Variant], problem: Problem, device: Device, held: Mapping[str, Value]
 ) -> Variant | None:
-    """The variant predicted fastest, or the one that is held whole; None where none is legal."""
+    """The variant predicted fastest of those with small tiles, or else of all; None where none is legal."""
     limits = device.limits
-    survey = survey_space(family, problem, limits, held, prior_of(problem, limits), count=1)
-    if survey.survivors:
-        return survey.survivors[0].variant
-    if survey.verdict is not None and not survey.verdict.legal:
+    for tiles in (SMALL_TILES.get(family.family, {}), {}):
+        with_tiles = {**tiles, **held}
+        survey = survey_space(family, problem, limits, with_tiles, prior_of(problem, limits), count=1)
+        if survey.survivors:
+            return survey.survivors[0].variant
+    if survey.verdict is not None and held:
         raise UsageError(f"--set: {survey.verdict.rule}: {survey.verdict.reason}")
     return None
 
 
-def order_of(precision_or_dtype: Sequence[str]) -> list[str]:
+def order_of(classes: Iterable[str]) -> list[str]:
     """Returns classes in the order in which tables tell of them."""
-    known = ["ieee", "auto", "3xf16", "3xtf32", "tf32", "f16", "bf16", "e4m3"]
-    return sorted(precision_or_dtype, key=known.index)
+    return sorted(classes, key=list(PROMISES).index)

@@ -29,6 +29,11 @@ class Surveyed:
     def broken(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if not finding.kept)
 
+    @property
+    def promised(self) -> str:
+        """What the kernel's class promises, in words."""
+        return promise_of(self.subject.kernel.problem).words()
+
     def to_dict(self) -> dict[str, Any]:
         kernel = self.subject.kernel
         return {
@@ -38,7 +43,7 @@ class Surveyed:
             "device": self.subject.device.limits.name,
             "problem": kernel.problem.to_dict(),
             "variant": kernel.variant.to_dict(),
-            "promise": promise_of(kernel.problem).words(),
+            "promise": self.promised,
             "findings": [finding.to_dict() for finding in self.findings],
         }
 
@@ -61,11 +66,9 @@ def survey_accuracy(
     try:
         for subject in found:
             on_subject(subject)
-            worker = workers.setdefault(subject.device.spec, _worker(subject.device))
+            worker = workers.setdefault(subject.device.spec, _worker(subject.device, seed))
             build = subject.device.toolchain().build(subject.kernel)
-            findings = worker.try_adversarial(
-                build, [case.name for case in choose(subject.kernel.problem)], seed
-            )
+            findings = worker.try_adversarial(build, [case.name for case in choose(subject.kernel.problem)])
             surveyed.append(Surveyed(subject, tuple(findings)))
             on_surveyed(surveyed[-1])
     finally:
@@ -74,5 +77,5 @@ def survey_accuracy(
     return surveyed
 
 
-def _worker(device: Device) -> Worker:
-    return Worker(device, deadline_s=EMULATED_DEADLINE_S if device.predicted else DEADLINE_S)
+def _worker(device: Device, seed: int) -> Worker:
+    return Worker(device, seed=seed, deadline_s=EMULATED_DEADLINE_S if device.predicted else DEADLINE_S)

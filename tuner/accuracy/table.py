@@ -38,7 +38,7 @@ def error_table(surveyed: Sequence[Surveyed]) -> ErrorTable:
             groups.setdefault(finding.group)
             findings.setdefault((finding.group, column), []).append(finding)
     columns = dict.fromkeys(column for _, column in findings)
-    order = order_of(dict.fromkeys(name for name, _ in columns))
+    order = order_of({name for name, _ in columns})
     return ErrorTable(
         tuple(sorted(columns, key=lambda column: (order.index(column[0]), column[1]))),
         tuple(groups),

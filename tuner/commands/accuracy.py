@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import checked
-from .flags import Causal, Json, Seed, Settings, parse_list
+from .flags import DEFAULT_OUT, Causal, Json, Out, Seed, Settings, parse_list
 from .terminal import console_for, print_json
+
+if TYPE_CHECKING:
+    from ...gen.problem import Problem
+    from ..evaluate.adversarial_inputs import AdversarialCase
 
 
 def accuracy_command(
@@ -35,6 +40,12 @@ def accuracy_command(
     ] = 32,
     causal: Causal = None,
     settings: Settings = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel", metavar="NAME", help="Only this tuned kernel, as `list` names it, or its file."
+        ),
+    ] = None,
     case: Annotated[
         list[str] | None,
         typer.Option("--case", metavar="NAME", help="Only this case, told in full; repeatable."),
@@ -42,6 +53,7 @@ def accuracy_command(
     every: Annotated[
         bool, typer.Option("--every", help="Tell of every case that breaks a promise, not of groups alone.")
     ] = False,
+    out: Out = DEFAULT_OUT,
     seed: Seed = 0,
     write: Annotated[
         Path | None,
@@ -58,52 +70,65 @@ def accuracy_command(
     One kernel each is tried on magnitudes from 1e-38 to 1e38, outliers, huge scores, infinities, NaN and
     subnormal numbers, and held to what its class promises.
     """
-    from ...gen.families import family_named
-    from ..accuracy.subjects import Wanted, subjects
-    from ..accuracy.survey import survey_accuracy
+    from ...gen.families import FAMILIES
+    from ..accuracy.subjects import Wanted, subjects, subjects_of
+    from ..accuracy.survey import Surveyed, survey_accuracy
     from ..accuracy.table import error_table
     from ..evaluate.adversarial_inputs import adversarial_cases, case_named
-    from ..option_words import parse_settings
-    from ..view.accuracy import accuracy_tables, finding_line, surveyed_line
+    from ..option_words import one_family, parse_families, parse_settings
+    from ..shelf import library
+    from ..shelf.listing import find
+    from ..view.accuracy import accuracy_tables, fill_file, finding_line, require_markers, surveyed_line
+    from ..view.words import widen
 
-    families = tuple(
-        checked(lambda: [family_named(name).family for name in parse_list("--family", family, str)])
-    )
-    held = parse_settings(family_named(families[0]), settings) if settings and families else {}
+    masks = (False, True) if causal is None else (causal,)
+    families = parse_families(parse_list("--family", family, str))
     wanted = Wanted(
         device=device,
         families=families,
         dtypes=parse_list("--dtype", dtype, str),
         precisions=parse_list("--precision", precision, str),
-        masks=(False, True) if causal is None else (causal,),
+        masks=masks,
         head_dim=head_dim,
-        held=held,
+        held=parse_settings(one_family(families or tuple(FAMILIES.values())), settings) if settings else {},
     )
+    found = subjects(wanted)
+    if kernel is not None:
+        tuned = find(library.entries(library.folders(out)), kernel).kernel
+        found = subjects_of(tuned.variant, tuned.problem, device, masks)
+    if write is not None:
+        require_markers(write)
     console = console_for(json_)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def tell(surveyed):
+    def tell(surveyed: Surveyed) -> None:
         say(surveyed_line(surveyed))
         for finding in surveyed.findings:
             if case or (every and not finding.kept):
                 say("  " + finding_line(finding))
 
-    surveyed = survey_accuracy(
-        subjects(wanted),
-        lambda problem: (
-            [checked(lambda name=name: case_named(name, problem.dtype)) for name in case]
-            if case
-            else adversarial_cases(problem.dtype)
-        ),
-        seed=seed,
-        on_surveyed=tell,
-    )
+    def choose(problem: Problem) -> Sequence[AdversarialCase]:
+        if case:
+            return [checked(lambda name=name: case_named(name, problem.dtype)) for name in case]
+        return adversarial_cases(problem.dtype)
+
+    with console.status("choosing kernels") as status:
+        surveyed = survey_accuracy(
+            found,
+            choose,
+            seed=seed,
+            on_subject=lambda subject: status.update(f"building and trying {subject.name}"),
+            on_surveyed=tell,
+        )
     if json_:
         print_json([each.to_dict() for each in surveyed])
     elif not case:
-        for table in accuracy_tables(error_table(surveyed), "Largest error per head against float64"):
+        widen(console)
+        for table in accuracy_tables(error_table(surveyed)):
             console.print(table.rich())
+    if write is not None:
+        fill_file(write, surveyed)
     if any(each.broken for each in surveyed):
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,20 +15,30 @@ from ...gen.variant import Variant
 from ..build.protocol import Build
 from ..cards.device import Runner
 from ..errors import CorruptedMemory, LaunchError
-from .adversarial_inputs import AdversarialCase
+from .adversarial_inputs import AdversarialCase, Breadth, adversarial_cases
 from .allowed_errors import Allowed, attend_exactly, element_bounds, row_bounds
+from .comparison import WrongResult
 
 #: Rows and keys of a case: some tiles of either, few, and lengths that no tile divides.
 MOST_ROWS, MOST_KEYS = 73, 261
+#: Those where the keys of a tile of rows are shared out.
+FEW_ROWS, SHARED_KEYS = 11, 1061
 #: float32's smallest number where subnormal ones are kept, and on a card, where builds flush them.
 SUBNORMAL, NORMAL = 2.0**-149, 2.0**-126
 
 
+class BrokenPromise(WrongResult):
+    """A result on adversarial inputs beyond what the kernel's class promises; names the case, the error, what
+    is allowed and what is promised."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What one case showed: the worst error found beside its bound, and where; ``what`` says which kind.
+    """What one case showed: the worst error found beside its bound, and where that is.
 
-    ``error`` is infinite for what should have been finite, or should not.
+    ``error`` is infinite for what is finite and should not be, or the other way round: then ``where`` tells
+    it all. ``head_error`` is the largest ‖o - ref‖ / ‖ref‖ of a head, whatever is allowed, over what is
+    finite.
     """
 
     case: str
@@ -38,8 +49,32 @@ class Finding:
     head_error: float
     where: str
 
+    def words(self) -> str:
+        if math.isinf(self.error):
+            return f"{self.case}: {self.where}"
+        return f"{self.case}: {self.where} is {self.error:.1e}, {self.bound:.1e} allowed"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, emulated: bool, seed: int = 0) -> int:
+    """Returns on how many adversarial cases a build keeps what its class promises: on all that it is tried
+    on.
+
+    Raises:
+        BrokenPromise: it does not, on one.
+        LaunchError, CorruptedMemory: it does not run.
+    """
+    problem = build.kernel.problem
+    cases = adversarial_cases(problem.dtype, breadth)
+    for finding in adversarial_findings(runner, build, cases, emulated=emulated, seed=seed):
+        if not finding.kept:
+            raise BrokenPromise(
+                f"wrong result on adversarial inputs: {finding.words()}; promised are "
+                f"{promise_of(problem).words()}"
+            )
+    return len(cases)
 
 
 def adversarial_findings(
@@ -71,6 +106,8 @@ def try_case(runner: Runner, build: Build, case: AdversarialCase, *, flush: floa
 def shape_for(variant: Variant) -> tuple[int, int]:
     """Returns rows and keys of a case for a variant: two tiles of keys and some, a tile of rows and some."""
     br, bc = int(getattr(variant, "br", 64)), int(getattr(variant, "bc", 64))
+    if variant.key_shares() > 1:
+        return min(br + 9, FEW_ROWS), min((variant.key_shares() + 1) * bc + 5, SHARED_KEYS)
     return min(br + 9, MOST_ROWS), min(2 * bc + 5, MOST_KEYS)
 
 

@@ -140,7 +140,8 @@ class AdversarialCase:
         with np.errstate(over="ignore", invalid="ignore"):
             self.change(draw)
             scale = float(np.float32(draw.scale))
-            return *(_rounded(x, problem.dtype) for x in (draw.q, draw.k, draw.v)), scale
+            q, k, v = (_rounded(x, problem.dtype) for x in (draw.q, draw.k, draw.v))
+        return q, k, v, scale
 
 
 def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -242,7 +243,7 @@ def _magnitudes(sizes: Sizes) -> Iterator[AdversarialCase]:
 
 
 def _outlying_rows(sizes: Sizes) -> Iterator[AdversarialCase]:
-    for text, size in (*sizes.small[:2], *sizes.large):
+    for text, size in (*sizes.small, *sizes.large):
 
         def q_row(draw: Draw, size: float = size) -> None:
             draw.make_uniform()

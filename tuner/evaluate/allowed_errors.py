@@ -103,7 +103,7 @@ def attend_exactly(
                 one = [np.asarray(x, np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group])]
                 for first in range(0, rows, step):
                     part = slice(first, first + step)
-                    head = _Rows(one[0][part], one[1], one[2], seen[part], scale, np.abs(one[0]).max())
+                    head = _Rows(one[0][part], one[1], one[2], seen[part], scale, _largest(one[0]))
                     for name, values in head.judged(problem, promise, exact, flush).items():
                         fields[name].append(values)
     shapes = {name: (batch, heads, rows, *values[0].shape[1:]) for name, values in fields.items()}
@@ -126,15 +126,14 @@ class _Rows:
         scores, sizes = self._scores(exact)
         eta = np.zeros_like(sizes) if exact else self._score_errors(sizes, promise, flush)
         top = scores.max(axis=-1, keepdims=True)
-        weightless = np.isneginf(top)
+        weightless = np.asarray(np.isneginf(top))
         weights = np.exp(scores - np.where(weightless, 0.0, top))
         total = weights.sum(axis=-1, keepdims=True)
         p = weights / np.where(weightless, 1.0, total)
         o = self._averages(p, self.v)
-        finite_v = np.abs(np.where(np.isfinite(self.v), self.v, 0.0))
-        visible_v = self.seen.astype(np.float64) @ finite_v
+        visible_v = self.seen.astype(np.float64) @ np.abs(_finite(self.v))
         slack = self._moved_by_rounding(scores, p, eta, o)
-        slack += max(promise.weight_floor, flush) * visible_v + promise.span * finite_v.max()
+        slack += max(promise.weight_floor, flush) * visible_v + promise.span * _largest(self.v)
         slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
         lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
         lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1)
@@ -145,10 +144,10 @@ class _Rows:
             "measure": self._averages(p, np.abs(self.v)),
             "slack": slack,
             "lse_slack": lse_slack,
-            "open_rows": self._overflows(np.nan_to_num(sizes, nan=np.inf)).any(axis=-1),
-            "open": visible_v >= FLOAT_MAX * promise.headroom,
-            "infinite_scores": np.isposinf(scores).any(axis=-1) & ~np.isnan(scores).any(axis=-1),
-            "no_weight": weightless[:, 0] & self.seen.any(axis=-1),
+            "open_rows": np.asarray(self._overflows(np.nan_to_num(sizes, nan=np.inf)).any(axis=-1)),
+            "open": np.logical_or(visible_v >= FLOAT_MAX * promise.headroom, self._spreading(promise)),
+            "infinite_scores": np.asarray(np.isposinf(scores).any(axis=-1) & ~np.isnan(scores).any(axis=-1)),
+            "no_weight": np.asarray(weightless[:, 0] & self.seen.any(axis=-1)),
         }
 
     def _scores(self, exact: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +159,7 @@ class _Rows:
 
     def _overflows(self, sizes: np.ndarray) -> np.ndarray:
         """Which scores float32 may not hold, scaled or not."""
-        return sizes * max(1.0, abs(self.scale) * LOG2_E) >= FLOAT_MAX
+        return np.asarray(sizes * max(1.0, abs(self.scale) * LOG2_E) >= FLOAT_MAX)
 
     def _score_errors(self, sizes: np.ndarray, promise: Promise, flush: float) -> np.ndarray:
         """η by row and key, infinite where a sum may overflow to either side."""
@@ -168,7 +167,7 @@ class _Rows:
         eta = (3 + math.sqrt(self.q.shape[-1]) / 2) * promise.roundoff * sizes
         eta += FLUSHES * flush * (1 + q_sums + k_sums)
         if promise.span:
-            eta += promise.span * (self.q_max * k_sums + np.abs(self.k).max() * q_sums)
+            eta += promise.span * (self.q_max * k_sums + _largest(self.k) * q_sums)
         return np.where(self.seen, np.where(self._overflows(sizes), np.inf, eta * abs(self.scale)), 0.0)
 
     def _averages(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -179,17 +178,22 @@ class _Rows:
             found += np.where(self.seen[:, j, None], p[:, j, None] * v[j], 0.0)
         return found
 
+    def _spreading(self, promise: Promise) -> np.ndarray:
+        """Columns that a value may make NaN in rows that do not see it."""
+        odd = ~np.isfinite(self.v).all(axis=0)
+        return np.broadcast_to(odd & (not promise.isolates_values), (len(self.q), odd.size))
+
     def _mattering(self, scores: np.ndarray, eta: np.ndarray) -> np.ndarray:
         """Which keys may have weight."""
         least = (scores - eta).max(axis=-1, keepdims=True)
-        return self.seen & (scores + eta >= least - NO_WEIGHT)
+        return np.logical_and(self.seen, scores + eta >= least - NO_WEIGHT)
 
     def _moved_by_rounding(
         self, scores: np.ndarray, p: np.ndarray, eta: np.ndarray, o: np.ndarray
     ) -> np.ndarray:
         """What errors of the scores up to ``eta`` do to the outputs at most; see the module's docstring."""
         moved = np.zeros_like(o)
-        v = np.where(np.isfinite(self.v), self.v, 0.0)
+        v = _finite(self.v)
         mattering = self._mattering(scores, eta)
         eta = np.where(mattering, eta, 0.0)
         most = eta.max(axis=-1)
@@ -211,6 +215,16 @@ def row_bounds(allowed: Allowed, promise: Promise) -> np.ndarray:
 def element_bounds(allowed: Allowed, problem: Problem, promise: Promise) -> np.ndarray:
     """Returns the largest |o - ref| of each element."""
     return element_factor(problem) * promise.tolerance * allowed.measure + allowed.slack
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    """The array with zeros for what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def _largest(x: np.ndarray) -> float:
+    """The largest magnitude among what is finite."""
+    return float(np.abs(_finite(x)).max())
 
 
 def _norm(values: np.ndarray, axis: int) -> np.ndarray:

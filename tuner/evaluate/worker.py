@@ -10,11 +10,12 @@ from ..build.protocol import Build
 from ..cards.device import Device, Timing
 from ..errors import FlashgenError
 from .adversarial import Finding
+from .adversarial_inputs import Breadth
 from .measure import summarize
 from .outcome import Outcome
 from .verdict import failed, measured, spilled
 from .worker_life import WorkerLife
-from .worker_process import Evaluate, Interleave, TryAdversarial, Validate
+from .worker_process import Evaluate, Interleave, ProvePromise, TryAdversarial, Validate
 
 #: Until it has answered one request about one build.
 DEADLINE_S = 60.0
@@ -80,9 +81,19 @@ class Worker:
         # The suite is long on purpose; no candidate waits behind it.
         return self.life.ask(Validate(build, problem, self._next_seed()), 10 * self.deadline_s)
 
-    def try_adversarial(self, build: Build, cases: Sequence[str], seed: int) -> list[Finding]:
-        """Returns what each adversarial case of those names shows of a build. Raises as `validate_full`."""
-        return self.life.ask(TryAdversarial(build, tuple(cases), seed), 10 * self.deadline_s)
+    def prove_promise(self, build: Build, breadth: Breadth) -> int:
+        """Returns on how many adversarial cases a build keeps its class's promise.
+
+        Raises:
+            BrokenPromise, CorruptedMemory, LaunchError, TimedOut, Died: what is wrong with the build.
+        """
+        # Not a seed of its own: what is promised holds for cases that everybody can repeat by name.
+        return self.life.ask(ProvePromise(build, breadth, self._seed), 10 * self.deadline_s)
+
+    def try_adversarial(self, build: Build, cases: Sequence[str]) -> list[Finding]:
+        """Returns what each adversarial case of those names shows of a build. Raises as `prove_promise`, but
+        for what breaks a promise."""
+        return self.life.ask(TryAdversarial(build, tuple(cases), self._seed), 10 * self.deadline_s)
 
     def measure_interleaved(
         self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS

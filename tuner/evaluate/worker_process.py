@@ -18,8 +18,8 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Device, Runner, Timing
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
-from .adversarial import adversarial_findings
-from .adversarial_inputs import case_named
+from .adversarial import adversarial_findings, prove_promise
+from .adversarial_inputs import Breadth, case_named
 from .cases import Depth
 from .validate import validate
 
@@ -58,6 +58,13 @@ class Interleave:
 
 
 @dataclass(frozen=True)
+class ProvePromise:
+    build: Build
+    breadth: Breadth
+    seed: int
+
+
+@dataclass(frozen=True)
 class TryAdversarial:
     """``cases`` are names, in the order in which they are tried."""
 
@@ -66,7 +73,7 @@ class TryAdversarial:
     seed: int
 
 
-Request = Evaluate | Validate | Interleave | TryAdversarial
+Request = Evaluate | Validate | Interleave | ProvePromise | TryAdversarial
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,9 @@ def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: Reques
             return timing, error, runner.occupancy(build)
         case Validate(build, problem, seed):
             return run_suite(build, problem, seed, "full")
+        case ProvePromise(build, breadth, seed):
+            pipe.send(Phase(VALIDATING))
+            return prove_promise(runner, build, breadth, emulated=emulated, seed=seed)
         case TryAdversarial(build, names, seed):
             pipe.send(Phase(VALIDATING))
             cases = [case_named(name, build.kernel.problem.dtype) for name in names]
