@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import checked
-from .flags import DEFAULT_OUT, Causal, Json, Out, Seed, Settings, parse_list
+from ..request import Shape
+from .flags import DEFAULT_OUT, Json, Out, Seed, Settings, parse_list
 from .terminal import console_for, print_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ def accuracy_command(
     head_dim: Annotated[
         int, typer.Option("--d", "--head-dim", min=1, max=256, help="Head dim of the kernels.")
     ] = 32,
-    causal: Causal = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option("--causal/--no-causal", help="Under this mask alone, the causal one or none."),
+    ] = None,
     settings: Settings = None,
     kernel: Annotated[
         str | None,
@@ -83,11 +87,14 @@ def accuracy_command(
 
     masks = (False, True) if causal is None else (causal,)
     families = parse_families(parse_list("--family", family, str))
+    dtypes, precisions = parse_list("--dtype", dtype, str), parse_list("--precision", precision, str)
+    for shape in (*(Shape(dtype=name) for name in dtypes), *(Shape(precision=name) for name in precisions)):
+        shape.problem()  # which says of a name that it is none
     wanted = Wanted(
         device=device,
         families=families,
-        dtypes=parse_list("--dtype", dtype, str),
-        precisions=parse_list("--precision", precision, str),
+        dtypes=dtypes,
+        precisions=precisions,
         masks=masks,
         head_dim=head_dim,
         held=parse_settings(one_family(families or tuple(FAMILIES.values())), settings) if settings else {},

@@ -128,4 +128,5 @@ def test_the_command_names_what_is_near(flashgen, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("no marker")
     assert "has no" in flashgen("accuracy", "--write", str(page), code=1).stderr
-    assert "unknown family 'mna'" in flashgen("accuracy", "--family", "mna", code=2).stderr
+    for option, name in (("--family", "mna"), ("--dtype", "f61"), ("--precision", "3xf61")):
+        assert f"{name}'; did you mean" in flashgen("accuracy", option, name, code=2).stderr
