@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...serves import Serves
-from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
+from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
 from .parameters import F16, TF32
 from .rules import RuledParameters
@@ -146,7 +146,9 @@ class Mma(RuledParameters):
             "partial_width": min(4, self.access_width(problem)),
             "async_copy": limits.has_async_copy,
             "poly": EXP2_CUBIC,
+            "lag": PARTS_LAG if arithmetic == "3xf16" else LAG,
             "top_exponent": TOP_EXPONENT,
+            "least_exponent": LEAST_EXPONENT,
             "limit_exponent": LIMIT_EXPONENT,
             "weight_exponent": WEIGHT_EXPONENT if arithmetic == "3xf16" else 0,
         }
