@@ -15,14 +15,16 @@ class Promise:
     relative error of one sum in a score: a score is off by a few of it times scale · Σ|q·k|. A weight below
     ``weight_floor``, of a row's largest, may be lost. An element of q, k or v below ``span`` of its tensor's
     largest in a head may be lost, 0: none. ``headroom`` is how far below float32's largest number a row's
-    sum of |v| has to stay to be finite. ``isolates_values``: a NaN or an infinity in a value leaves rows
-    alone that do not see it; otherwise they may become NaN.
+    sum of |v| has to stay to be finite. ``row_share``: each element of o may be off by this much of the mean
+    |o| of its row, so that small columns feel large ones. ``isolates_values``: a NaN or an infinity in a
+    value leaves rows alone that do not see it; otherwise they may become NaN.
     """
 
     tolerance: float
     roundoff: float
     weight_floor: float = 0.0
     span: float = 0.0
+    row_share: float = 0.0
     headroom: float = 1.0
     isolates_values: bool = True
 
@@ -34,6 +36,8 @@ class Promise:
             told.append(f"weights from {self.weight_floor:.0e} of the largest on")
         if self.span:
             told.append(f"elements from {self.span:.0e} of their tensor's largest on")
+        if self.row_share:
+            told.append(f"elements of o to {self.row_share:.0e} of their row's mean")
         if self.headroom < 1:
             told.append(f"sums of |v| up to {self.headroom:.0e} of float32's range")
         return ", ".join(told)
@@ -46,23 +50,32 @@ F16_WEIGHT_FLOOR = 2.0**-25
 NORMAL_WEIGHT_FLOOR = 2.0**-126
 #: Rescaling waits until a row's maximum has grown by 2^8.
 LAZY_HEADROOM = 2.0**-8
-#: Of parts of f16 with one power of two for a tensor.
-F16_PARTS_SPAN = 2.0**-37
+#: What parts of f16, with one power of two for all columns of v, may make of a row: beyond that it is computed
+#: again in double precision (templates/common/f16_parts.cu.jinja).
+F16_PARTS_SHARE = 2.0**-19
 
-_FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT)
+_FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT, isolates_values=False)
 #: By precision of float32 and, for other types, by type.
 PROMISES = {
     "ieee": _FLOAT32,
-    "auto": _FLOAT32,
-    "3xf16": replace(_FLOAT32, weight_floor=F16_PARTS_SPAN, span=F16_PARTS_SPAN),
-    "3xtf32": _FLOAT32,
-    "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM),
-    "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR),
+    "auto": replace(_FLOAT32, row_share=F16_PARTS_SHARE),
+    "3xf16": replace(_FLOAT32, row_share=F16_PARTS_SHARE, isolates_values=True),
+    "3xtf32": replace(_FLOAT32, isolates_values=True),
+    "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM, isolates_values=False),
+    "f16": Promise(
+        tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False
+    ),
     "bf16": Promise(
-        tolerance=1e-2, roundoff=2 * UNIT, weight_floor=NORMAL_WEIGHT_FLOOR, headroom=LAZY_HEADROOM
+        tolerance=1e-2,
+        roundoff=2 * UNIT,
+        weight_floor=NORMAL_WEIGHT_FLOOR,
+        headroom=LAZY_HEADROOM,
+        isolates_values=False,
     ),
     # Tensor cores keep thirteen bits behind the first of a sum of products of e4m3; its weights are f16.
-    "e4m3": Promise(tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR),
+    "e4m3": Promise(
+        tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False
+    ),
 }
 
 

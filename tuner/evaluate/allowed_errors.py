@@ -133,7 +133,10 @@ class _Rows:
         o = self._averages(p, self.v)
         visible_v = self.seen.astype(np.float64) @ np.abs(_finite(self.v))
         slack = self._moved_by_rounding(scores, p, eta, o)
-        slack += max(promise.weight_floor, flush) * visible_v + promise.span * _largest(self.v)
+        # A polynomial's least weight is also that of keys which a row does not see.
+        reached_v = visible_v if promise.isolates_values else np.abs(_finite(self.v)).sum(axis=0)
+        slack += max(promise.weight_floor, flush) * reached_v + promise.span * _largest(self.v)
+        slack += promise.row_share * np.abs(_finite(o)).mean(axis=-1, keepdims=True)
         slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
         lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
         lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1)

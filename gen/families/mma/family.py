@@ -12,7 +12,9 @@ bits and multiply twice as fast, but reach from 2^-24 to 2^16 only: a power of t
 which follows the largest element met so far, brings tiles into that range (Ootomo and Yokota 2022,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
 performance", scale the small parts instead). Elements of at least 2^-14 of the largest keep 22 bits; what
-smaller ones lose is up to 2^-37 of the largest. The class ``tf32`` rounds the factors.
+smaller ones lose is up to 2^-37 of the largest. Where that could be felt in a row, as where its scores or
+outputs are beyond the range of either kind of parts, the row is computed once more behind the last tile, in
+double precision (templates/common/recomputation.cu.jinja). The class ``tf32`` rounds the factors.
 """
 
 from __future__ import annotations
