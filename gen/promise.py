@@ -46,12 +46,12 @@ class Promise:
 UNIT = 2.0**-24
 #: Weights of f16 are multiples of 2^-24 of the largest.
 F16_WEIGHT_FLOOR = 2.0**-25
-#: Exponentials by polynomials end at float32's smallest normal number.
+#: Exponentials by polynomials, and the second parts of TF32, end at float32's smallest normal number.
 NORMAL_WEIGHT_FLOOR = 2.0**-126
 #: Rescaling waits until a row's maximum has grown by 2^8.
 LAZY_HEADROOM = 2.0**-8
-#: What parts of f16, with one power of two for all columns of v, may make of a row: beyond that it is computed
-#: again in double precision (templates/common/f16_parts.cu.jinja).
+#: What parts of f16, with one power of two for all columns of v, may make of a row: beyond that it is
+#: computed again in double precision (templates/common/f16_parts.cu.jinja).
 F16_PARTS_SHARE = 2.0**-19
 
 _FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT, isolates_values=False)
@@ -60,11 +60,9 @@ PROMISES = {
     "ieee": _FLOAT32,
     "auto": replace(_FLOAT32, row_share=F16_PARTS_SHARE),
     "3xf16": replace(_FLOAT32, row_share=F16_PARTS_SHARE, isolates_values=True),
-    "3xtf32": replace(_FLOAT32, isolates_values=True),
+    "3xtf32": replace(_FLOAT32, weight_floor=NORMAL_WEIGHT_FLOOR, isolates_values=True),
     "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM, isolates_values=False),
-    "f16": Promise(
-        tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False
-    ),
+    "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False),
     "bf16": Promise(
         tolerance=1e-2,
         roundoff=2 * UNIT,
@@ -73,9 +71,7 @@ PROMISES = {
         isolates_values=False,
     ),
     # Tensor cores keep thirteen bits behind the first of a sum of products of e4m3; its weights are f16.
-    "e4m3": Promise(
-        tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False
-    ),
+    "e4m3": Promise(tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False),
 }
 
 
