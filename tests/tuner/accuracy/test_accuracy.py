@@ -94,6 +94,13 @@ def test_lines_name_the_error_and_what_is_allowed():
     assert "1 of 2 cases beyond" in surveyed_line(surveyed("auto", KEPT, BROKEN))
 
 
+def test_figures_are_json(tmp_path):
+    told = surveyed("auto", KEPT, NOT_FINITE).to_dict()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert [finding["error"] for finding in told["findings"]] == [1.5e-7, None]
+    assert told["promise"].startswith("2e-06 per head")
+
+
 def test_a_page_is_filled_between_its_markers(tmp_path):
     page = tmp_path / "accuracy.md"
     page.write_text("before\n<!-- accuracy -->\nold\n<!-- /accuracy -->\nafter\n")
