@@ -92,6 +92,7 @@ def attend_exactly(
     """
     batch, heads, rows, d = q.shape
     group, keys, columns = heads // k.shape[1], k.shape[2], v.shape[3]
+    flush = max(flush, promise.least)
     step = max(1, MAX_BYTES // (8 * keys * max(d, columns)))
     fields: dict[str, list[np.ndarray]] = {name: [] for name in Allowed.__dataclass_fields__}
     begins, ends = problem.scores.interval(np.arange(rows), rows, keys)
