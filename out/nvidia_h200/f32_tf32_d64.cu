@@ -478,15 +478,16 @@ __device__ __forceinline__ void recompute_rows(
 }
 
 // Makes the sum infinite of rows that are beyond the range of TF32, whose second part is as small as 2^-24 of a float
-// and zero below 2^-126: of Q, which a large K could make up for, or of outputs.
-__device__ __forceinline__ void check_range(Warp& warp, const Element* q) {
+// and zero below 2^-126: of Q, which a large K could make up for, of outputs, or of a K that a large scale makes up for.
+__device__ __forceinline__ void check_range(Warp& warp, const Element* q, float scale) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       for (int column = lane % 4; column < kD; column += 4) {
-        const float x = fabsf(q[q_offset(16 * i + 8 * h + lane / 4, column)]);
+        const Element* at = q + q_offset(16 * i + 8 * h + lane / 4, column);
+        const float x = fabsf(*at);
         if (x != 0.0f && !(x > 0x1p-100f && x < 0x1p60f)) warp.row_sum[i][h] = kInfinity;
       }
       float magnitude = 0.0f;
@@ -497,7 +498,7 @@ __device__ __forceinline__ void check_range(Warp& warp, const Element* q) {
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 1);
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 2);
       const bool keeps = magnitude == 0.0f || (magnitude > 0x1p-90f && magnitude < kInfinity);
-      if (!keeps) warp.row_sum[i][h] = kInfinity;
+      if (!keeps || scale > 0x1p20f) warp.row_sum[i][h] = kInfinity;
     }
   }
 }
@@ -629,7 +630,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       multiply_pv(warp, s, smem.v[0], rescale);
     }
   }
-  check_range(warp, warp_q);
+  check_range(warp, warp_q, scale);
   const unsigned untrusted = write_rows(
       warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
   recompute_rows<16 * kRowTiles>(args, batch, head, first_row + warp_row, untrusted, [&](int row, int x, float value) {
@@ -671,4 +672,4 @@ extern "C" int attention_f32_tf32_d64(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "237dfc80ad72fcf9", "figures": [1386, 309]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d99efddc5d7fe060", "figures": [1386, 309]}

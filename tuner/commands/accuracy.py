@@ -137,5 +137,5 @@ def accuracy_command(
             console.print(table.rich())
     if write is not None:
         fill_file(write, surveyed)
-    if any(each.broken for each in surveyed):
+    if not all(each.kept for each in surveyed):
         raise typer.Exit(1)

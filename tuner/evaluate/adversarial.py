@@ -37,8 +37,8 @@ class Finding:
     """What one case showed: the worst error found beside its bound, and where that is.
 
     ``error`` is infinite for what is finite and should not be, or the other way round: then ``where`` tells
-    it all. ``head_error`` is the largest ‖o - ref‖ / ‖ref‖ of a head, whatever is allowed, over what is
-    finite.
+    it all. ``head_error`` is the largest ‖o - ref‖ / ‖ref‖ of a head, whatever is allowed, over the rows
+    whose scores float32 can hold, as far as they are finite.
     """
 
     case: str
@@ -55,7 +55,9 @@ class Finding:
         return f"{self.case}: {self.where} is {self.error:.1e}, {self.bound:.1e} allowed"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Returns the finding as JSON values: JSON has no infinity, so that such an error is null."""
+        figures = {name: getattr(self, name) for name in ("error", "bound", "head_error")}
+        return asdict(self) | {name: x if math.isfinite(x) else None for name, x in figures.items()}
 
 
 def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, emulated: bool, seed: int = 0) -> int:
@@ -143,9 +145,10 @@ def _difference(o: np.ndarray, allowed: Allowed) -> np.ndarray:
 
 
 def _head_errors(o: np.ndarray, allowed: Allowed) -> float:
-    """The largest ‖o - ref‖ / ‖ref‖ of a head, over what is finite in both."""
-    norms = _norm(np.where(np.isfinite(allowed.o), allowed.o, 0.0), (2, 3))
-    distances = _norm(_difference(o, allowed), (2, 3))
+    """The largest ‖o - ref‖ / ‖ref‖ of a head, over what is finite in both and within float32's range."""
+    compared = np.isfinite(allowed.o) & ~allowed.open_rows[..., None]
+    norms = _norm(np.where(compared, allowed.o, 0.0), (2, 3))
+    distances = _norm(np.where(compared, _difference(o, allowed), 0.0), (2, 3))
     return float(np.where(distances == 0, 0.0, distances / norms).max())
 
 

@@ -19,7 +19,7 @@ scores are equal by construction (`exact`): then δ is the same for all.
 
 To this come the class's own bound times Σ_j p[j] |v[j]|, a row's measure that an outlier in another row or of
 weight zero leaves alone; what numbers too small for the type, or for the class's arithmetic, leave behind
-(`Promise.weight_floor` and `span`, half the output's smallest number, float32's smallest one); and for
+(`Promise.weight_floor`, half the output's smallest number, float32's smallest one); and for
 log-sum-exp the largest η that matters and the class's bound of its size.
 
 What is not finite. Each row is judged by itself. Where float64, by IEEE arithmetic over the keys that the row
@@ -92,6 +92,7 @@ def attend_exactly(
     """
     batch, heads, rows, d = q.shape
     group, keys, columns = heads // k.shape[1], k.shape[2], v.shape[3]
+    flush = max(flush, promise.least)
     step = max(1, MAX_BYTES // (8 * keys * max(d, columns)))
     fields: dict[str, list[np.ndarray]] = {name: [] for name in Allowed.__dataclass_fields__}
     begins, ends = problem.scores.interval(np.arange(rows), rows, keys)
@@ -103,7 +104,7 @@ def attend_exactly(
                 one = [np.asarray(x, np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group])]
                 for first in range(0, rows, step):
                     part = slice(first, first + step)
-                    head = _Rows(one[0][part], one[1], one[2], seen[part], scale, _largest(one[0]))
+                    head = _Rows(one[0][part], one[1], one[2], seen[part], scale)
                     for name, values in head.judged(problem, promise, exact, flush).items():
                         fields[name].append(values)
     shapes = {name: (batch, heads, rows, *values[0].shape[1:]) for name, values in fields.items()}
@@ -119,7 +120,6 @@ class _Rows:
     v: np.ndarray
     seen: np.ndarray
     scale: float
-    q_max: float
 
     def judged(self, problem: Problem, promise: Promise, exact: bool, flush: float) -> dict[str, np.ndarray]:
         """The fields of `Allowed`."""
@@ -135,7 +135,7 @@ class _Rows:
         slack = self._moved_by_rounding(scores, p, eta, o)
         # A polynomial's least weight is also that of keys which a row does not see.
         reached_v = visible_v if promise.isolates_values else np.abs(_finite(self.v)).sum(axis=0)
-        slack += max(promise.weight_floor, flush) * reached_v + promise.span * _largest(self.v)
+        slack += max(promise.weight_floor, flush) * reached_v
         slack += promise.row_share * np.abs(_finite(o)).mean(axis=-1, keepdims=True)
         slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
         lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
@@ -169,8 +169,6 @@ class _Rows:
         q_sums, k_sums = np.abs(self.q).sum(axis=-1)[:, None], np.abs(self.k).sum(axis=-1)
         eta = (3 + math.sqrt(self.q.shape[-1]) / 2) * promise.roundoff * sizes
         eta += FLUSHES * flush * (1 + q_sums + k_sums)
-        if promise.span:
-            eta += promise.span * (self.q_max * k_sums + _largest(self.k) * q_sums)
         return np.where(self.seen, np.where(self._overflows(sizes), np.inf, eta * abs(self.scale)), 0.0)
 
     def _averages(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -223,11 +221,6 @@ def element_bounds(allowed: Allowed, problem: Problem, promise: Promise) -> np.n
 def _finite(x: np.ndarray) -> np.ndarray:
     """The array with zeros for what is not finite."""
     return np.where(np.isfinite(x), x, 0.0)
-
-
-def _largest(x: np.ndarray) -> float:
-    """The largest magnitude among what is finite."""
-    return float(np.abs(_finite(x)).max())
 
 
 def _norm(values: np.ndarray, axis: int) -> np.ndarray:

@@ -85,6 +85,8 @@ def surveyed_line(surveyed: Surveyed) -> str:
     """Writes how many cases one kernel keeps its promise on."""
     subject, broken = surveyed.subject, len(surveyed.broken)
     number = len(surveyed.findings)
+    if surveyed.failure:
+        return f"{subject.name}, {subject.mask} mask, {subject.device.limits.name}: {surveyed.failure}"
     told = f"{broken} of {number} cases beyond what is promised" if broken else f"all {number} cases kept"
     return f"{subject.name}, {subject.mask} mask, {subject.device.limits.name}: {told}"
 

@@ -515,15 +515,16 @@ __device__ __forceinline__ void recompute_rows(
 }
 
 // Makes the sum infinite of rows that are beyond the range of TF32, whose second part is as small as 2^-24 of a float
-// and zero below 2^-126: of Q, which a large K could make up for, or of outputs.
-__device__ __forceinline__ void check_range(Warp& warp, const Element* q) {
+// and zero below 2^-126: of Q, which a large K could make up for, of outputs, or of a K that a large scale makes up for.
+__device__ __forceinline__ void check_range(Warp& warp, const Element* q, float scale) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       for (int column = lane % 4; column < kD; column += 4) {
-        const float x = fabsf(q[q_offset(16 * i + 8 * h + lane / 4, column)]);
+        const Element* at = q + q_offset(16 * i + 8 * h + lane / 4, column);
+        const float x = fabsf(*at);
         if (x != 0.0f && !(x > 0x1p-100f && x < 0x1p60f)) warp.row_sum[i][h] = kInfinity;
       }
       float magnitude = 0.0f;
@@ -534,7 +535,7 @@ __device__ __forceinline__ void check_range(Warp& warp, const Element* q) {
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 1);
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 2);
       const bool keeps = magnitude == 0.0f || (magnitude > 0x1p-90f && magnitude < kInfinity);
-      if (!keeps) warp.row_sum[i][h] = kInfinity;
+      if (!keeps || scale > 0x1p20f) warp.row_sum[i][h] = kInfinity;
     }
   }
 }
@@ -668,7 +669,7 @@ const Element* warp_q = smem.q + warp_row * kQStride;
       }
       stage = (stage + 1) % kStages;
     }
-    check_range(warp, warp_q);
+    check_range(warp, warp_q, scale);
     if (head_index + 1 < end_index) {
       __syncthreads();  // no warp needs Q any more
       fetch_next_q(head_index + 1);

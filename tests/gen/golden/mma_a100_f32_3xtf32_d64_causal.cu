@@ -510,8 +510,8 @@ __device__ __forceinline__ void recompute_rows(
 }
 
 // Makes the sum infinite of rows that are beyond the range of TF32, whose second part is as small as 2^-24 of a float
-// and zero below 2^-126: of Q, which a large K could make up for, or of outputs.
-__device__ __forceinline__ void check_range(Warp& warp) {
+// and zero below 2^-126: of Q, which a large K could make up for, of outputs, or of a K that a large scale makes up for.
+__device__ __forceinline__ void check_range(Warp& warp, float scale) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -529,7 +529,7 @@ __device__ __forceinline__ void check_range(Warp& warp) {
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 1);
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 2);
       const bool keeps = magnitude == 0.0f || (magnitude > 0x1p-90f && magnitude < kInfinity);
-      if (!keeps) warp.row_sum[i][h] = kInfinity;
+      if (!keeps || scale > 0x1p20f) warp.row_sum[i][h] = kInfinity;
     }
   }
 }
@@ -653,7 +653,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       multiply_pv(warp, s, smem.v[stage], rescale);
     }
   }
-  check_range(warp);
+  check_range(warp, scale);
   const unsigned untrusted = write_rows(
       warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
   recompute_rows<16 * kRowTiles>(args, batch, head, first_row + warp_row, untrusted, [&](int row, int x, float value) {

@@ -562,8 +562,8 @@ __device__ __forceinline__ void recompute_rows(
 }
 
 // Makes the sum infinite of rows that are beyond the range of TF32, whose second part is as small as 2^-24 of a float
-// and zero below 2^-126: of Q, which a large K could make up for, or of outputs.
-__device__ __forceinline__ void check_range(Warp& warp) {
+// and zero below 2^-126: of Q, which a large K could make up for, of outputs, or of a K that a large scale makes up for.
+__device__ __forceinline__ void check_range(Warp& warp, float scale) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -581,7 +581,7 @@ __device__ __forceinline__ void check_range(Warp& warp) {
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 1);
       magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 2);
       const bool keeps = magnitude == 0.0f || (magnitude > 0x1p-90f && magnitude < kInfinity);
-      if (!keeps) warp.row_sum[i][h] = kInfinity;
+      if (!keeps || scale > 0x1p20f) warp.row_sum[i][h] = kInfinity;
     }
   }
 }
@@ -746,7 +746,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
       multiply_pv(warp, s, smem.tiles.v[0], rescale);
     }
   }
-  check_range(warp);
+  check_range(warp, scale);
   __syncthreads();  // no warp needs tiles any more
   PartialResult& partial = smem.partial_results[0];
   store_partial(partial, warp, warp_row);

@@ -13,11 +13,12 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.accuracy.subjects import Subject, Wanted, subjects, subjects_of
-from flashgen.tuner.accuracy.survey import Surveyed
+from flashgen.tuner.accuracy.survey import Surveyed, survey_accuracy
 from flashgen.tuner.accuracy.table import error_table
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.errors import FlashgenError, NotServed, UsageError
 from flashgen.tuner.evaluate.adversarial import Finding
+from flashgen.tuner.evaluate.adversarial_inputs import case_named
 from flashgen.tuner.view.accuracy import accuracy_tables, fill_file, finding_line, surveyed_line
 from rich.console import Console
 
@@ -92,6 +93,27 @@ def test_lines_name_the_error_and_what_is_allowed():
     assert finding_line(NOT_FINITE).endswith("q NaN: 1 rows, the first row 3 of head 1: o is 0")
     assert surveyed_line(surveyed("auto", KEPT)).endswith("GTX 1080: all 1 cases kept")
     assert "1 of 2 cases beyond" in surveyed_line(surveyed("auto", KEPT, BROKEN))
+
+
+@needs_compiler
+def test_a_kernel_that_does_not_build_leaves_the_others_to_be_tried(monkeypatch):
+    good, bad = surveyed("auto").subject, surveyed("ieee").subject
+    bad = replace(bad, kernel=replace(bad.kernel, source="#error made to fail\n"))
+    monkeypatch.setattr(
+        "flashgen.tuner.evaluate.worker.Worker.try_adversarial", lambda worker, build, cases: [KEPT]
+    )
+    found = survey_accuracy([bad, good], lambda problem: [case_named("v x 1e7", problem.dtype)])
+    assert "made to fail" in found[0].failure and not found[0].kept
+    assert found[1].findings == (KEPT,) and found[1].kept
+    assert "made to fail" in surveyed_line(found[0])
+    assert error_table(found).columns == (("auto", "simt"),)
+
+
+def test_figures_are_json(tmp_path):
+    told = surveyed("auto", KEPT, NOT_FINITE).to_dict()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert [finding["error"] for finding in told["findings"]] == [1.5e-7, None]
+    assert told["promise"].startswith("2e-06 per head")
 
 
 def test_a_page_is_filled_between_its_markers(tmp_path):
