@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KIB = 1024
@@ -116,6 +117,18 @@ class DeviceLimits:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DeviceLimits:
+        """Returns the limits that `to_dict` wrote. Raises TypeError or ValueError for anything else."""
+        limits = cls(**data)
+        for field in fields(cls):
+            value = getattr(limits, field.name)
+            if field.name == "name" and not (isinstance(value, str) and value.isprintable()):
+                raise ValueError(f"the card's name is {value!r}, not one line of printable characters")
+            if field.name != "name" and not (type(value) is int and 0 < value < 2**40):
+                raise ValueError(f"the card's {field.name} is {value!r}, not a whole number from 1")
+        return limits
 
 
 def _card(

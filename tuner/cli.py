@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,9 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from typer.core import TyperGroup
 
+from . import interrupts
 from .errors import FlashgenError, UsageError
+from .printable import printable
 from .version import flashgen_version
 
 P = ParamSpec("P")
@@ -74,6 +77,27 @@ class _Program(TyperGroup):
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _printable_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Keeps control characters of what was typed out of the messages that Typer prints itself."""
+    try:
+        yield
+    except Exception as error:
+        # Its own copy of click, or click: both keep the text under that name.
+        message = getattr(error, "message", None)
+        if isinstance(message, str):
+            error.message = printable(message)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     name="flashgen",
@@ -99,38 +123,74 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         as_json = bool(kwargs.get("json_"))
         try:
-            command(*args, **kwargs)
+            with notes_shown():
+                command(*args, **kwargs)
         except FlashgenError as error:
             _fail(str(error), 2 if isinstance(error, UsageError) else 1, as_json)
         except KeyboardInterrupt:
-            _fail("interrupted", 1, as_json)
+            _fail(interrupts.WORD, interrupts.EXIT_CODE, as_json)
         except BrokenPipeError:
-            # The reader has gone; without this, closing stdout at exit complains once more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
             raise typer.Exit(1) from None
         except OSError as error:
             from .build.cache import DISK_ERRORS
 
-            if error.errno not in DISK_ERRORS:
-                raise
+            disk = error.errno in DISK_ERRORS
+            way_out = "free some space or mend the permissions" if disk else "name another, or mend this one"
             where = f"{error.filename}: " if error.filename else ""
-            _fail(f"{where}{error.strerror}; free some space or mend the permissions", 1, as_json)
+            _fail(f"{where}{error.strerror or error}; {way_out}", 1, as_json)
 
     return run
 
 
-def _fail(message: str, code: int, as_json: bool) -> None:
-    from rich.console import Console
+@contextlib.contextmanager
+def notes_shown() -> Iterator[None]:
+    """Prints to stderr, each once, what is noted on the way: files and trials that were passed over."""
+    log = logging.getLogger(__package__)
+    told: set[str] = set()
 
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if text not in told:
+                told.add(text)
+                _say(f"note: {text}", "yellow")
+
+    handler = Shown(logging.WARNING)
+    log.addHandler(handler)
+    propagated, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagated
+
+
+def _fail(message: str, code: int, as_json: bool) -> None:
     from .commands.terminal import print_json
 
     if as_json:
         with contextlib.suppress(OSError):
             print_json({"error": message, "exit_code": code})
-    Console(stderr=True).print(
-        f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
-    )
+    _say(message if code == interrupts.EXIT_CODE else f"error: {message}", "red")
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
     raise typer.Exit(code)
+
+
+def _drop_stdout() -> None:
+    """Nobody takes what is left; without this, closing stdout at exit would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str, style: str) -> None:
+    """Prints a line to stderr, which may be closed or full: then there is nobody to tell."""
+    from .view.console import SafeConsole
+
+    with contextlib.suppress(OSError):
+        SafeConsole(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,6 +16,8 @@ from .emulated import PREFIX, SimDevice
 GET_PYCUDA = "pip install 'flashgen[cuda]' (builds against an installed CUDA toolkit)"
 #: Stands for all CUDA cards of this machine.
 ALL = "all"
+#: Of a card's number: no host has a thousand.
+MAX_DIGITS = 3
 GET_TORCH = "pip install torch (only to compare with PyTorch)"
 
 
@@ -39,7 +41,7 @@ def resolve(spec: str) -> Device:
     if spec.startswith(PREFIX):
         return SimDevice(spec.removeprefix(PREFIX), limits_named(spec.removeprefix(PREFIX)))
     number = spec.removeprefix("cuda:")
-    if not number.isdigit():
+    if not _is_number(number):
         if spec in PRESETS:
             raise UsageError(f"{spec!r} is a preset; write --device sim:{spec} for that card emulated")
         known = ["0", *(PREFIX + name for name in PRESETS)]
@@ -48,6 +50,11 @@ def resolve(spec: str) -> Device:
             "`flashgen devices` lists all)"
         )
     return find_device(int(number))
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is the number of a card: others that Unicode knows are none."""
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def resolve_all(specs: str) -> list[tuple[Device, ...]]:
@@ -75,7 +82,7 @@ def resolve_all(specs: str) -> list[tuple[Device, ...]]:
 
 def limits_named(spec: str) -> DeviceLimits:
     """Returns the limits of a card of this machine, a ``sim:`` device or a preset; raises as `resolve`."""
-    if spec.removeprefix("cuda:").isdigit():
+    if _is_number(spec.removeprefix("cuda:")):
         return resolve(spec).limits
     return preset_named(spec.removeprefix(PREFIX))
 

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError, checked, suggestion
 from ..request import Shape
-from .flags import DEFAULT_OUT, NO_SHAPE, DeviceOption, Jobs, Json, Out, takes, takes_shape
+from .flags import DEFAULT_OUT, NO_SHAPE, DeviceOption, Jobs, Json, Out, finite, takes, takes_shape
 from .terminal import console_for, ends_softly, print_json
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class BenchWords:
         ),
     ] = None
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="After these nothing more is begun.")
+        float | None,
+        typer.Option("--minutes", min=0.01, callback=finite, help="After these nothing more is begun."),
     ] = None
     errors: Annotated[
         bool, typer.Option("--errors", help="Errors on inputs of two kinds beside PyTorch's, and no times.")
@@ -121,11 +122,13 @@ def bench_command(words: BenchWords, json_: Json = False) -> None:
     tuned for just it, else by the nearest. What fails leaves an empty cell, and its reason in the JSON.
     """
     from ..bench import figures
+    from ..shelf.library import check_writable
     from ..view.bench import show
     from ..view.drawing import require_matplotlib
 
     if words.plots is not None:
         require_matplotlib()
+        check_writable(words.plots, "plots", "--plots")
     console = console_for(json_)
 
     def say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -63,6 +64,15 @@ StudyName = Annotated[
     str | None,
     typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
 ]
+
+
+def finite(value: float | None) -> float | None:
+    """Returns an option's number; raises typer.BadParameter for one that is none or has no end."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number.")
+    return value
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Processes to compile with; all cores by default.")

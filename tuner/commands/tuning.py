@@ -21,6 +21,7 @@ from .flags import (
     Seed,
     Settings,
     Storage,
+    finite,
     takes,
     takes_shape,
     takes_shapes,
@@ -59,7 +60,7 @@ class TuneWords:
         ),
     ] = None
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="Time to search for, in all.")
+        float | None, typer.Option("--minutes", min=0.01, callback=finite, help="Time to search for, in all.")
     ] = None
     settings: Settings = None
     sampler: Annotated[
@@ -197,7 +198,11 @@ def ladder_command(
     limit: Annotated[
         float | None,
         typer.Option(
-            "--limit", min=0.001, metavar="SECONDS", help="Longest launch that is made; then scaled."
+            "--limit",
+            min=0.001,
+            callback=finite,
+            metavar="SECONDS",
+            help="Longest launch that is made; then scaled.",
         ),
     ] = None,
     seed: Seed = 0,

@@ -23,6 +23,7 @@ from ..request import Shape
 from ..store.about import About
 from ..store.studies import (
     OUTCOME,
+    UNREADABLE,
     distributions,
     open_storage,
     open_study,
@@ -139,7 +140,7 @@ def _trials(study: Study) -> Trials | None:
             Ended(outcome, (trial.datetime_complete or datetime.datetime.now()).astimezone(datetime.UTC))
             for trial, outcome in outcomes(study, about.family)
         ]
-    except (KeyError, TypeError, ValueError):
+    except UNREADABLE:
         return None
     return Trials(about, tuple(ended))
 

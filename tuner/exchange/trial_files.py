@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..build.cache import write_atomically
 from ..errors import FlashgenError
+from ..files import read_text, write_text
 from .checked_values import CONTROL, Wrong, json_object, refuse_constant
 from .kernel_tuner_cache import from_cache, to_cache
 from .portable import Trials
@@ -36,8 +36,7 @@ def export(path: Path, trials: Trials, style: str) -> None:
     text = json.dumps(document, indent=1, allow_nan=False)
     text = re.sub(r"\}\s*\}$", "}\n}", text) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
+        write_text(path, text)
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written: {error.strerror or error}; free some space or name another file"
@@ -51,12 +50,7 @@ def read(path: Path) -> Trials:
         BadFile: it cannot be read, or something in it is not as it must be; the message says where.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise BadFile(
-                f"{path} has {size} bytes, at most {MAX_FILE_BYTES} are read; import a smaller study"
-            )
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise BadFile(f"{path} cannot be read: {why}; name a file that `flashgen export` wrote") from error

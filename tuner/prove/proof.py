@@ -1,7 +1,8 @@
 """Proving an emitted file again on this machine: `flashgen validate best.py` or ``best.cu``.
 
 A module is imported and called through its ``attention()``; a .cu file, and anything on an emulated card, is
-built from its source. Both masks go through the full suite of `validate`, in a process of its own.
+built from its source. Both masks go through the full suite of `validate`, in a process of its own. That runs
+what the file holds as native code, and a module's Python too, with the user's rights: nothing confines it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..cards.names import resolve
 from ..errors import FlashgenError
 from ..evaluate.cases import Depth, cases
 from ..evaluate.worker import DEADLINE_S, Worker
-from ..shelf.emitted_kernels import EmittedKernel, read_each, read_emitted
+from ..shelf.emitted_kernels import EmittedKernel, read_emitted
 from .module_device import ModuleDevice
 from .sanitizers import sanitize_emulated, sanitize_on_card
 from .target import check_fits, default_device
@@ -67,18 +68,13 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
         FlashgenError: the file cannot be read or is none of flashgen's, the device or a tool is missing, or
             the kernel is wrong; then the message names the case.
     """
-    return _prove(read_emitted(path), device, sanitize, seed)
+    return prove_emitted(read_emitted(path), device=device, sanitize=sanitize, seed=seed)
 
 
-def prove_each(
-    path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0
-) -> Iterator[Proof]:
-    """Proves every kernel of the file in turn, as `prove` does one: a module may hold several."""
-    for emitted in read_each(path):
-        yield _prove(emitted, device, sanitize, seed)
-
-
-def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int) -> Proof:
+def prove_emitted(
+    emitted: EmittedKernel, *, device: str | None = None, sanitize: bool = False, seed: int = 0
+) -> Proof:
+    """Proves a kernel that was read from an emitted file, as `prove` does a file's only one."""
     path = emitted.path
     target = resolve(device) if device is not None else default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)

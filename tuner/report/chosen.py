@@ -24,8 +24,9 @@ from ...gen.problem import Problem
 from ..cards.slug import SIM_PREFIX, same_card
 from ..errors import FlashgenError, UsageError
 from ..request import Shape
+from ..store.about import card_of
 from ..store.makers import cost_model_of
-from ..store.studies import open_storage, storage_errors, without_password
+from ..store.studies import UNREADABLE, open_storage, storage_errors, without_password
 
 #: Groups that an error lists.
 LISTED = 8
@@ -89,12 +90,13 @@ def groups_in(storage: BaseStorage, where: str) -> list[Group]:
     found: dict[tuple[Any, ...], dict[str, list[_Found]]] = {}
     with storage_errors(where):
         for study in storage.get_all_studies():
-            about = study.user_attrs
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+            with contextlib.suppress(*UNREADABLE):
+                about = study.user_attrs
+                slug, _ = card_of(about)
                 family_named(about["family"])
-                DeviceLimits(**about["limits"])
+                DeviceLimits.from_dict(about["limits"])
                 makers = (about["toolkit"], cost_model_of(about))
-                key = (str(about["slug"]), Problem.from_dict(about["problem"]), *makers)
+                key = (slug, Problem.from_dict(about["problem"]), *makers)
                 last = _last_start(storage, storage.get_study_id_from_name(study.study_name))
                 found.setdefault(key, {}).setdefault(about["family"], []).append((last, study.study_name))
     groups: list[Group] = []

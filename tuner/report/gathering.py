@@ -42,7 +42,7 @@ def make_report(
     with storage_errors(where):
         studies = [read_study(storage, name) for name in group.names]
     about = studies[0].about
-    problem, limits = group.problem, DeviceLimits(**about["limits"])
+    problem, limits = group.problem, DeviceLimits.from_dict(about["limits"])
     by_family = _trials(studies, problem, limits)
     parts = [
         _family_part(study, by_family[study.name], problem, limits, bool(about["predicted"]))

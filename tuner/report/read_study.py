@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ...gen.families import family_named
 from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome
-from ..store.studies import OUTCOME, outcome_from_dict
+from ..store.studies import OUTCOME, outcome_of
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ def read_study(storage: BaseStorage, name: str) -> ReadStudy:
             in_flight += 1
         if OUTCOME not in trial.user_attrs or not trial.state.is_finished():
             continue
-        try:
-            done.append((trial, outcome_from_dict(family, trial.user_attrs[OUTCOME])))
-        except (KeyError, TypeError, ValueError):
+        outcome = outcome_of(trial, family)
+        if outcome is None:
             unreadable += 1
+        else:
+            done.append((trial, outcome))
     return ReadStudy(name, about, family, tuple(done), unreadable, in_flight)

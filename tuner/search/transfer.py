@@ -24,7 +24,7 @@ from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior, prior_of
 from ..store.makers import Makers
-from ..store.studies import outcomes
+from ..store.studies import UNREADABLE, outcomes
 from .gaussian_process import process
 from .nearness import masks_differ, shape_distance
 
@@ -57,7 +57,10 @@ def neighbours(
         about = storage.get_study_user_attrs(storage.get_study_id_from_name(name))
         if not makers.made(about):
             continue
-        other = Problem.from_dict(about["problem"])
+        try:
+            other = Problem.from_dict(about["problem"])
+        except UNREADABLE:
+            continue
         alike = other.stem == problem.stem and other.has_few_queries == problem.has_few_queries
         if other != problem and alike:
             mask = OTHER_MASK * masks_differ(other, problem)

@@ -13,7 +13,8 @@ from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ..evaluate.outcome import Status
-from ..store.studies import open_storage, outcomes, storage_errors
+from ..store.about import card_of
+from ..store.studies import UNREADABLE, open_storage, outcomes, storage_errors
 from . import library, records
 
 #: Study attribute that holds the winner's record.
@@ -32,14 +33,17 @@ def kernels_in_storage(where: str) -> list[library.Entry]:
     with storage_errors(where):
         for name in get_all_study_names(storage):
             study = load_study(study_name=name, storage=storage)
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+            with contextlib.suppress(*UNREADABLE):
+                slug, _ = card_of(study.user_attrs)
                 record = study.user_attrs.get(TUNED) or _best_record(study)
                 if record is None:
                     continue
                 kernel = records.from_record(record, "")
-                rendered = render(kernel.variant, kernel.problem, DeviceLimits(**study.user_attrs["limits"]))
+                rendered = render(
+                    kernel.variant, kernel.problem, DeviceLimits.from_dict(study.user_attrs["limits"])
+                )
                 kernel = replace(kernel, source=rendered.source)
-                found.append(library.Entry(kernel, study.user_attrs["slug"], rendered=rendered))
+                found.append(library.Entry(kernel, slug, rendered=rendered))
     return found
 
 

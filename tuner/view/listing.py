@@ -32,7 +32,7 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
     widen(console)
     for slug in dict.fromkeys(entry.slug for entry in entries):
         here = [entry for entry in entries if entry.slug == slug]
-        table = Table(title=f"{slug}: {escape(here[0].kernel.device)}", title_justify="left")
+        table = Table(title=escape(f"{slug}: {here[0].kernel.device}"), title_justify="left")
         table.add_column("kernel", overflow="fold")
         table.add_column("family")
         for heading in ("time", "TFLOP/s", "error"):
@@ -58,7 +58,7 @@ def show_difference(console: Console, difference: Difference, *, source: bool) -
     table = Table()
     table.add_column("")
     for entry in (a, b):
-        table.add_column(name_of(entry), justify="right", overflow="fold")
+        table.add_column(escape(name_of(entry)), justify="right", overflow="fold")
     table.add_column("", justify="right", no_wrap=True)
     for name, pair in (difference.problem | difference.made).items():
         table.add_row(name, *map(_cell, pair), "")

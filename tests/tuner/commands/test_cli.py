@@ -97,6 +97,15 @@ def test_help_has_an_example_and_json(flashgen, command):
         ("tune --device sim:t4 --d 0", "head_dim is 0; it must lie in 1..256"),
         ("tune --device sim:t4 --d 257", "head_dim is 257; it must lie in 1..256"),
         ("tune --device sim:t4 --seqlen 0", "seqlen_q is 0"),
+        ("tune --device ²", "unknown device '²'"),
+        ("tune --device 99999999999999999999", "unknown device '99999999999999999999'"),
+        (f"tune --device sim:t4 --batch {10**30}", "batch is about 2^100; it must lie in 1..2147483647"),
+        (f"tune --device sim:t4 --heads {2**40}", "num_q_heads is 1099511627776; it must lie in"),
+        (f"tune --device sim:t4 --seqlen {2**64}", "seqlen_q is about 2^65; it must lie in"),
+        (
+            "tune --device sim:t4 --batch 4096 --heads 4096",
+            "q, k, v and o take 65,536 GiB, no card holds more",
+        ),
         (
             "tune --device sim:t4 --heads 12 --kv-heads 5",
             "num_q_heads 12 is not a multiple of num_kv_heads 5",
@@ -158,6 +167,8 @@ def test_an_error_in_json(flashgen):
         ("--trials", "many"),
         ("--trials", "0"),
         ("--minutes", "0"),
+        ("--minutes", "nan"),
+        ("--minutes", "inf"),
         ("--jobs", "0"),
         ("--seed", "-1"),
         ("--d", "x"),
@@ -527,6 +538,14 @@ def test_validate_an_emitted_module(tuned, flashgen):
     folder, result, _ = tuned
     proof = json.loads(flashgen("validate", str(folder / result["files"]["py"]), *SIM, "--json").stdout)
     assert proof["worst"] < 2e-6 and set(proof["errors"]) == {"full", "causal"}
+
+
+def test_validate_says_before_that_it_runs_the_file(flashgen, tmp_path):
+    assert "native code" in " ".join(flashgen("validate", "--help").stdout.split())
+    words = ["--preset", "gtx-1080", "--d", "32", *HELD]
+    flashgen("emit", "best.cu", *words)
+    told = flashgen("validate", "best.cu", "--device", "sim:none", code=2).stderr.splitlines()
+    assert told[0].startswith("running what best.cu holds as native code") and told[1].startswith("error: ")
 
 
 def test_devices(flashgen):

@@ -18,7 +18,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.errors import BuildError, FlashgenError, LaunchError
-from flashgen.tuner.prove.proof import prove_each
+from flashgen.tuner.prove.proof import prove_emitted
 from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf import bundle, library, records
 from flashgen.tuner.shelf.bundle import module_name, pick, widened
@@ -223,7 +223,7 @@ def test_each_kernel_of_a_module_is_proved(tmp_path, monkeypatch):
         return 1e-7
 
     monkeypatch.setattr("flashgen.tuner.prove.proof._prove_mask", prove_mask)
-    proofs = prove_each(path, device="sim:gtx-1080")
+    proofs = (prove_emitted(each, device="sim:gtx-1080") for each in read_each(path))
     assert next(proofs).kernel == kernels[0].problem.name and len(proved) == 2
     with pytest.raises(FlashgenError, match=r"several\.py, f32_d16_b1_n64, causal mask: wrong"):
         next(proofs)

@@ -185,7 +185,7 @@ def test_a_winner_that_cannot_be_written_is_kept_in_the_study(options, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(library, "write_atomically", full)
+        patch.setattr(library, "write_text", full)
         with pytest.raises(FlashgenError, match=r"No space left on device.*flashgen emit"):
             run(options)
     assert library.entries([options.out]) == []
