@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("errors", "version", "suites", "request", "option_words", "serving"),
     *("predict", "build", "cards", "evaluate", "store", "search", "shelf", "exchange", "prove"),
-    *("tune", "bench", "report", "view", "commands", "cli"),
+    *("tune", "bench", "report", "view", "commands", "cli", "package"),
 )
 PACKAGES = ("templates", "gen", "tuner")
 

@@ -87,7 +87,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the ``flashgen`` program."""
-    app()
+    # However it was started: `python -m flashgen` is no other program.
+    app(prog_name="flashgen")
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
