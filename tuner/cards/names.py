@@ -30,24 +30,17 @@ class Tool:
 
 
 def resolve(spec: str) -> Device:
-    """Returns the device of that name: ``0`` or ``cuda:0``, a CUDA card; ``sim:gtx-1080``, an emulated one.
+    """Returns the device of that name: ``0`` or ``cuda:0``, a CUDA card; ``gtx-1080`` or ``sim:gtx-1080``,
+    an emulated one.
 
     Raises:
         UsageError: nothing is called so.
         FlashgenError: there is no such card here, or PyCUDA or a driver is missing.
     """
-    if spec.startswith(PREFIX):
-        return SimDevice(spec.removeprefix(PREFIX), limits_named(spec.removeprefix(PREFIX)))
-    number = spec.removeprefix("cuda:")
-    if not number.isdigit():
-        if spec in PRESETS:
-            raise UsageError(f"{spec!r} is a preset; write --device sim:{spec} for that card emulated")
-        known = ["0", *(PREFIX + name for name in PRESETS)]
-        raise UsageError(
-            f"unknown device {spec!r}; {suggestion(spec, known)} (a number is a CUDA card, "
-            "`flashgen devices` lists all)"
-        )
-    return find_device(int(number))
+    ordinal = _ordinal(spec)
+    if ordinal is not None:
+        return find_device(ordinal)
+    return SimDevice(spec.removeprefix(PREFIX), limits_named(spec))
 
 
 def resolve_all(specs: str) -> list[tuple[Device, ...]]:
@@ -75,18 +68,35 @@ def resolve_all(specs: str) -> list[tuple[Device, ...]]:
 
 def limits_named(spec: str) -> DeviceLimits:
     """Returns the limits of a card of this machine, a ``sim:`` device or a preset; raises as `resolve`."""
-    if spec.removeprefix("cuda:").isdigit():
-        return resolve(spec).limits
-    return preset_named(spec.removeprefix(PREFIX))
+    ordinal = _ordinal(spec)
+    if ordinal is not None:
+        return find_device(ordinal).limits
+    name = spec.removeprefix(PREFIX)
+    if spec == name and _preset(name) is None:
+        raise UsageError(
+            f"unknown device {spec!r}; {suggestion(spec, ['0', *PRESETS])} (a number is a CUDA card, "
+            "`flashgen devices` lists all)"
+        )
+    return preset_named(name)
 
 
 def preset_named(name: str) -> DeviceLimits:
     """Returns a preset by name, or by ``sm_86`` the first of that compute capability. Raises UsageError."""
-    alike = (card for card in PRESETS.values() if card.sm == name)
-    card = PRESETS.get(name) or next(alike, None)
+    card = _preset(name)
     if card is None:
         raise UsageError(f"unknown preset {name!r}; {suggestion(name, list(PRESETS))}")
     return card
+
+
+def _preset(name: str) -> DeviceLimits | None:
+    alike = (card for card in PRESETS.values() if card.sm == name)
+    return PRESETS.get(name) or next(alike, None)
+
+
+def _ordinal(spec: str) -> int | None:
+    """The number of the CUDA card that is meant, if one is."""
+    number = spec.removeprefix("cuda:")
+    return int(number) if number.isascii() and number.isdecimal() else None
 
 
 def cards() -> tuple[list[CudaDevice], str]:

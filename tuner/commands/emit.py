@@ -13,9 +13,10 @@ from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPES,
+    Family,
+    ForMaybeDevice,
     Jobs,
     Json,
-    ManyCommand,
     Out,
     Settings,
     Storage,
@@ -39,10 +40,7 @@ class EmitWords:
         list[str] | None,
         typer.Argument(metavar="[KERNEL]...", help="These, as `list` names them, or their files."),
     ] = None
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="DEVICE", help="For this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None
+    device: ForMaybeDevice = None
     preset: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +48,7 @@ class EmitWords:
         ),
     ] = None
     shapes: Shapes = NO_SHAPES
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None
+    family: Family = None
     settings: Settings = None
     main: Annotated[
         bool,
@@ -107,11 +105,11 @@ class EmitWords:
         return [*words, "--embed"] if self.embed else words
 
 
-@takes("words", takes_shapes(EmitWords), ManyCommand)
+@takes("words", takes_shapes(EmitWords))
 def emit_command(words: EmitWords, json_: Json = False) -> None:
     """Writes the best known kernel: the last tuned one, or the best for what the options ask.
 
-    Example: [bold]flashgen emit best.py --device 0 --d 64 --causal[/bold]
+    Example: [bold]flashgen emit best.py --device gtx-1080 --d 64[/bold]
 
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
     capability, few query rows or many, the same mask, the nearest lengths and number of heads. With --set,

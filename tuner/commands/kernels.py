@@ -9,11 +9,22 @@ import typer
 
 from ..errors import checked
 from ..request import Shapes
-from .flags import DEFAULT_OUT, NO_SHAPES, Json, OfDevice, OfFamily, Out, Seed, Storage, takes_shapes
+from .flags import (
+    DEFAULT_OUT,
+    NO_SHAPES,
+    Json,
+    MaybeDevice,
+    OfDevice,
+    OfFamily,
+    Out,
+    Seed,
+    Storage,
+    takes_filter,
+)
 from .terminal import console_for, print_json
 
 
-@takes_shapes
+@takes_filter
 def list_command(
     device: OfDevice = None,
     shapes: Shapes = NO_SHAPES,
@@ -117,14 +128,7 @@ def devices_command(json_: Json = False) -> None:
 
 def validate_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .py or .cu file that flashgen emitted.")],
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="Where to run it; this machine's card, or else the file's own card emulated.",
-        ),
-    ] = None,
+    device: MaybeDevice = None,
     sanitize: Annotated[
         bool,
         typer.Option(
@@ -136,7 +140,7 @@ def validate_command(
 ) -> None:
     """Proves an emitted kernel correct again, on this machine, against float64.
 
-    Example: [bold]flashgen validate best.py --device sim:gtx-1080[/bold]
+    Example: [bold]flashgen validate best.py --device gtx-1080[/bold]
 
     Of a module that holds several, each.
     """

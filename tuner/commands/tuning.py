@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import checked
-from ..request import Shape, Shapes
+from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
-    NO_SHAPE,
     NO_SHAPES,
     DeviceOption,
+    Devices,
+    Families,
+    Family,
+    ForDevice,
     Jobs,
     Json,
-    ManyCommand,
+    Minutes,
     Out,
     Seed,
     Settings,
     Storage,
     takes,
-    takes_shape,
     takes_shapes,
 )
 from .terminal import console_for, ends_softly, print_json
@@ -35,32 +37,19 @@ if TYPE_CHECKING:
 class TuneWords:
     """The options of `flashgen tune` as they are typed."""
 
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="DEVICES",
-            help="A CUDA card (0), several (0,1,2), all of them (all) or an emulated one (sim:gtx-1080).",
-        ),
-    ] = "0"
+    device: Devices = "0"
     shapes: Shapes = NO_SHAPES
-    family: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--family", metavar="NAME", help="Kernel family; repeatable. All that serve compete by default."
-        ),
-    ] = None
+    family: Families = None
     trials: Annotated[
         int | None,
         typer.Option(
             "--trials",
             min=1,
+            metavar="COUNT",
             help="Variants to try in all, of each problem; 200 by default, 24 on an emulated card.",
         ),
     ] = None
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="Time to search for, in all.")
-    ] = None
+    minutes: Minutes = None
     settings: Settings = None
     sampler: Annotated[
         str,
@@ -109,11 +98,11 @@ class TuneWords:
         )
 
 
-@takes("words", takes_shapes(TuneWords), ManyCommand)
+@takes("words", takes_shapes(TuneWords))
 def tune_command(words: TuneWords, json_: Json = False) -> None:
     """Searches for the fastest variant and writes it to the out folder.
 
-    Example: [bold]flashgen tune --device sim:gtx-1080 --d 64[/bold]
+    Example: [bold]flashgen tune --device gtx-1080 --d 64[/bold]
 
     The same command resumes an interrupted run; Ctrl-C ends one with the best so far. Cards of one kind share
     the work, each kind is tuned for itself. So do runs on many hosts that name one --storage.
@@ -142,24 +131,18 @@ def tune_command(words: TuneWords, json_: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@takes_shape
+@takes_shapes
 def space_command(
-    device: Annotated[
-        str,
-        typer.Option("--device", metavar="DEVICE", help="A card (0), a preset (gtx-1080) or sim:gtx-1080."),
-    ] = "0",
-    shape: Shape = NO_SHAPE,
-    family: Annotated[
-        str | None,
-        typer.Option("--family", metavar="NAME", help="Kernel family; the first that serves by default."),
-    ] = None,
+    device: ForDevice = "0",
+    shapes: Shapes = NO_SHAPES,
+    family: Family = None,
     settings: Settings = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=0, metavar="COUNT", help="Survivors to list.")] = 20,
     json_: Json = False,
 ) -> None:
     """Shows what each rule removes from a family's space, and the survivors.
 
-    Example: [bold]flashgen space --device sim:rtx-3090 --d 64 --set bc=128 --set stages=2[/bold]
+    Example: [bold]flashgen space --device rtx-3090 --d 64 --set br=64 --set bc=32[/bold]
 
     With --set, also says whether that variant is legal, and which number stands against which limit.
     """
@@ -171,18 +154,21 @@ def space_command(
     from ..serving import serving_families
     from ..view.space import show_space
 
-    problem = shape.problem()
-    kind = None if family is None else checked(lambda: family_named(family))
-    if kind is not None:
-        parse_settings(kind, settings or [])
+    problems = shapes.problems()
+    named = None if family is None else checked(lambda: family_named(family))
+    if named is not None:
+        parse_settings(named, settings or [])
     limits = limits_named(device)
-    kind = kind or serving_families(problem, limits, settings or [])[0]
-    held = parse_settings(kind, settings or [])
-    survey = survey_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
+    surveys = []
+    for problem in problems:
+        kind = named or serving_families(problem, limits, settings or [])[0]
+        held = parse_settings(kind, settings or [])
+        surveys.append(survey_space(kind, problem, limits, held, prior_of(problem, limits), count=limit))
+        if not json_:
+            show_space(console_for(False), surveys[-1])
     if json_:
-        print_json(survey.to_dict())
-    else:
-        show_space(console_for(False), survey)
+        told = [survey.to_dict() for survey in surveys]
+        print_json(told[0] if len(told) == 1 else told)
 
 
 def ladder_command(
