@@ -54,7 +54,7 @@ class Commands(Mapping[str, Any]):
         return self._made[name]
 
     def _make(self, name: str) -> Any:
-        from .commands.flags import Command
+        from .commands.parsing import Command
 
         module = importlib.import_module(f".commands.{MODULES[name]}", __package__)
         function = getattr(module, f"{name}_command")
@@ -82,7 +82,7 @@ class _Program(TyperGroup):
         self.commands = Commands()  # type: ignore[assignment]
 
     def get_params(self, ctx: Any) -> Any:
-        from .commands.flags import plain
+        from .commands.parsing import plain
 
         return [plain(parameter) for parameter in super().get_params(ctx)]
 

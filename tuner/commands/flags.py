@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import UsageError
 from ..request import Shapes
+from .parsing import BOTH_MASKS
 
 T = TypeVar("T")
 
 DEFAULT_OUT = Path("out")
 NO_SHAPES = Shapes()
-#: What ``--causal both`` is turned into, since a flag takes no word.
-BOTH_MASKS = "--both-masks"
 MAX_SEED = 2**32 - 1
 #: Written out: importing the families takes longer than all of `--help`.
 FAMILY_NAMES = "simt, mma, wgmma, ladder"
@@ -195,32 +193,7 @@ def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tupl
         ) from None
 
 
-# -- commands ------------------------------------------------------------------------------------------------
-
-
-class Command(TyperCommand):
-    """A command whose flag ``--causal`` may be followed by the word ``both``; its help shows no types."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        kept: list[str] = []
-        for word in args:
-            if word == "both" and kept[-1:] == ["--causal"]:
-                kept[-1] = BOTH_MASKS
-            else:
-                kept.append(BOTH_MASKS if word == "--causal=both" else word)
-        return super().parse_args(ctx, kept)
-
-    def get_params(self, ctx: Any) -> Any:
-        return [plain(parameter) for parameter in super().get_params(ctx)]
-
-
-def plain(parameter: Any) -> Any:
-    """A command's parameter that help shows by its own name for its values, never by Python's types."""
-    if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-        parameter.metavar = ""
-    if parameter.param_type_name == "argument":
-        parameter.display_type_rich = lambda ctx: ""
-    return parameter
+# -- giving commands options ------------------------------------------------------------------------------------------------
 
 
 def takes(
