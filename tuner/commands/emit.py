@@ -23,7 +23,7 @@ from .flags import (
     takes,
     takes_shapes,
 )
-from .terminal import console_for, print_json
+from .terminal import console_for, print_json, waiting
 
 if TYPE_CHECKING:
     from ..shelf.bundle import Pick
@@ -95,6 +95,7 @@ class EmitWords:
             family=None if name is None else checked(lambda: family_named(name)),
             settings=tuple(self.settings or ()),
             embed=(self.jobs or usable_cores()) if self.embed else 0,
+            jobs=self.jobs or usable_cores(),
         )
 
     def again(self) -> list[str]:
@@ -128,13 +129,15 @@ def emit_command(words: EmitWords, json_: Json = False) -> None:
     request = words.request()
     known = known_kernels(words.out, words.storage or default_storage(words.out), words.storage is not None)
     if not request.is_of_several:
-        _write_kernel(words, emit_one(request, known), json_)
+        with waiting(json_) as note:
+            emitted = emit_one(request, known, note)
+        _write_kernel(words, emitted, json_)
         return
     picks = picks_for(request, known)
     if len(kernels_of(picks)) > 1:
         _write_module(request, picks, words.again(), json_)
     else:
-        emitted = emit_tuned(picks[0].match, request.target.suffix, embed=request.embed)
+        emitted = emit_tuned(picks[0].match, request.target, embed=request.embed)
         _write_kernel(words, emitted, json_)
 
 
@@ -144,7 +147,7 @@ def _write_kernel(words: EmitWords, emitted: Emitted, as_json: bool) -> None:
 
     target = words.target
     beside = files_beside(target, emitted) if words.cmake else {}
-    write_target(target, with_program(emitted) if words.main else emitted.text)
+    write_target(target, with_program(emitted, target) if words.main else emitted.text)
     for path, text in beside.items():
         write_target(path, text)
     if as_json:

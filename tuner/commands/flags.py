@@ -193,7 +193,7 @@ def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tupl
         ) from None
 
 
-# -- giving commands options ------------------------------------------------------------------------------------------------
+# -- giving commands options ---------------------------------------------------------------------------------
 
 
 def takes(

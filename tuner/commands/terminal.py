@@ -28,6 +28,20 @@ def console_for(as_json: bool) -> Console:
 
 
 @contextlib.contextmanager
+def waiting(as_json: bool, text: str = "") -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is waited for: yields a function that takes its words. They are gone
+    afterwards."""
+    console = console_for(as_json)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    from rich.markup import escape
+
+    with console.status(escape(text)) as status:
+        yield lambda text: status.update(escape(text))
+
+
+@contextlib.contextmanager
 def ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
     """Yields an event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
     stop = threading.Event()
