@@ -129,7 +129,7 @@ def emit_command(words: EmitWords, json_: Json = False) -> None:
     request = words.request()
     known = known_kernels(words.out, words.storage or default_storage(words.out), words.storage is not None)
     if not request.is_of_several:
-        with waiting(json_) as note:
+        with waiting(console_for(json_), "choosing the kernel") as note:
             emitted = emit_one(request, known, note)
         _write_kernel(words, emitted, json_)
         return

@@ -21,7 +21,7 @@ from .flags import (
     Storage,
     takes_filter,
 )
-from .terminal import console_for, print_json
+from .terminal import console_for, print_json, waiting
 
 
 @takes_filter
@@ -46,7 +46,8 @@ def list_command(
 
     limits = None if device is None else limits_named(device)
     kind = None if family is None else checked(lambda: family_named(family))
-    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    with waiting(console_for(json_), "reading the kernels there are"):
+        known = known_kernels(out, storage or default_storage(out), storage is not None)
     entries = fitting(known, shapes, limits, kind)
     if json_:
         print_json([to_dict(entry) for entry in entries])
@@ -111,8 +112,9 @@ def devices_command(json_: Json = False) -> None:
     from ..cards.names import cards, survey
     from ..view.devices import show_devices
 
-    found, trouble = cards()
-    tools = survey()
+    with waiting(console_for(json_), "looking for cards, compilers and libraries"):
+        found, trouble = cards()
+        tools = survey()
     if json_:
         print_json(
             {
@@ -147,17 +149,19 @@ def validate_command(
     from ..prove.proof import prove_each
 
     proofs = []
-    for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed):
-        proofs.append(proof.to_dict())
-        masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
-        of_several = f", {proof.kernel}," if proof.kernel else ""
-        console_for(json_).print(
-            f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
-            f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases, largest error per head "
-            f"{masks} ({proof.bound:.0e} allowed)",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    console = console_for(json_)
+    with waiting(console, f"reading {file}") as doing:
+        for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed, doing=doing):
+            proofs.append(proof.to_dict())
+            masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
+            of_several = f", {proof.kernel}," if proof.kernel else ""
+            console.print(
+                f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
+                f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases, largest error per head "
+                f"{masks} ({proof.bound:.0e} allowed)",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     if json_:
         print_json(proofs[0] if len(proofs) == 1 else proofs)

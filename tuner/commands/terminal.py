@@ -28,17 +28,18 @@ def console_for(as_json: bool) -> Console:
 
 
 @contextlib.contextmanager
-def waiting(as_json: bool, text: str = "") -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal what is waited for: yields a function that takes its words. They are gone
-    afterwards."""
-    console = console_for(as_json)
+def waiting(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is waited for, and for how long: ``text``, and then what the function that it
+    yields is given. Nothing of it stays."""
     if not console.is_terminal:
         yield lambda text: None
         return
-    from rich.markup import escape
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with console.status(escape(text)) as status:
-        yield lambda text: status.update(escape(text))
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda text: progress.update(task, description=text)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from .flags import (
     takes,
     takes_shapes,
 )
-from .terminal import console_for, ends_softly, print_json
+from .terminal import console_for, ends_softly, print_json, waiting
 
 if TYPE_CHECKING:
     from ..tune.request import TuneRequest
@@ -110,13 +110,14 @@ def tune_command(words: TuneWords, json_: Json = False) -> None:
     With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
     turn, each from what the ones before taught, and one module is written that holds all their kernels.
     """
-    from ..tune.batch import tune_kinds
-    from ..view.progress import RunView
-    from ..view.tuned import show_batch, show_result
-
-    request = words.request()
-    several = len(request.problems) > 1
     console = console_for(json_)
+    with waiting(console, "starting: looking for the card"):
+        from ..tune.batch import tune_kinds
+        from ..view.progress import RunView
+        from ..view.tuned import show_batch, show_result
+
+        request = words.request()
+    several = len(request.problems) > 1
     with RunView(console) as view, ends_softly(view.note) as stop:
         batches = tune_kinds(request, view=view, stop=stop)
     if json_:
@@ -160,12 +161,15 @@ def space_command(
         parse_settings(named, settings or [])
     limits = limits_named(device)
     surveys = []
+    console = console_for(json_)
     for problem in problems:
         kind = named or serving_families(problem, limits, settings or [])[0]
         held = parse_settings(kind, settings or [])
-        surveys.append(survey_space(kind, problem, limits, held, prior_of(problem, limits), count=limit))
+        prior = prior_of(problem, limits)
+        with waiting(console, f"enumerating and ranking the variants of {kind.family}"):
+            surveys.append(survey_space(kind, problem, limits, held, prior, count=limit))
         if not json_:
-            show_space(console_for(False), surveys[-1])
+            show_space(console, surveys[-1])
     if json_:
         told = [survey.to_dict() for survey in surveys]
         print_json(told[0] if len(told) == 1 else told)
@@ -197,7 +201,7 @@ def ladder_command(
     """
     from ...gen.families.ladder.family import STEPS
     from ..bench.ladder import LIMIT_S, run_ladder
-    from ..bench.ladder_result import CASES
+    from ..bench.ladder_result import CASES, Row
     from ..cards.names import resolve
     from ..option_words import parse_names
     from ..view.ladder import ladder_tables, row_line
@@ -209,7 +213,12 @@ def ladder_command(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    with ends_softly(say) as stop:
+    with waiting(console, "building the first steps") as doing, ends_softly(say) as stop:
+
+        def told(row: Row) -> None:
+            say(row_line(row))
+            doing(f"building and timing what follows {row.name} of {row.case}")
+
         result = run_ladder(
             resolve(device),
             case_names,
@@ -219,7 +228,7 @@ def ladder_command(
             limit_s=LIMIT_S if limit is None else limit,
             seed=seed,
             jobs=jobs,
-            on_row=lambda row: say(row_line(row)),
+            on_row=told,
             stop=stop,
         )
     if json_:

@@ -7,7 +7,8 @@ built from its source. Both masks go through the full suite of `validate`, in a 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,26 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
 
 
 def prove_each(
-    path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0
+    path: Path,
+    *,
+    device: str | None = None,
+    sanitize: bool = False,
+    seed: int = 0,
+    doing: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Proof]:
-    """Proves every kernel of the file in turn, as `prove` does one: a module may hold several."""
+    """Proves every kernel of the file in turn, as `prove` does one: a module may hold several. ``doing``
+    hears what is done or waited for."""
     for emitted in read_each(path):
-        yield _prove(emitted, device, sanitize, seed)
+        yield _prove(emitted, device, sanitize, seed, doing)
 
 
-def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int) -> Proof:
+def _prove(
+    emitted: EmittedKernel,
+    device: str | None,
+    sanitize: bool,
+    seed: int,
+    doing: Callable[[str], None] = lambda text: None,
+) -> Proof:
     path = emitted.path
     target = resolve(device) if device is not None else default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)
@@ -86,7 +99,10 @@ def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int
         masked = kernel.with_mask(causal)
         mask = "causal" if causal else "full"
         with _named(path, f"{emitted.name}, {mask}" if emitted.name else mask):
-            errors[mask] = _prove_mask(emitted, masked, target, sanitize, seed)
+            said = f"{emitted.name}, {mask} mask" if emitted.name else f"{mask} mask"
+            doing(f"{said}: building for {target.limits.name}")
+            tell = functools.partial(_prefixed, doing, said)
+            errors[mask] = _prove_mask(emitted, masked, target, sanitize, seed, tell)
         rng = np.random.default_rng([seed, int(masked.digest, 16)])
         count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
     how = "compiled from its source"
@@ -98,20 +114,32 @@ def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int
     return Proof(str(path), target.limits.name, how, sanitize, count, errors, bound, emitted.name)
 
 
-def _prove_mask(emitted: EmittedKernel, kernel: Kernel, target: Device, sanitize: bool, seed: int) -> float:
+def _prefixed(doing: Callable[[str], None], prefix: str, text: str) -> None:
+    doing(f"{prefix}: {text}")
+
+
+def _prove_mask(
+    emitted: EmittedKernel,
+    kernel: Kernel,
+    target: Device,
+    sanitize: bool,
+    seed: int,
+    doing: Callable[[str], None],
+) -> float:
     if isinstance(target, SimDevice):
         if sanitize:
             return sanitize_emulated(kernel, target, seed)
-        with Worker(target, seed=seed, deadline_s=EMULATED_DEADLINE_S) as worker:
+        with Worker(target, seed=seed, deadline_s=EMULATED_DEADLINE_S, doing=doing) as worker:
             return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
     assert isinstance(target, CudaDevice)
     if sanitize:
         return sanitize_on_card(kernel, target, seed)
     if emitted.is_module:
         build = Build(kernel, emitted.path.resolve(), registers=0, spill_bytes=0, seconds=0.0)
-        with Worker(ModuleDevice(target, emitted.path.resolve(), emitted.name), seed=seed) as worker:
+        module = ModuleDevice(target, emitted.path.resolve(), emitted.name)
+        with Worker(module, seed=seed, doing=doing) as worker:
             return worker.validate_full(build, kernel.problem)
-    with Worker(target, seed=seed) as worker:
+    with Worker(target, seed=seed, doing=doing) as worker:
         return worker.validate_full(target.toolchain().build(kernel), kernel.problem)
 
 
