@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: A room of tuner imports only from those before it. The emulated card needs the compiler and the cost model,
 #: so that these stand before it. Emitted files are read on the shelf, and proved after that.
 ROOMS = (
-    *("errors", "version", "suites", "request", "option_words", "serving"),
+    *("errors", "version", "extras", "suites", "request", "option_words", "serving"),
     *("predict", "build", "cards", "evaluate", "store", "search", "shelf", "exchange", "prove"),
     *("tune", "bench", "report", "view", "commands", "cli", "package"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import flashgen
 import pytest
+from flashgen.tuner.extras import PACKAGES, getting
 from flashgen.tuner.version import flashgen_version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,3 +43,19 @@ def test_every_folder_of_python_is_installed():
     names = {f"flashgen.{'.'.join(path.relative_to(ROOT).parts)}" for path in folders}
     assert names - {"flashgen.tuner.package"} <= set(installed["packages"])
     assert installed["package-dir"]["flashgen"] == "tuner/package"
+
+
+def test_what_is_advised_to_install_is_what_an_extra_installs():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, packages in PACKAGES.items():
+        wanted = {re.split(r"[<>=]", each)[0] for each in extras[extra]}
+        assert set(shlex.split(packages)) == wanted
+        assert getting(extra).startswith(f"`pip install {packages}`, or `pip install -e '.[{extra}]'`")
+    assert set(PACKAGES) == set(extras) - {"test"}
+
+
+def test_nobody_is_sent_to_an_index_that_has_no_flashgen():
+    for top in ("gen", "tuner", "templates"):
+        for path in (ROOT / top).rglob("*"):
+            if path.suffix in (".py", ".jinja"):
+                assert not re.search(r"install '?flashgen", path.read_text()), path

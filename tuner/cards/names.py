@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from ...gen.limits import PRESETS, DeviceLimits
 from ..build.toolchain import GET_OLD_NVRTC, find_host_compiler, find_nvcc, find_nvrtc
 from ..errors import FlashgenError, UsageError, suggestion
+from ..extras import getting
 from .cuda import CudaDevice, count_devices, find_device
 from .device import Device
 from .emulated import PREFIX, SimDevice
 
-GET_PYCUDA = "pip install 'flashgen[cuda]' (builds against an installed CUDA toolkit)"
+GET_PYCUDA = f"{getting('cuda')} (it builds against an installed CUDA toolkit)"
 #: Stands for all CUDA cards of this machine.
 ALL = "all"
-GET_TORCH = "pip install torch (only to compare with PyTorch)"
+GET_TORCH = "`pip install torch` (only to compare with PyTorch)"
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,11 @@ def test_an_illegal_variant_names_both_numbers(flashgen):
 @pytest.mark.parametrize(
     ("missing", "command", "words"),
     [
-        ("pycuda", "tune --device 0", "flashgen[cuda]"),
+        (
+            "pycuda",
+            "tune --device 0",
+            "`pip install pycuda`, or `pip install -e '.[cuda]'` in a checkout of flashgen",
+        ),
         ("g++", "tune --device sim:gtx-1080 --d 32", "apt install g++"),
         ("out", "tune --device sim:gtx-1080 --d 32 --out blocked/out", "choose another with --out"),
         ("storage", "tune --device sim:gtx-1080 --d 32 --storage blocked/trials.sqlite3", "--storage"),
