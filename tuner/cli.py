@@ -133,16 +133,12 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _fail(message: str, code: int, as_json: bool) -> None:
-    from rich.console import Console
-
-    from .commands.terminal import print_json
+    from .commands.terminal import console_for, print_json
 
     if as_json:
         with contextlib.suppress(OSError):
             print_json({"error": message, "exit_code": code})
-    Console(stderr=True).print(
-        f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
-    )
+    console_for(True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 

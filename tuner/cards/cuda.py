@@ -42,7 +42,10 @@ GET_PYCUDA = (
     f"PyCUDA is not installed: {getting('cuda')} (it builds against an installed CUDA toolkit); or "
     "tune for an emulated card, as with `--device sim:gtx-1080`"
 )
-NO_GPU = "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card, as with `--device sim:gtx-1080`"
+NO_GPU = (
+    "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card, as with "
+    "`--device sim:gtx-1080`"
+)
 
 
 @cache

@@ -22,9 +22,9 @@ def print_json(data: Any) -> None:
 
 def console_for(as_json: bool) -> Console:
     """Returns where people read: stdout, or stderr when stdout is for JSON alone."""
-    from rich.console import Console
+    from ..view.console import WordConsole
 
-    return Console(stderr=as_json)
+    return WordConsole(stderr=as_json)
 
 
 @contextlib.contextmanager
