@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,11 +99,18 @@ class EmitWords:
             jobs=self.jobs or usable_cores(),
         )
 
-    def again(self) -> list[str]:
-        """Returns the words that emit a module of the same kernels again."""
-        options = {"device": self.device, "preset": self.preset, "family": self.family}
+    def again(self, picks: Sequence[Pick]) -> list[str]:
+        """Returns the words that emit a module of the same kernels again: on their card, whatever is here or
+        was tuned last by then."""
+        from ...gen.emit.options import card_option
+
         words = [*(self.kernels or self.shapes.words())]
-        words += [f"--{name} {value}" for name, value in options.items() if value is not None]
+        if not self.kernels:
+            kernel = picks[0].match.entry.kernel
+            words.append(card_option(kernel.device, kernel.arch))
+        words += [f"--family {self.family}"] if self.family is not None else []
+        words += [f"--storage {self.storage}"] if self.storage is not None else []
+        words += [f"--out {self.out}"] if self.out != DEFAULT_OUT else []
         return [*words, "--embed"] if self.embed else words
 
 
@@ -135,7 +143,7 @@ def emit_command(words: EmitWords, json_: Json = False) -> None:
         return
     picks = picks_for(request, known)
     if len(kernels_of(picks)) > 1:
-        _write_module(request, picks, words.again(), json_)
+        _write_module(request, picks, words.again(picks), json_)
     else:
         emitted = emit_tuned(picks[0].match, request.target, embed=request.embed)
         _write_kernel(words, emitted, json_)

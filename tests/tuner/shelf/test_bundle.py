@@ -104,6 +104,9 @@ def test_emit_of_lists_and_of_names(flashgen, out, tmp_path):
     assert names(tmp_path / "both.py") == ["f32_d128", "f32_d64", "f32_d64_n512"]
     text = (tmp_path / "both.py").read_text()
     assert "    flashgen emit both.py \\\n        --d 64,128 --device h200\n" in text
+    # Of the card that was meant, too, where it was not named.
+    flashgen("emit", "both.py", "--d", "64,128")
+    assert (tmp_path / "both.py").read_text() == text
     told = flashgen("emit", "near.py", "--device", "h200", "--seqlen", "512,700,4096", "--json").stdout
     kernels = json.loads(told)["kernels"]
     assert [(each["asked"]["seqlen_q"], each["problem"]["seqlen_q"], each["exact"]) for each in kernels] == [
@@ -218,7 +221,7 @@ def test_each_kernel_of_a_module_is_proved(tmp_path, monkeypatch):
     path, kernels = several(tmp_path)
     proved: list[tuple[str, bool]] = []
 
-    def prove_mask(emitted, kernel, target, sanitize, seed):
+    def prove_mask(emitted, kernel, target, sanitize, seed, _doing):
         if len(proved) == 3:
             raise LaunchError("wrong")
         proved.append((emitted.name, kernel.problem.causal))
