@@ -104,8 +104,8 @@ def test_emit_of_lists_and_of_names(flashgen, out, tmp_path):
     assert names(tmp_path / "both.py") == ["f32_d128", "f32_d64", "f32_d64_n512"]
     text = (tmp_path / "both.py").read_text()
     assert "    flashgen emit both.py \\\n        --d 64,128 --device h200\n" in text
-    # Of the card that was meant, too, where it was not named.
-    flashgen("emit", "both.py", "--d", "64,128")
+    # On that card, however it was named.
+    flashgen("emit", "both.py", "--d", "64,128", "--preset", "h200")
     assert (tmp_path / "both.py").read_text() == text
     told = flashgen("emit", "near.py", "--device", "h200", "--seqlen", "512,700,4096", "--json").stdout
     kernels = json.loads(told)["kernels"]
