@@ -65,14 +65,21 @@ def emit_tuned(match: choice.Match, target: Path, *, embed: int = 0) -> Emitted:
     """Emits the matched kernel as it was rendered when it was tuned, in a file as it is written today.
 
     ``embed``: compile it, so many at a time, for the module to carry. A .cu file that was edited since stays
-    as it is.
+    as it is. Raises FlashgenError where the kernel cannot be read from its files.
     """
     from .bundle import rendered
 
     entry = match.entry
     tuned = entry.kernel
-    kernel = rendered(entry)
-    if target.suffix == ".cu" and entry.rendered is None and kernel.source == tuned.source:
+    kernel = None
+    try:
+        kernel = rendered(entry)
+    except FlashgenError:
+        # Its facts are gone, but not its source.
+        if target.suffix != ".cu":
+            raise
+    edited = entry.rendered is None and kernel is not None and kernel.source == tuned.source
+    if kernel is None or (edited and target.suffix == ".cu"):
         text = tuned.source
     else:
         made = Made(kernel, tuned.device, records.figures(tuned))
