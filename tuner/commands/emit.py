@@ -118,7 +118,7 @@ class EmitWords:
 def emit_command(words: EmitWords, json_: Json = False) -> None:
     """Writes the best known kernel: the last tuned one, or the best for what the options ask.
 
-    Example: [bold]flashgen emit best.py --device gtx-1080 --d 64[/bold]
+    Example: [bold]flashgen emit best.py --device h200 --d 64[/bold]
 
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
     capability, few query rows or many, the same mask, the nearest lengths and number of heads. With --set,

@@ -142,7 +142,7 @@ def validate_command(
 ) -> None:
     """Proves an emitted kernel correct again, on this machine, against float64.
 
-    Example: [bold]flashgen validate best.py --device gtx-1080[/bold]
+    Example: [bold]flashgen validate best.py --device h200[/bold]
 
     Of a module that holds several, each.
     """
