@@ -14,9 +14,9 @@ MAX_HEAD_DIM = 256
 OUTPUT_DTYPES = {"e4m3": "bf16"}
 #: How accurate the result must be, the default first. ``auto``: the dtype's own accuracy, by whichever
 #: arithmetic is fastest; ``ieee``: float32 multiply-adds alone; ``3xtf32`` and ``3xf16``: tensor cores with
-#: all three terms of both products, as accurate, factors being sums of two TF32 or f16 numbers (the latter in
-#: proportion to a tensor's largest element: `flashgen.gen.families.mma.family`); ``tf32``: tensor cores with
-#: inputs rounded to eleven bits.
+#: all three terms of both products, as accurate, factors being sums of two TF32 or f16 numbers (rows beyond
+#: their range are computed again in double precision: `flashgen.gen.families.mma.family`); ``tf32``: tensor
+#: cores with inputs rounded to eleven bits.
 PRECISIONS = {
     "f32": ("auto", "ieee", "3xtf32", "3xf16", "tf32"),
     "f16": ("auto",),

@@ -37,6 +37,7 @@ MODULES = {
     "replay": "studies",
     "devices": "kernels",
     "validate": "kernels",
+    "accuracy": "accuracy",
     "ladder": "tuning",
     "bench": "bench",
 }

@@ -64,8 +64,8 @@ def _arithmetic(kernel: Kernel) -> str:
         case "3xf16":
             return (
                 " Tensor cores multiply: each float32 product is three of f16, of the factors' upper and "
-                "lower parts. That is as accurate as float32 for elements of at least 2^-14 of the largest "
-                "in their tensor; smaller ones lose bits, up to 2^-37 of the largest."
+                "lower parts. Rows for which that is less accurate than float32, as beside elements 2^16 "
+                "times as large, are computed again in double precision, which is slow."
             )
         case "tf32":
             return (
@@ -75,7 +75,8 @@ def _arithmetic(kernel: Kernel) -> str:
         case "3xtf32":
             return (
                 " Tensor cores multiply: each float32 product is three of TF32, of the factors' upper and "
-                "lower parts, as accurate as float32."
+                "lower parts, as accurate as float32. Rows beyond their range are computed again in double "
+                "precision, which is slow."
             )
     return ""
 

@@ -534,6 +534,91 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(__bfloat162float(q[x])) * double(__bfloat162float(key[x]));
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(__bfloat162float(value[x]));
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
 // Starts to write 64 rows of outputs, but for those that are not there.
 __device__ __forceinline__ void store_outputs(
     const TensorMaps& maps, const OChunk* o, const Tile& tile, int first_row) {
@@ -562,6 +647,11 @@ __device__ __forceinline__ void stage_output(
     }
     stmatrix_x4(target, m);
   }
+}
+
+// A row and column of a warp's outputs in shared memory, as the copy engine wants them.
+__device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x) {
+  return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
 // Where the keys are that a tile sees.
@@ -651,7 +741,7 @@ __device__ __forceinline__ void consume_tile(
     last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
 // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
-  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -731,16 +821,20 @@ __device__ __forceinline__ void consume_tile(
   }
 
   float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    const bool seen = softmax.max[h] != -kInfinity;
-    inverse[h] = seen ? __fdividef(1.0f, row_sum) : 0.0f;
-    if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
+
+    inverse[h] = __fdividef(1.0f, row_sum);
+    const bool inside = row + 8 * h < args.seqlen_q;
+    if (inside && !trusted(softmax.max[h], row_sum)) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
       const long long at = lse_index(args, tile) + row + 8 * h;
-      args.lse[at] = seen ? (softmax.max[h] + log2f(row_sum)) * kLn2 : -kInfinity;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
     }
   }
   // The outputs before have left once the thread that sent them off sees so.
@@ -748,6 +842,9 @@ __device__ __forceinline__ void consume_tile(
   if (leader) tma_wait_read<0>();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   stage_output(staged, o, inverse, warp);
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int row, int x, float value) {
+    staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
+  });
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   if (leader) {
@@ -888,4 +985,4 @@ extern "C" int attention_bf16_d72(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 72, "head_dim_v": 72, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d72", "launches": [{"threads": 640, "smem_bytes": 230400, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3dff8ebd2c166519", "figures": [1496, 940]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 72, "head_dim_v": 72, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d72", "launches": [{"threads": 640, "smem_bytes": 230400, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7e97831e403337e9", "figures": [1496, 940]}

@@ -83,12 +83,11 @@ constexpr int kVStride = 260;
 // float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
 // so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
 constexpr int kTopExponent = 12;
-// Weights are kept 2^7 times as large, so that their small parts are not too small for f16.
-constexpr float kWeightExponent = 7.0f;
+constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
+// Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 13.0f, kWeightUnit = 0.0001220703125f;
 
-constexpr float kWeightUnit = 0.0078125f;
 constexpr float kLimit = 32768.0f;
-constexpr float kLeastUnit = __builtin_bit_cast(float, 12 << 23);  // of what is zero
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -163,7 +162,8 @@ __device__ __forceinline__ Parts split(float first, float second) {
 // The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
 __device__ __forceinline__ float unit_of(float largest) {
   constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
-  return __uint_as_float(max(__float_as_uint(largest) & kExponent, 2 * kTop) - kTop);
+  constexpr unsigned kLeast = __builtin_bit_cast(unsigned, kLeastUnit);
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, kLeast + kTop) - kTop);
 }
 
 // Exact for units: the exponents of a number and its inverse add up to twice the bias.
@@ -387,15 +387,6 @@ __device__ __forceinline__ void split_v(
   __syncthreads();
 }
 
-// Sums of weights, from their unit to what they are.
-__device__ __forceinline__ void leave_units(Warp& warp) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-    warp.row_sum[i][0] *= kWeightUnit;
-    warp.row_sum[i][1] *= kWeightUnit;
-  }
-}
-
 // Hides the keys that a row does not see.
 __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
   const int lane = threadIdx.x % 32;
@@ -418,7 +409,7 @@ __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, in
 // where true is returned.
 __device__ __forceinline__ bool raise_maximum(
     const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
-  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // A maximum that is out of date by a factor of 2^2 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
@@ -430,7 +421,7 @@ __device__ __forceinline__ bool raise_maximum(
       for (int t = 0; t < kKeyTiles; ++t) {
         bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
       }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 8.0f;
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.0f;
     }
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
@@ -631,10 +622,137 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const E
   }
 }
 
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
-__device__ __forceinline__ void write_rows(
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(q[x]) * double(key[x]);
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(value[x]);
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
+// Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
+// lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
+// below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
+// are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
+// |o| before its division by `row_sum`.
+__device__ __forceinline__ bool within_range(
+    float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
+  const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
+  const bool outputs_keep = magnitude >= value_unit * (kDv / 64.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
+}
+
+// Brings sums of weights from their unit to what they are, or to infinity for rows that parts cannot serve.
+// `num_keys` were walked.
+__device__ __forceinline__ void leave_units(
+    Warp& warp, float score_unit, float value_unit, int num_keys) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float& row_sum = warp.row_sum[i][h];
+      row_sum *= kWeightUnit;
+      float magnitude = 0.0f, sum = row_sum;  // of this lane's columns and keys, then of all
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
+      }
+#pragma unroll
+      for (int distance = 1; distance < 4; distance *= 2) {
+        magnitude += __shfl_xor_sync(0xffffffffu, magnitude, distance);
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      }
+      const bool seen = warp.row_max[i][h] != -kInfinity;
+      if (seen && !within_range(score_unit, warp.row_max[i][h], value_unit, magnitude, sum, num_keys)) {
+        row_sum = kInfinity;
+      }
+    }
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp, but for those that it returns: bit i
+// stands for the lane's row in the i-th eight of the warp's.
+__device__ __forceinline__ unsigned write_rows(
     const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
   const int lane = threadIdx.x % 32;
+  unsigned untrusted = 0;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -642,12 +760,15 @@ __device__ __forceinline__ void write_rows(
       float row_sum = warp.row_sum[i][h];
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool seen = warp.row_max[i][h] != -kInfinity;
-      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const float inverse = 1.0f / row_sum;
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      const bool inside = row < seqlen_q;
+      bool inside = row < seqlen_q;
+      if (inside && !trusted(warp.row_max[i][h], row_sum)) {
+        untrusted |= 1u << (2 * i + h);
+        inside = false;
+      }
       if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+        lse[row] = (warp.row_max[i][h] + log2f(row_sum)) * kLn2;
       }
       Element* target = o + row * stride;
       if (!inside) continue;
@@ -659,6 +780,7 @@ __device__ __forceinline__ void write_rows(
       }
     }
   }
+  return untrusted;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -750,13 +872,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       multiply_pv(warp, s, smem.v[0], units.v * kWeightUnit);
     }
   }
-  leave_units(warp);
+  leave_units(warp, scale_of_units * units.k, units.v, args.seqlen_k);
   // Found only now, so that registers are free for the loop.
   Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
   float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
 
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
-  write_rows(warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
+  const unsigned untrusted = write_rows(
+      warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
+  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, [&](int row, int x, float value) {
+    o[(own_row + row) * args.o_stride_row + x] = value;
+  });
 }
 
 #ifndef __CUDACC_RTC__
@@ -793,4 +919,4 @@ extern "C" int attention_f32_d256(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d256", "launches": [{"threads": 256, "smem_bytes": 199744, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3f1073d260be77af", "figures": [1475, 830]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d256", "launches": [{"threads": 256, "smem_bytes": 199744, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "b753a03d5b947077", "figures": [1475, 830]}

@@ -114,8 +114,9 @@ constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
 // float32 is brought into the range of f16 by powers of two, its units: of every eight rows of Q, K and V. The largest
 // element is between 2^12 and 2^13 of them.
 constexpr int kTopExponent = 12;
-// Weights are kept 2^7 times as large, so that their small parts are not too small for f16.
-constexpr float kWeightExponent = 7.0f;
+constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
+// Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 13.0f, kWeightUnit = 0.0001220703125f;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -314,7 +315,8 @@ __device__ __forceinline__ Parts split(float first, float second) {
 // The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
 __device__ __forceinline__ float unit_of(float largest) {
   constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
-  return __uint_as_float(max(__float_as_uint(largest) & kExponent, 2 * kTop) - kTop);
+  constexpr unsigned kLeast = __builtin_bit_cast(unsigned, kLeastUnit);
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, kLeast + kTop) - kTop);
 }
 
 // Exact for units: the exponents of a number and its inverse add up to twice the bias.
@@ -465,7 +467,7 @@ struct SoftmaxState {
 template <int n>
 __device__ __forceinline__ bool raise_maximum(
     const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], const float (&scale)[2]) {
-  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // A maximum that is out of date by a factor of 2^2 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
@@ -475,7 +477,7 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 0; t < n / 4; ++t) {
       bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 8.0f;
+    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 2.0f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
@@ -513,10 +515,21 @@ __device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, cons
   for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// Scores from their keys' units to what they are, but for those of Q.
-__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8]) {
+// The largest of some units and of another.
+__device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8], float other) {
+  int bits = __float_as_int(other);  // as integers, positive floats compare as they are
+#pragma unroll
+  for (int t = 0; t < kKeyTiles; t += 2) {
+    bits = __vimax3_s32(bits, __float_as_int(units[t]), __float_as_int(units[t + 1]));
+  }
+  return __int_as_float(bits);
+}
+
+// Scores from their keys' units to what they are, but for those of Q. The largest unit so far is kept.
+__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8], float& largest) {
 #pragma unroll
   for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
+  largest = largest_unit(units, largest);
   __syncwarp();  // one lane tells for all that the units are read
 }
 
@@ -527,9 +540,7 @@ struct Weights {
 
 // Makes them of a tile's weights, in the units of its values, and returns the largest of these, in which products are.
 __device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weights& p, const float (&units)[kBc / 8]) {
-  float largest = units[0];
-#pragma unroll
-  for (int t = 1; t < kKeyTiles; ++t) largest = fmaxf(largest, units[t]);
+  const float largest = largest_unit(units, 0.0f);
   const float inverse = inverse_of(largest);
 #pragma unroll
   for (int i = 0; i < kBc / 4; ++i) {
@@ -609,17 +620,128 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(q[x]) * double(key[x]);
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(value[x]);
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
 // The rows of outputs of a tile's head.
 __device__ __forceinline__ float* output_rows(const AttentionArgs& args, const Tile& tile) {
   return args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
 }
 
-// Divides by the sums and writes a thread's shares of its two rows.
+// Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
+// lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
+// below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
+// are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
+// |o| before its division by `row_sum`.
+__device__ __forceinline__ bool within_range(
+    float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
+  const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
+  const bool outputs_keep = magnitude >= value_unit * (kDv / 64.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
+}
+
+// Of a thread's row, over all of its columns: four neighbouring lanes share them.
+__device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], int h) {
+  float sums[2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int n = 0; n < kValueTiles; ++n) {
+    sums[0] += fabsf(o[4 * n + 2 * h]);
+    sums[1] += fabsf(o[4 * n + 2 * h + 1]);
+  }
+  float sum = sums[0] + sums[1];
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+}
+
+// Divides by the sums and writes a thread's shares of its two rows, but for what is to be computed again.
 __device__ __forceinline__ void write_output(
-    float* o_rows, long long stride, const float (&o)[kDv / 2], const float (&inverse)[2], int row, int seqlen_q) {
+    float* o_rows, long long stride, const float (&o)[kDv / 2], const float (&inverse)[2], unsigned untrusted, int row,
+    int seqlen_q) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (row + 8 * h >= seqlen_q) continue;
+    if (row + 8 * h >= seqlen_q || untrusted >> h & 1) continue;
     float* target = o_rows + (row + 8 * h) * stride + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kValueTiles; ++n) {
@@ -771,6 +893,7 @@ __device__ __forceinline__ void consume_tile(
   split_q(scale, q, warp, consumer, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
 #pragma unroll
   for (int h = 0; h < 2; ++h) scale[h] = fmaxf(scale[h] * (fabsf(args.scale) * kLog2e), 1e-37f);
+  float key_unit = 0.0f, value_unit = 0.0f;  // the largest so far
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
@@ -798,7 +921,7 @@ __device__ __forceinline__ void consume_tile(
     order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
-    apply_units(s, smem.k_units[k_pipe.stage]);
+    apply_units(s, smem.k_units[k_pipe.stage], key_unit);
     if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
@@ -808,6 +931,7 @@ __device__ __forceinline__ void consume_tile(
     weigh(s, softmax, scale);
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
     v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+    value_unit = fmaxf(value_unit, v_unit);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
@@ -823,7 +947,7 @@ __device__ __forceinline__ void consume_tile(
       v_pipe.advance();
       wgmma_wait<0>();
       hold(s);
-      apply_units(s, smem.k_units[k_pipe.stage]);
+      apply_units(s, smem.k_units[k_pipe.stage], key_unit);
       if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
@@ -832,6 +956,7 @@ __device__ __forceinline__ void consume_tile(
       weigh(s, softmax, scale);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+      value_unit = fmaxf(value_unit, v_unit);
     }
     start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
@@ -842,19 +967,29 @@ __device__ __forceinline__ void consume_tile(
   }
 
   float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    const bool seen = softmax.max[h] != -kInfinity;
-    inverse[h] = seen ? 1.0f / row_sum : 0.0f;
-    if (args.lse != nullptr && row + 8 * h < args.seqlen_q && lane % 4 == 0) {
-      const long long at = lse_index(args, tile) + row + 8 * h;
-      args.lse[at] = seen ? (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2 : -kInfinity;
+    const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
+    if (!within_range(scale[h] * key_unit, softmax.max[h], value_unit, magnitude, row_sum * kWeightUnit, args.seqlen_k)) {
+      row_sum = kInfinity;
     }
-  }
-  write_output(output_rows(args, tile), args.o_stride_row, o, inverse, row, args.seqlen_q);
+    inverse[h] = 1.0f / row_sum;
+    const bool inside = row + 8 * h < args.seqlen_q;
+    if (inside && !trusted(softmax.max[h], row_sum)) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2;
+    }
+  }  float* const o_rows = output_rows(args, tile);
+  write_output(o_rows, args.o_stride_row, o, inverse, untrusted, row, args.seqlen_q);
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int i, int x, float value) {
+    o_rows[(first_row + 16 * warp + i) * args.o_stride_row + x] = value;
+  });
   if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
   q_pipe.advance();
 }
@@ -987,4 +1122,4 @@ extern "C" int attention_f32_d80(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 80, "head_dim_v": 80, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d80", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3b1b48b904b935e8", "figures": [1396, 866]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 80, "head_dim_v": 80, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d80", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "ddbd2210ce5bdf72", "figures": [1396, 866]}

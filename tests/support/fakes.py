@@ -55,6 +55,7 @@ class Fault(StrEnum):
     ONE_ELEMENT = "one_element"
     NAN_ROWS = "nan_rows"
     BASE_2_LSE = "base_2_lse"
+    ZERO_FOR_NAN = "zero_for_nan"
     SPILLS = "spills"
 
 
@@ -91,24 +92,34 @@ def attend(q, k, v, scale, causal, arithmetic, fault=Fault.NONE):
     if fault is Fault.HALF_PRECISION:
         s = s.astype(np.float16 if dtype == np.float32 else dtype).astype(np.float32)
     n, m = s.shape[-2:]
+    hidden = np.zeros((n, m), bool)
     if causal:
         offset = 0 if fault is Fault.TOP_LEFT_MASK else m - n
-        s[..., np.arange(m) > np.arange(n)[:, None] + offset] = -np.inf
+        hidden = np.arange(m) > np.arange(n)[:, None] + offset
+        s[..., hidden] = -np.inf
     if fault is Fault.IGNORES_LAST_KEY:
-        s, v = s[..., : m - 1], v[..., : m - 1, :]
+        s, v, hidden = s[..., : m - 1], v[..., : m - 1, :], hidden[:, : m - 1]
     start = 0.0 if fault is Fault.ZERO_MAXIMUM else -np.inf
     top = s.max(axis=-1, keepdims=True, initial=start)
-    shift = np.where(np.isneginf(top), 0.0, 0.0 if fault is Fault.NO_MAXIMUM else top).astype(np.float32)
+    # Only a row that sees no key is empty: of keys that all have a score of -inf, weights are NaN.
+    empty = np.isneginf(top) & hidden.all(axis=-1, keepdims=True)
+    shift = np.where(empty, 0.0, 0.0 if fault is Fault.NO_MAXIMUM else top).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         p = np.exp(s - shift)
         total = p.sum(axis=-1, keepdims=True)
         if dtype != np.float32:
             p = p.astype(dtype).astype(np.float32)
-        o = p @ v if arithmetic == "ieee" else weigh(p, v, arithmetic, fault, dtype)
+        finite = np.where(np.isfinite(v), v, np.float32(0))
+        o = p @ finite if arithmetic == "ieee" else weigh(p, finite, arithmetic, fault, dtype)
+        for key in np.flatnonzero(~np.isfinite(v).all(axis=(0, 1, 3))):
+            odd = p[..., key, None] * np.where(np.isfinite(v), 0, v)[..., key : key + 1, :]
+            o += np.where(hidden[:, key, None], 0, odd).astype(np.float32)
         o = o / (total if fault is Fault.NAN_ROWS else np.where(total > 0, total, 1))
         lse = (np.log(total) + shift)[..., 0]
     if fault is Fault.ONE_ELEMENT:
         o[-1, -1, -1, -1] += {"f16": 0.05, "bf16": 0.2, "tf32": 0.1}.get(arithmetic, 1e-3)
+    if fault is Fault.ZERO_FOR_NAN:
+        o = np.where(np.isnan(o), 0.0, o)
     if fault is Fault.BASE_2_LSE:
         lse = lse / np.float32(math.log(2))
     return o.astype(dtype), lse.astype(np.float32)
@@ -152,7 +163,8 @@ def sum_products(a, b, at_once):
         part = slice(first, first + at_once)
         exact = total + a[..., part].astype(np.float64) @ b[..., part, :].astype(np.float64)
         total = exact.astype(np.float32)
-        total = np.where(np.abs(total) > np.abs(exact), np.nextafter(total, np.float32(0)), total)
+        larger = (np.abs(total) > np.abs(exact)) & np.isfinite(total)
+        total = np.where(larger, np.nextafter(total, np.float32(0)), total)
     return total
 
 

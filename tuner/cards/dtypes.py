@@ -25,6 +25,21 @@ def numpy_dtype(name: str) -> np.dtype:
     return NUMPY_DTYPES[name]
 
 
+def largest(name: str) -> float:
+    """Returns the largest finite number of a problem's ``dtype``."""
+    return float(ml_dtypes.finfo(NUMPY_DTYPES[name]).max)
+
+
+def smallest(name: str) -> float:
+    """Returns the smallest positive number of a problem's ``dtype``, a subnormal one."""
+    return float(ml_dtypes.finfo(NUMPY_DTYPES[name]).smallest_subnormal)
+
+
+def smallest_normal(name: str) -> float:
+    """Returns the smallest positive number of a problem's ``dtype`` that has all its bits."""
+    return float(ml_dtypes.finfo(NUMPY_DTYPES[name]).smallest_normal)
+
+
 def unwritten_bits(dtype: np.dtype) -> int:
     """Returns the bits of an element that nobody wrote. Raises ValueError for a type that no problem has."""
     try:

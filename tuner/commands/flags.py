@@ -6,7 +6,7 @@ An option that one command alone knows is declared where that command is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -47,6 +47,9 @@ ForDevice = Annotated[str, _device("For which card: one here (0), or any by its 
 OfDevice = Annotated[
     str | None, _device("Of this card alone: one here (0), or any by its name (h100, sim:h100).")
 ]
+EachDevice = Annotated[
+    str | None, _device(f"Where to run: {_CARD}. By default one for each family, emulated.")
+]
 ForMaybeDevice = Annotated[
     str | None,
     _device("For which card: one here (0), or any by its name (h100). By default the last tuned on."),
@@ -62,6 +65,7 @@ Families = Annotated[
 ]
 Family = Annotated[str | None, _family("The kernel family; by default one that serves")]
 OfFamily = Annotated[str | None, _family("Of this kernel family alone")]
+OfFamilies = Annotated[list[str] | None, _family("Of this kernel family alone; repeatable")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Hold a parameter of the family; repeatable."),
@@ -152,9 +156,11 @@ SHAPE_OPTIONS = {
 }
 
 
-def _shape_parameters(*, filters: bool, suites: bool = True) -> Iterator[inspect.Parameter]:
+def _shape_parameters(
+    *, filters: bool, names: Collection[str] = tuple(SHAPE_OPTIONS)
+) -> Iterator[inspect.Parameter]:
     """The problem's options as parameters. ``filters``: they choose among what there is, so that what is not
-    given fits any; else they make problems, of defaults where they are not given."""
+    given fits any; else they make problems, of defaults where not given. ``names``: of those alone."""
 
     def parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
         return inspect.Parameter(
@@ -162,7 +168,7 @@ def _shape_parameters(*, filters: bool, suites: bool = True) -> Iterator[inspect
         )
 
     for name, each in SHAPE_OPTIONS.items():
-        if name == "suites" and not suites:
+        if name not in names:
             continue
         default = f"; {each.default} by default" if each.default and not filters else ""
         told = f"{each.meaning}{default}."
@@ -227,12 +233,17 @@ def takes(
     return decorate
 
 
-def _takes_shapes(**how: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _takes_shapes(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     parameters = {each.name: each for each in _shape_parameters(**how)}
     return takes("shapes", shapes_of, parameters)
 
 
 #: The problems to make, and the same for commands that have words of their own for suites.
-takes_shapes, takes_shapes_alone = _takes_shapes(filters=False), _takes_shapes(filters=False, suites=False)
+takes_shapes, takes_shapes_alone = (
+    _takes_shapes(filters=False),
+    _takes_shapes(filters=False, names=[name for name in SHAPE_OPTIONS if name != "suites"]),
+)
 #: Which of what there is.
 takes_filter = _takes_shapes(filters=True)
+#: Which classes of problems, whatever their sizes.
+takes_classes = _takes_shapes(filters=True, names=("dtype", "precision", "head_dim"))

@@ -155,10 +155,11 @@ def validate_command(
             proofs.append(proof.to_dict())
             masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
             of_several = f", {proof.kernel}," if proof.kernel else ""
+            adversarial = f" and {proof.adversarial} adversarial ones" if proof.adversarial else ""
             console.print(
                 f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
-                f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases, largest error per head "
-                f"{masks} ({proof.bound:.0e} allowed)",
+                f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases{adversarial}, largest "
+                f"error per head {masks} ({proof.bound:.0e} allowed)",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -74,6 +74,8 @@ constexpr long long max(long long a, long long b) { return a < b ? b : a; }
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
+inline float larger_or_none(float x, float y) { return x != x || x > y ? x : y; }
+
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

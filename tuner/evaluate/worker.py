@@ -9,11 +9,13 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Device, Timing
 from ..errors import FlashgenError
+from .adversarial import Finding
+from .adversarial_inputs import Breadth
 from .measure import summarize
 from .outcome import Outcome
 from .verdict import failed, measured, spilled
 from .worker_life import WorkerLife
-from .worker_process import Evaluate, Interleave, Validate
+from .worker_process import Evaluate, Interleave, ProvePromise, TryAdversarial, Validate
 
 #: Until it has answered one request about one build.
 DEADLINE_S = 60.0
@@ -90,6 +92,20 @@ class Worker:
         finally:
             self._which = None
 
+    def prove_promise(self, build: Build, breadth: Breadth) -> int:
+        """Returns on how many adversarial cases a build keeps its class's promise.
+
+        Raises:
+            BrokenPromise, CorruptedMemory, LaunchError, TimedOut, Died: what is wrong with the build.
+        """
+        # Not a seed of its own: what is promised holds for cases that everybody can repeat by name.
+        return self.life.ask(ProvePromise(build, breadth, self._seed), 10 * self.deadline_s)
+
+    def try_adversarial(self, build: Build, cases: Sequence[str]) -> list[Finding]:
+        """Returns what each adversarial case of those names shows of a build. Raises as `prove_promise`, but
+        for what breaks a promise."""
+        return self.life.ask(TryAdversarial(build, tuple(cases), self._seed), 10 * self.deadline_s)
+
     def measure_interleaved(
         self, builds: Sequence[Build], problem: Problem, rounds: int = FINAL_ROUNDS
     ) -> list[Timing]:
@@ -106,7 +122,11 @@ class Worker:
     def finals(
         self, builds: Sequence[Build], problem: Problem, *, rounds: int = FINAL_ROUNDS
     ) -> list[Outcome]:
-        """Validates the finalists in full and times those that pass in turns; one outcome each, in order."""
+        """Validates the finalists in full and times those that pass in turns; one outcome each, in order.
+
+        The fastest also keeps its class's promise on adversarial inputs: those before it that do not are
+        wrong.
+        """
         outcomes: dict[int, Outcome] = {}
         errors: dict[int, float] = {}
         for i, build in enumerate(builds):
@@ -133,7 +153,19 @@ class Worker:
             for i, (timing, occupancy) in zip(passed, found, strict=True):
                 outcomes[i] = self._measured(builds[i], problem, timing, errors[i], occupancy)
             break
+        self._prove_fastest(builds, outcomes)
         return [outcomes[i] for i in range(len(builds))]
+
+    def _prove_fastest(self, builds: Sequence[Build], outcomes: dict[int, Outcome]) -> None:
+        """Replaces the outcomes of the fastest builds by what is wrong with them, up to one that keeps its
+        promise."""
+        timed = {i: each.measurement.median_us for i, each in outcomes.items() if each.measurement}
+        for i in sorted(timed, key=lambda i: timed[i]):
+            try:
+                self.prove_promise(builds[i], "few")
+                return
+            except FlashgenError as failure:
+                outcomes[i] = failed(builds[i], failure, self.life.seconds)
 
     def _survives(self, i: int, build: Build, problem: Problem, outcomes: dict[int, Outcome]) -> bool:
         try:

@@ -18,6 +18,8 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Device, Runner, Timing
 from ..errors import CorruptedMemory, FlashgenError, LaunchError
+from .adversarial import adversarial_findings, prove_promise
+from .adversarial_inputs import Breadth, case_named
 from .cases import Depth
 from .validate import validate
 
@@ -55,7 +57,23 @@ class Interleave:
     rounds: int
 
 
-Request = Evaluate | Validate | Interleave
+@dataclass(frozen=True)
+class ProvePromise:
+    build: Build
+    breadth: Breadth
+    seed: int
+
+
+@dataclass(frozen=True)
+class TryAdversarial:
+    """``cases`` are names, in the order in which they are tried."""
+
+    build: Build
+    cases: tuple[str, ...]
+    seed: int
+
+
+Request = Evaluate | Validate | Interleave | ProvePromise | TryAdversarial
 
 
 @dataclass(frozen=True)
@@ -151,6 +169,13 @@ def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: Reques
             return timing, error, runner.occupancy(build)
         case Validate(build, problem, seed):
             return run_suite(build, problem, seed, "full")
+        case ProvePromise(build, breadth, seed):
+            pipe.send(Phase(VALIDATING))
+            return prove_promise(runner, build, breadth, emulated=emulated, seed=seed)
+        case TryAdversarial(build, names, seed):
+            pipe.send(Phase(VALIDATING))
+            cases = [case_named(name, build.kernel.problem.dtype) for name in names]
+            return list(adversarial_findings(runner, build, cases, emulated=emulated, seed=seed))
         case Interleave(builds, problem, rounds):
             pipe.send(Phase(MEASURING))
             timings = _undisturbed(lambda: runner.measure_interleaved(list(builds), problem, rounds=rounds))

@@ -12,7 +12,9 @@ bits and multiply twice as fast, but reach from 2^-24 to 2^16 only: a power of t
 which follows the largest element met so far, brings tiles into that range (Ootomo and Yokota 2022,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
 performance", scale the small parts instead). Elements of at least 2^-14 of the largest keep 22 bits; what
-smaller ones lose is up to 2^-37 of the largest. The class ``tf32`` rounds the factors.
+smaller ones lose is up to 2^-37 of the largest. Where that could be felt in a row, as where its scores or
+outputs are beyond the range of either kind of parts, the row is computed once more behind the last tile, in
+double precision (templates/common/recomputation.cu.jinja). The class ``tf32`` rounds the factors.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, ClassVar
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...serves import Serves
-from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
+from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
 from .parameters import F16, TF32
 from .rules import RuledParameters
@@ -146,7 +148,9 @@ class Mma(RuledParameters):
             "partial_width": min(4, self.access_width(problem)),
             "async_copy": limits.has_async_copy,
             "poly": EXP2_CUBIC,
+            "lag": PARTS_LAG if arithmetic == "3xf16" else LAG,
             "top_exponent": TOP_EXPONENT,
+            "least_exponent": LEAST_EXPONENT,
             "limit_exponent": LIMIT_EXPONENT,
             "weight_exponent": WEIGHT_EXPONENT if arithmetic == "3xf16" else 0,
         }

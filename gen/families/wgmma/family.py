@@ -27,7 +27,7 @@ from ...launch import Launch
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
-from ..arithmetic import EXP2_CUBIC, TOP_EXPONENT, WEIGHT_EXPONENT
+from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .parameters import is_split
 from .registers import (
     CONVERTED_TOGETHER,
@@ -84,7 +84,9 @@ class Wgmma(RuledParameters):
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
         return {
+            "lag": PARTS_LAG if is_split(problem) else LAG,
             "top_exponent": TOP_EXPONENT,
+            "least_exponent": LEAST_EXPONENT,
             "weight_exponent": WEIGHT_EXPONENT,
             "d_chunks": qk_chunks(problem),
             "dv_chunks": chunks(problem.head_dim_v),

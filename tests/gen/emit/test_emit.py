@@ -370,7 +370,7 @@ def test_the_title_and_the_command_tell_type_and_dims() -> None:
         (Mma(parts="tf32"), {}, "each float32 product is three of TF32"),
         (Mma(parts="tf32"), {"precision": "3xtf32"}, "each float32 product is three of TF32"),
         (Mma(parts="f16"), {}, "each float32 product is three of f16"),
-        (Mma(parts="f16"), {"precision": "3xf16"}, "smaller ones lose bits"),
+        (Mma(parts="f16"), {"precision": "3xf16"}, "computed again in double precision"),
         (
             Mma(parts="tf32"),
             {"precision": "tf32"},

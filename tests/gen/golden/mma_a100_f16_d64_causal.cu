@@ -405,10 +405,97 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp.
-__device__ __forceinline__ void write_rows(
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(__half2float(q[x])) * double(__half2float(key[x]));
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(__half2float(value[x]));
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
+// Divides by the sums and writes the warp's rows of o and of the log-sum-exp, but for those that it returns: bit i
+// stands for the lane's row in the i-th eight of the warp's.
+__device__ __forceinline__ unsigned write_rows(
     const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
   const int lane = threadIdx.x % 32;
+  unsigned untrusted = 0;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -416,12 +503,15 @@ __device__ __forceinline__ void write_rows(
       float row_sum = warp.row_sum[i][h];
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool seen = warp.row_max[i][h] != -kInfinity;
-      const float inverse = seen ? 1.0f / row_sum : 0.0f;
+      const float inverse = 1.0f / row_sum;
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      const bool inside = row < seqlen_q;
+      bool inside = row < seqlen_q;
+      if (inside && !trusted(warp.row_max[i][h], row_sum)) {
+        untrusted |= 1u << (2 * i + h);
+        inside = false;
+      }
       if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row] = seen ? (warp.row_max[i][h] + log2f(row_sum)) * kLn2 : -kInfinity;
+        lse[row] = (warp.row_max[i][h] + log2f(row_sum)) * kLn2;
       }
       Element* target = o + row * stride;
 #pragma unroll
@@ -439,6 +529,7 @@ __device__ __forceinline__ void write_rows(
       }
     }
   }
+  return untrusted;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -479,7 +570,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Element* warp_q = smem.q + warp_row * kQStride;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
-  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile.
   const Element* q_share = q + (first_row + int(threadIdx.x) / 8) * args.q_stride_row + threadIdx.x % 8 * kVec;
@@ -531,7 +622,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       multiply_pv(warp, s, smem.v[stage], scale);
     }
   }
-  write_rows(warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+  const unsigned untrusted = write_rows(
+      warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
+  recompute_rows<16 * kRowTiles>(args, batch, head, first_row + warp_row, untrusted, [&](int row, int x, float value) {
+    o[(first_row + warp_row + row) * args.o_stride_row + x] = __float2half_rn(value);
+  });
 }
 
 #ifndef __CUDACC_RTC__

@@ -162,6 +162,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float* d, const unsigned* a, c
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// The larger of two numbers, or no number where one of them is none.
+__device__ __forceinline__ float larger_or_none(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
 #endif
 
 // Two numbers in one register, the first in its low half.
@@ -173,7 +180,7 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
 // 2^x without the special-function unit, for x <= 8, to 1e-4: the nearest integer goes into the exponent, a cubic
 // (minimax in relative error over [-1/2, 1/2]) does the rest.
 __device__ __forceinline__ float exp2_by_polynomial(float x) {
-  x = fmaxf(x, -126.0f);
+  x = larger_or_none(x, -126.0f);
   const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the low bits now hold the nearest integer
   const float fraction = x - (shifted - 12582912.0f);
   float power = fmaf(0.05517169f, fraction, 0.24261117f);
@@ -447,6 +454,91 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(__bfloat162float(q[x])) * double(__bfloat162float(key[x]));
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(__bfloat162float(value[x]));
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
 // Lays a warp's rows into a partial result, from `first_row` on.
 __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
   const int lane = threadIdx.x % 32;
@@ -467,36 +559,46 @@ __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp
 }
 
 // Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
-// of o and of the log-sum-exp.
+// of o and of the log-sum-exp. `recompute` does the rows again that no product can be trusted with.
+template <typename Recompute>
 __device__ __forceinline__ void write_merged(
     const PartialResult& partial, int split, Element* o, long long stride, float* lse,
-    int first_row, int seqlen_q) {
+    int first_row, int seqlen_q, const Recompute& recompute) {
   constexpr int kWidth = 4;  // columns at once
   const int count = min(kBr, seqlen_q - first_row) * (kDv / kWidth);
-  for (int i = split * kThreads + threadIdx.x; i < count; i += kSplits * kThreads) {
-    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+  const int lane = threadIdx.x % 32;
+  for (int first = split * kThreads + threadIdx.x - lane; first < count; first += kSplits * kThreads) {
+    const int i = first + lane;
+    const int row = min(i, count - 1) / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
     float maxima[kSplits][1], row_max = -kInfinity;
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       load_from_block(maxima[block], partial.row_max + row, block);
       row_max = fmaxf(row_max, maxima[block][0]);
     }
-    const bool seen = row_max != -kInfinity;
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
     float row_sum = 0.0f, outputs[kWidth] = {};
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       float its_sum[4], its_outputs[kWidth];
       load_from_block(its_sum, partial.row_sum[row], block);
       load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
-      const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
+      const float weight = exp2f(maxima[block][0] - base);
       row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
     }
-    const float inverse = seen ? 1.0f / row_sum : 0.0f;
+    // A row that cannot be trusted is done again by the warp that has its first columns.
+    const bool keeps = trusted(row_max, row_sum);
+    unsigned untrusted = __ballot_sync(0xffffffffu, !keeps && x == 0 && i < count);
+    for (; untrusted != 0; untrusted &= untrusted - 1) {
+      recompute(__shfl_sync(0xffffffffu, row, __ffs(untrusted) - 1));
+    }
+    if (!keeps || i >= count) continue;
+    const float inverse = 1.0f / row_sum;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
-    if (lse != nullptr && x == 0) lse[first_row + row] = seen ? (row_max + log2f(row_sum)) * kLn2 : -kInfinity;
+    if (lse != nullptr && x == 0) lse[first_row + row] = (row_max + log2f(row_sum)) * kLn2;
     Element* target = o + (first_row + row) * stride + x;
     *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
   }
@@ -545,7 +647,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   const Element* warp_q = smem.tiles.q + warp_row * kQStride;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
-  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile.
   const Element* q_share = q + (first_row + int(threadIdx.x) / 10) * args.q_stride_row + threadIdx.x % 10 * kVec;
@@ -606,7 +708,12 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   PartialResult& partial = smem.partial_results[0];
   store_partial(partial, warp, warp_row);
   cluster_sync();  // every block's partial result is there
-  write_merged(partial, split, o, args.o_stride_row, lse, first_row, args.seqlen_q);
+  const auto recompute = [&](int row) {
+    recompute_row(args, batch, head, first_row + row, [&](int x, float value) {
+      o[(first_row + row) * args.o_stride_row + x] = __float2bfloat16_rn(value);
+    });
+  };
+  write_merged(partial, split, o, args.o_stride_row, lse, first_row, args.seqlen_q, recompute);
   cluster_sync();  // a block's shared memory goes with it
 }
 

@@ -467,6 +467,117 @@ __device__ __forceinline__ void multiply_pv(
   }
 }
 
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(q[x]) * double(key[x]);
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(value[x]);
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, int group, unsigned untrusted, const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    const int row = (first_row + i) / group, its_head = head + (first_row + i) % group;
+    recompute_row(args, batch, its_head, row, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
+// Makes the sum infinite of rows that are beyond the range of TF32, whose second part is as small as 2^-24 of a float
+// and zero below 2^-126: of Q, which a large K could make up for, of outputs, or of a K that a large scale makes up for.
+__device__ __forceinline__ void check_range(Warp& warp, float scale) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int f = h; f < 32; f += 2) {
+        const float x = fabsf(__uint_as_float(warp.q[i][f]));
+        if (x != 0.0f && !(x > 0x1p-100f && x < 0x1p60f)) warp.row_sum[i][h] = kInfinity;
+      }
+      float magnitude = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
+      }
+      magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 1);
+      magnitude += __shfl_xor_sync(0xffffffffu, magnitude, 2);
+      const bool keeps = magnitude == 0.0f || (magnitude > 0x1p-90f && magnitude < kInfinity);
+      if (!keeps || scale > 0x1p20f) warp.row_sum[i][h] = kInfinity;
+    }
+  }
+}
+
 // Lays a warp's rows into a partial result, from `first_row` on.
 __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
   const int lane = threadIdx.x % 32;
@@ -487,38 +598,48 @@ __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp
 }
 
 // Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
-// of o and of the log-sum-exp.
+// of o and of the log-sum-exp. `recompute` does the rows again that no product can be trusted with.
+template <typename Recompute>
 __device__ __forceinline__ void write_merged(
     const PartialResult& partial, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
-    int first_row, int num_rows, int seqlen_q) {
+    int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
   constexpr int kWidth = 4;  // columns at once
   const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
-  for (int i = split * kThreads + threadIdx.x; i < count; i += kSplits * kThreads) {
-    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+  const int lane = threadIdx.x % 32;
+  for (int first = split * kThreads + threadIdx.x - lane; first < count; first += kSplits * kThreads) {
+    const int i = first + lane;
+    const int row = min(i, count - 1) / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
     float maxima[kSplits][1], row_max = -kInfinity;
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       load_from_block(maxima[block], partial.row_max + row, block);
       row_max = fmaxf(row_max, maxima[block][0]);
     }
-    const bool seen = row_max != -kInfinity;
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
     float row_sum = 0.0f, outputs[kWidth] = {};
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
       float its_sum[4], its_outputs[kWidth];
       load_from_block(its_sum, partial.row_sum[row], block);
       load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
-      const float weight = seen ? exp2f(maxima[block][0] - row_max) : 0.0f;
+      const float weight = exp2f(maxima[block][0] - base);
       row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
     }
-    const float inverse = seen ? 1.0f / row_sum : 0.0f;
+    // A row that cannot be trusted is done again by the warp that has its first columns.
+    const bool keeps = trusted(row_max, row_sum);
+    unsigned untrusted = __ballot_sync(0xffffffffu, !keeps && x == 0 && i < count);
+    for (; untrusted != 0; untrusted &= untrusted - 1) {
+      recompute(__shfl_sync(0xffffffffu, row, __ffs(untrusted) - 1));
+    }
+    if (!keeps || i >= count) continue;
+    const float inverse = 1.0f / row_sum;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
     const int packed_row = first_row + row;
     if (lse != nullptr && x == 0) {
-      lse[packed_row % group * seqlen_q + packed_row / group] = seen ? (row_max + log2f(row_sum)) * kLn2 : -kInfinity;
+      lse[packed_row % group * seqlen_q + packed_row / group] = (row_max + log2f(row_sum)) * kLn2;
     }
     Element* target = o + packed_offset(packed_row, group, stride, head_stride) + x;
     *reinterpret_cast<float4*>(target) = make_float4(outputs[0], outputs[1], outputs[2], outputs[3]);
@@ -569,7 +690,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
   }
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
-  const float scale = fmaxf(fabsf(args.scale) * kLog2e, 1e-30f);
+  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile.
   const int copier = threadIdx.x;
@@ -617,12 +738,19 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
       multiply_pv(warp, s, smem.tiles.v[0], rescale);
     }
   }
+  check_range(warp, scale);
   __syncthreads();  // no warp needs tiles any more
   PartialResult& partial = smem.partial_results[0];
   store_partial(partial, warp, warp_row);
   cluster_sync();  // every block's partial result is there
+  const auto recompute = [&](int row) {
+    const int packed_row = first_row + row, position = packed_row / group, its_head = packed_row % group;
+    recompute_row(args, batch, head + its_head, position, [&](int x, float value) {
+      o[packed_offset(packed_row, group, args.o_stride_row, args.o_stride_head) + x] = value;
+    });
+  };
   write_merged(
-      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
+      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q, recompute);
   cluster_sync();  // a block's shared memory goes with it
 }
 

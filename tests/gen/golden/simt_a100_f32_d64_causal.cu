@@ -398,8 +398,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     const int row = first_row + warp_row + row_of(i);
     if (row >= args.seqlen_q) continue;
-    // A row that sees no key is zero, its log-sum-exp -inf.
-    const float inverse = row_sum[i] > 0.0f ? 1.0f / row_sum[i] : 0.0f;
+    // A row that sees no key is zero, its log-sum-exp -inf. One whose scores are all -inf is no number.
+    const bool sees_keys = (kCausal ? min(args.seqlen_k, row + diagonal + 1) : args.seqlen_k) > 0;
+    const float inverse = sees_keys ? 1.0f / row_sum[i] : 0.0f;
     const float carried = parked ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
 #pragma unroll
     for (int c = 0; c < kTd; c += kOVec) {

@@ -97,7 +97,7 @@ def test_what_is_no_value_of_an_option_is_told_with_the_choices(flashgen, name):
     assert "unknown dtype 'f61'; did you mean 'f16'? (there are f32, f16, bf16, e4m3)" in told
     text = " ".join(flashgen(name, "--help").stdout.replace("│", " ").split())
     assert "Data type: f32, f16, bf16 or e4m3" in text
-    filters = name in ("list", "export", "report", "record")
+    filters = name in ("list", "export", "report", "record", "accuracy")
     assert ("64 by default" in text) != filters
 
 
@@ -185,6 +185,6 @@ def test_the_examples_run_in_their_order(flashgen, tmp_path):
     shutil.copytree(shipped_folder() / "nvidia_h200", tmp_path / "out" / "nvidia_h200")
     for name in MODULES:
         example = next(each for each in examples() if each.split()[1] == name)
-        if name in ("ladder", "bench", "record", "replay"):
+        if name in ("ladder", "bench", "record", "replay", "accuracy"):
             continue  # These need a card, or a space that was tried whole.
         flashgen(*example.split()[1:])

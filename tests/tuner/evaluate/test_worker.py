@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from flashgen.gen.problem import Problem
 from flashgen.tuner.errors import FlashgenError, LaunchError
+from flashgen.tuner.evaluate.adversarial import BrokenPromise
+from flashgen.tuner.evaluate.adversarial_inputs import adversarial_cases
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.outcome import Status
 from flashgen.tuner.evaluate.worker import Worker
@@ -220,6 +222,26 @@ def test_finals_give_one_outcome_each_in_order():
     ]
     assert outcomes[0].measurement is not None and outcomes[0].measurement.times_us == (10.0,) * 5
     assert outcomes[3].measurement is not None and outcomes[3].measurement.median_us == 1000.0
+
+
+def test_the_fastest_finalist_keeps_its_promise(worker):
+    # Right wherever the suite looks, and wrong where an infinity is beside numbers.
+    lossy = fake_build(Fault.ZERO_FOR_NAN)
+    outcomes = worker.finals([lossy, fake_build(Fault.SLOW), lossy], PROBLEM, rounds=3)
+    assert [o.status for o in outcomes] == [Status.WRONG, Status.OK, Status.WRONG]
+    assert "wrong result on adversarial inputs" in outcomes[0].reason
+    assert "promised are 2e-06 per head" in outcomes[0].reason
+
+
+def test_a_promise_is_proved_and_what_breaks_it_raised(worker):
+    assert worker.prove_promise(fake_build(), "few") == len(adversarial_cases("f32", "few"))
+    with pytest.raises(BrokenPromise, match=r"adversarial inputs: q = 1e37, k = -1e37: "):
+        worker.prove_promise(fake_build(Fault.ZERO_FOR_NAN), "few")
+    names = ["v x 1e7", "an element of a key NaN"]
+    found = worker.try_adversarial(fake_build(Fault.ZERO_FOR_NAN), names)
+    assert [(f.case, f.kept) for f in found] == [(names[0], True), (names[1], False)]
+    with pytest.raises(Died, match="SIGSEGV"):
+        worker.prove_promise(fake_build(Fault.SEGFAULT), "few")
 
 
 def test_inputs_are_fresh_for_every_request_and_repeat_for_the_same_run():

@@ -25,6 +25,7 @@ from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.errors import FlashgenError
+from flashgen.tuner.evaluate.adversarial_inputs import adversarial_cases
 from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.prove.module_device import ModuleDevice
 from flashgen.tuner.prove.proof import prove
@@ -165,6 +166,7 @@ def test_both_masks_are_proved_on_the_card_of_the_file(tmp_path: Path, suffix: s
     proof = prove(path, seed=3)
     assert proof.device == "GTX 1080" and proof.how == "emulated, from its source" and not proof.sanitized
     assert set(proof.errors) == {"full", "causal"} and proof.cases > 50
+    assert proof.adversarial == 2 * len(adversarial_cases("f32"))
     assert 0 < proof.worst <= proof.bound == 2e-6
     assert proof.to_dict()["worst"] == proof.worst
     assert prove(path, device="sim:v100", seed=3).device == PRESETS["v100"].name

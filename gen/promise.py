@@ -1,0 +1,85 @@
+"""What a class of arithmetic promises of every input: by it, results on adversarial inputs are judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a kernel of the class may lose, beside what its type's range leaves no room for.
+
+    ``tolerance`` bounds ‖o - ref‖ / ‖ref‖ of a head whose scores are of ordinary size. ``roundoff`` is the
+    relative error of one sum in a score: a score is off by a few of it times scale · Σ|q·k|. A weight below
+    ``weight_floor``, of a row's largest, may be lost. Numbers below ``least`` may be lost, 0: none that
+    float32 has (a card's builds flush those below 2^-126 anyway). ``row_share``: each element of o may be off
+    by this much of the mean |o| of its row, so that small columns feel large ones. ``headroom`` is how far
+    below float32's largest number a row's sum of |v| has to stay to be finite. ``isolates_values``: a NaN or
+    an infinity in a value leaves rows alone that do not see it; otherwise they may become NaN.
+    """
+
+    tolerance: float
+    roundoff: float
+    weight_floor: float = 0.0
+    least: float = 0.0
+    row_share: float = 0.0
+    headroom: float = 1.0
+    isolates_values: bool = True
+
+    def words(self) -> str:
+        """Says in one line what is promised."""
+        told = [f"{self.tolerance:.0e} per head on scores of ordinary size"]
+        told.append(f"scores to {self.roundoff:.0e} of their sum of |q·k|")
+        if self.weight_floor:
+            told.append(f"weights from {self.weight_floor:.0e} of the largest on")
+        if self.least:
+            told.append(f"numbers from {self.least:.0e} on")
+        if self.row_share:
+            told.append(f"elements of o to {self.row_share:.0e} of their row's mean")
+        if self.headroom < 1:
+            told.append(f"sums of |v| up to {self.headroom:.0e} of float32's range")
+        return ", ".join(told)
+
+
+UNIT = 2.0**-24
+#: Weights of f16 are multiples of 2^-24 of the largest.
+F16_WEIGHT_FLOOR = 2.0**-25
+#: Exponentials by polynomials, and the second parts of TF32, end at float32's smallest normal number.
+NORMAL_WEIGHT_FLOOR = 2.0**-126
+#: Rescaling waits until a row's maximum has grown by 2^8.
+LAZY_HEADROOM = 2.0**-8
+#: What parts of f16, with one power of two for all columns of v, may make of a row: beyond that it is
+#: computed again in double precision (templates/common/f16_parts.cu.jinja).
+F16_PARTS_SHARE = 2.0**-19
+
+#: Of parts of TF32, the small one is a multiple of TF32's smallest number.
+TF32_PARTS_LEAST = 2.0**-136
+
+_FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT, isolates_values=False)
+#: By precision of float32 and, for other types, by type.
+PROMISES = {
+    "ieee": _FLOAT32,
+    "auto": replace(_FLOAT32, least=TF32_PARTS_LEAST, row_share=F16_PARTS_SHARE),
+    "3xf16": replace(_FLOAT32, row_share=F16_PARTS_SHARE, isolates_values=True),
+    "3xtf32": replace(
+        _FLOAT32, least=TF32_PARTS_LEAST, weight_floor=NORMAL_WEIGHT_FLOOR, isolates_values=True
+    ),
+    "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM, isolates_values=False),
+    "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False),
+    "bf16": Promise(
+        tolerance=1e-2,
+        roundoff=2 * UNIT,
+        weight_floor=NORMAL_WEIGHT_FLOOR,
+        headroom=LAZY_HEADROOM,
+        isolates_values=False,
+    ),
+    # Tensor cores keep thirteen bits behind the first of a sum of products of e4m3; its weights are f16.
+    "e4m3": Promise(tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False),
+}
+
+
+def promise_of(problem: Problem) -> Promise:
+    """Returns what a kernel of the problem's type and precision promises."""
+    return PROMISES[problem.precision if problem.dtype == "f32" else problem.dtype]

@@ -1,0 +1,94 @@
+"""Kernels of every family and class keep what they promise, on emulated cards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from flashgen.gen.families import FAMILIES
+from flashgen.gen.problem import Problem
+from flashgen.gen.promise import PROMISES
+from flashgen.gen.render import render
+from flashgen.tuner.accuracy.subjects import HOME_CARDS, Subject, Wanted, subjects
+from flashgen.tuner.cards.emulated import PREFIX
+from flashgen.tuner.cards.names import resolve
+from flashgen.tuner.evaluate.adversarial import adversarial_findings
+from flashgen.tuner.evaluate.adversarial_inputs import Breadth, adversarial_cases
+
+from tests.support.covering import draw
+from tests.support.depth import sampled
+from tests.support.emulated import needs_compiler
+
+#: Family, class and mask of all that there is.
+KINDS = [
+    (family, precision if dtype == "f32" else dtype, causal)
+    for family, each in FAMILIES.items()
+    for dtype, precisions in each.serves.precisions.items()
+    for precision in precisions
+    for causal in (False, True)
+    if (precision, family) not in (("auto", "simt"), ("auto", "ladder"))
+]
+
+
+def wanted(family: str, name: str, causal: bool, head_dim: int) -> Wanted:
+    return Wanted(
+        families=(FAMILIES[family],),
+        dtypes=("f32",) if name not in ("f16", "bf16", "e4m3") else (name,),
+        precisions=(name if name not in ("f16", "bf16", "e4m3") else "auto",),
+        masks=(causal,),
+        head_dim=head_dim,
+    )
+
+
+def broken(subject: Subject, breadth: Breadth) -> list[str]:
+    """What a kernel does not keep, case by case."""
+    build = subject.device.toolchain().build(subject.kernel)
+    cases = adversarial_cases(subject.kernel.problem.dtype, breadth)
+    found = adversarial_findings(subject.device.open(), build, cases, emulated=True)
+    return [finding.words() for finding in found if not finding.kept]
+
+
+def test_every_class_is_among_the_kinds():
+    assert {name for _, name, _ in KINDS} == set(PROMISES)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("family", "name", "causal"), sampled(KINDS, 2))
+def test_a_kernel_of_each_class_keeps_its_promise(family, name, causal):
+    (subject,) = subjects(wanted(family, name, causal, 16))
+    told = broken(subject, "few")
+    assert not told, f"{subject.kernel.variant.name}:\n" + "\n".join(told)
+
+
+@needs_compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize(("family", "name", "causal"), KINDS)
+def test_it_keeps_all_of_it_at_an_ordinary_head_dim(family, name, causal):
+    (subject,) = subjects(wanted(family, name, causal, 64))
+    told = broken(subject, "all")
+    assert not told, f"{subject.kernel.variant.name}:\n" + "\n".join(told)
+
+
+def by_chance(count: int) -> Iterator[Subject]:
+    """Variants of tensor-core families with any tiles, layouts and schedules."""
+    rng = random.Random(7)
+    for family, dtype, precision in (
+        *(("mma", "f32", name) for name in ("auto", "3xf16", "3xtf32", "tf32")),
+        *(("wgmma", "f32", name) for name in ("auto", "3xf16")),
+        *((name, dtype, "auto") for name in ("mma", "wgmma") for dtype in ("f16", "bf16")),
+        ("wgmma", "e4m3", "auto"),
+    ):
+        card = resolve(PREFIX + HOME_CARDS[family])
+        problem = Problem(
+            dtype=dtype, precision=precision, head_dim=32, batch=1, num_q_heads=2, num_kv_heads=1, causal=True
+        )
+        for variant in draw(FAMILIES[family], problem, card.limits, count, rng):
+            yield Subject(render(variant, problem, card.limits), card)
+
+
+@needs_compiler
+@pytest.mark.thorough
+def test_variants_by_chance_keep_their_promises():
+    told = {subject.kernel.variant.name: broken(subject, "few") for subject in by_chance(4)}
+    assert not any(told.values()), "\n".join(f"{name}: {lines}" for name, lines in told.items() if lines)

@@ -1,0 +1,227 @@
+"""Attention in float64 with what each row may err by, whatever the inputs: infinite, huge, tiny.
+
+A row's outputs are judged by what plain float32 arithmetic can do at best, not by a bound for all inputs: a
+score of 1e6 has an ulp of 0.06 in float32, so that its weight is off by some percent whoever computes it.
+
+Let s[j] be a row's scores, a[j] = scale · Σ_d |q[d] k[j,d]|, p[j] its weights and o = Σ_j p[j] v[j]. Each of
+the d additions of a dot product rounds by at most u = 2⁻²⁴ (the class's `Promise.roundoff`) of a partial
+sum, which never exceeds Σ|q k|. So a computed score is s[j] + δ[j] with |δ[j]| <= η[j] = c · u · a[j]; c = d
+in the worst case, about √d where signs are mixed, here 3 + √d / 2, which counts the two roundings of
+scale · log2 e and of the maximum. A weight is then p[j] e^δ[j], and
+
+    ô - o = Σ_j p[j] (e^δ[j] - 1) (v[j] - o) / Σ_j p[j] e^δ[j],
+    |ô - o| <= Σ_j p[j] (e^η[j] - 1) |v[j] - o| / Σ_j p[j] e^-η[j].
+
+Where η is large that says nothing, but ô stays a mean of the values whose weight can matter, those with
+s[j] + η[j] within 2^-149 of what the largest weight may have shrunk to: |ô - o| <= max over these |v[j] - o|.
+The smaller of the two is taken. It is 0 where one key has all the weight, however large its score, and where
+scores are equal by construction (`exact`): then δ is the same for all.
+
+To this come the class's own bound times Σ_j p[j] |v[j]|, a row's measure that an outlier in another row or of
+weight zero leaves alone; what numbers too small for the type, or for the class's arithmetic, leave behind
+(`Promise.weight_floor`, half the output's smallest number, float32's smallest one); and for
+log-sum-exp the largest η that matters and the class's bound of its size.
+
+What is not finite. Each row is judged by itself. Where float64, by IEEE arithmetic over the keys that the row
+sees, gives NaN, o is NaN and so is the log-sum-exp, if it was a score; where it gives ±inf, or more than the
+output's type can hold, o is not finite; else it is finite and within the bound. Two things are left open: a
+row whose Σ|q k|, scaled or not, is beyond float32, and an element whose Σ|v| is, may be not finite, since
+plain float32 arithmetic overflows there. They may not be finite and wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...gen.problem import Problem
+from ...gen.promise import Promise
+from ..cards.dtypes import largest, smallest
+from .error_bounds import element_factor, lse_bound
+
+FLOAT_MAX = float(np.finfo(np.float32).max)
+LOG2_E = math.log2(math.e)
+#: exp(-this) is less than float32's smallest number.
+NO_WEIGHT = 104.0
+#: Of errors of scores beyond this, weights say nothing.
+MANY_UNITS = 30.0
+#: Results that may be one of float32's smallest numbers off: products, sums, rescaling, division.
+FLUSHES = 4
+#: Bytes of products held at a time.
+MAX_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """``o`` and ``lse`` in float64 by head and row, and the errors that are allowed.
+
+    ``measure`` is Σ p |v|, ``slack`` what is allowed of an element beside the class's bound times the
+    measure, ``lse_slack`` that of the log-sum-exp. ``open_rows`` and ``open`` mark what may be not finite.
+    ``infinite_scores`` marks rows with a score of inf, whose log-sum-exp may be inf instead of NaN, and
+    ``no_weight`` those that see keys but none with a score above -inf, where 0 is as good as NaN.
+    """
+
+    o: np.ndarray
+    lse: np.ndarray
+    measure: np.ndarray
+    slack: np.ndarray
+    lse_slack: np.ndarray
+    open_rows: np.ndarray
+    open: np.ndarray
+    infinite_scores: np.ndarray
+    no_weight: np.ndarray
+
+
+def attend_exactly(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float,
+    problem: Problem,
+    promise: Promise,
+    exact: bool = False,
+    flush: float = 2.0**-149,
+) -> Allowed:
+    """Computes attention of arrays shaped (batch, heads, seqlen, head_dim) and what each result may err by.
+
+    ``problem`` gives type and mask. ``flush`` is the smallest float32 number that the card keeps. ``exact``:
+    scores are equal or far apart by construction, so that rounding moves no weight.
+    """
+    batch, heads, rows, d = q.shape
+    group, keys, columns = heads // k.shape[1], k.shape[2], v.shape[3]
+    flush = max(flush, promise.least)
+    step = max(1, MAX_BYTES // (8 * keys * max(d, columns)))
+    fields: dict[str, list[np.ndarray]] = {name: [] for name in Allowed.__dataclass_fields__}
+    begins, ends = problem.scores.interval(np.arange(rows), rows, keys)
+    positions = np.arange(keys)
+    seen = (positions >= begins[:, None]) & (positions < ends[:, None])
+    with np.errstate(all="ignore"):
+        for b in range(batch):
+            for h in range(heads):
+                one = [np.asarray(x, np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group])]
+                for first in range(0, rows, step):
+                    part = slice(first, first + step)
+                    head = _Rows(one[0][part], one[1], one[2], seen[part], scale)
+                    for name, values in head.judged(problem, promise, exact, flush).items():
+                        fields[name].append(values)
+    shapes = {name: (batch, heads, rows, *values[0].shape[1:]) for name, values in fields.items()}
+    return Allowed(**{name: np.concatenate(fields[name]).reshape(shapes[name]) for name in fields})
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a head, in float64, beside all its keys, and which of them they see."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    seen: np.ndarray
+    scale: float
+
+    def judged(self, problem: Problem, promise: Promise, exact: bool, flush: float) -> dict[str, np.ndarray]:
+        """The fields of `Allowed`."""
+        scores, sizes = self._scores(exact)
+        eta = np.zeros_like(sizes) if exact else self._score_errors(sizes, promise, flush)
+        top = scores.max(axis=-1, keepdims=True)
+        weightless = np.asarray(np.isneginf(top))
+        weights = np.exp(scores - np.where(weightless, 0.0, top))
+        total = weights.sum(axis=-1, keepdims=True)
+        p = weights / np.where(weightless, 1.0, total)
+        o = self._averages(p, self.v)
+        visible_v = self.seen.astype(np.float64) @ np.abs(_finite(self.v))
+        slack = self._moved_by_rounding(scores, p, eta, o)
+        # A polynomial's least weight is also that of keys which a row does not see.
+        reached_v = visible_v if promise.isolates_values else np.abs(_finite(self.v)).sum(axis=0)
+        slack += max(promise.weight_floor, flush) * reached_v
+        slack += promise.row_share * np.abs(_finite(o)).mean(axis=-1, keepdims=True)
+        slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
+        lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
+        lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1)
+        lse_slack += lse_bound(problem, 0.0) * np.maximum(1.0, np.abs(lse))
+        return {
+            "o": np.where(np.abs(o) > largest(problem.output_dtype), np.copysign(np.inf, o), o),
+            "lse": lse,
+            "measure": self._averages(p, np.abs(self.v)),
+            "slack": slack,
+            "lse_slack": lse_slack,
+            "open_rows": np.asarray(self._overflows(np.nan_to_num(sizes, nan=np.inf)).any(axis=-1)),
+            "open": np.logical_or(visible_v >= FLOAT_MAX * promise.headroom, self._spreading(promise)),
+            "infinite_scores": np.asarray(np.isposinf(scores).any(axis=-1) & ~np.isnan(scores).any(axis=-1)),
+            "no_weight": np.asarray(weightless[:, 0] & self.seen.any(axis=-1)),
+        }
+
+    def _scores(self, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The scores, and Σ|q k| unscaled; ``exact``: equal keys have equal scores to the last bit, which
+        BLAS does not say."""
+        products = (self.q[:, None, :] * self.k).sum(axis=-1) if exact else self.q @ self.k.T
+        scores = np.where(self.seen, products * self.scale, -np.inf)
+        return scores, np.where(self.seen, np.abs(self.q) @ np.abs(self.k).T, 0.0)
+
+    def _overflows(self, sizes: np.ndarray) -> np.ndarray:
+        """Which scores float32 may not hold, scaled or not."""
+        return np.asarray(sizes * max(1.0, abs(self.scale) * LOG2_E) >= FLOAT_MAX)
+
+    def _score_errors(self, sizes: np.ndarray, promise: Promise, flush: float) -> np.ndarray:
+        """η by row and key, infinite where a sum may overflow to either side."""
+        q_sums, k_sums = np.abs(self.q).sum(axis=-1)[:, None], np.abs(self.k).sum(axis=-1)
+        eta = (3 + math.sqrt(self.q.shape[-1]) / 2) * promise.roundoff * sizes
+        eta += FLUSHES * flush * (1 + q_sums + k_sums)
+        return np.where(self.seen, np.where(self._overflows(sizes), np.inf, eta * abs(self.scale)), 0.0)
+
+    def _averages(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Σ p v over the keys that each row sees: what others hold, NaN say, is not looked at."""
+        odd = ~np.isfinite(v).all(axis=-1)
+        found = p[:, ~odd] @ v[~odd]
+        for j in np.flatnonzero(odd):
+            found += np.where(self.seen[:, j, None], p[:, j, None] * v[j], 0.0)
+        return found
+
+    def _spreading(self, promise: Promise) -> np.ndarray:
+        """Columns that a value may make NaN in rows that do not see it."""
+        odd = ~np.isfinite(self.v).all(axis=0)
+        return np.broadcast_to(odd & (not promise.isolates_values), (len(self.q), odd.size))
+
+    def _mattering(self, scores: np.ndarray, eta: np.ndarray) -> np.ndarray:
+        """Which keys may have weight."""
+        least = (scores - eta).max(axis=-1, keepdims=True)
+        return np.logical_and(self.seen, scores + eta >= least - NO_WEIGHT)
+
+    def _moved_by_rounding(
+        self, scores: np.ndarray, p: np.ndarray, eta: np.ndarray, o: np.ndarray
+    ) -> np.ndarray:
+        """What errors of the scores up to ``eta`` do to the outputs at most; see the module's docstring."""
+        moved = np.zeros_like(o)
+        v = _finite(self.v)
+        mattering = self._mattering(scores, eta)
+        eta = np.where(mattering, eta, 0.0)
+        most = eta.max(axis=-1)
+        shift = p * np.expm1(np.minimum(eta, MANY_UNITS))
+        kept = (p * np.exp(-eta)).sum(axis=-1)
+        for i in np.flatnonzero((most > 0) & ~np.isnan(o).all(axis=-1)):
+            distance = np.abs(v - o[i])
+            moved[i] = distance[mattering[i]].max(axis=0)
+            if most[i] < MANY_UNITS:
+                moved[i] = np.fmin(moved[i], shift[i] @ distance / kept[i])
+        return np.where(np.isnan(o), 0.0, moved)
+
+
+def row_bounds(allowed: Allowed, promise: Promise) -> np.ndarray:
+    """Returns the largest ‖o - ref‖ of each row."""
+    return promise.tolerance * _norm(allowed.measure, -1) + _norm(allowed.slack, -1)
+
+
+def element_bounds(allowed: Allowed, problem: Problem, promise: Promise) -> np.ndarray:
+    """Returns the largest |o - ref| of each element."""
+    return element_factor(problem) * promise.tolerance * allowed.measure + allowed.slack
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    """The array with zeros for what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def _norm(values: np.ndarray, axis: int) -> np.ndarray:
+    return np.sqrt(np.square(values).sum(axis=axis))
