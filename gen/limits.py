@@ -178,6 +178,14 @@ PRESETS: dict[str, DeviceLimits] = {
 }
 
 
+def preset_of(device: str) -> str | None:
+    """Returns the name of the preset that a driver's name of a card means: ``h200`` for ``NVIDIA H200``; None
+    where there is none."""
+    words = set(re.findall(r"[a-z0-9]+", device.lower()))
+    known = [name for name in PRESETS if words.issuperset(name.split("-"))]
+    return max(known, key=lambda name: name.count("-"), default=None)
+
+
 def preset(name: str) -> DeviceLimits:
     """Returns the card called ``name``; raises ValueError with the nearest name and how to list them."""
     if name not in PRESETS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -45,7 +46,7 @@ MODULES = {
 }
 
 
-class _Commands(Mapping[str, Any]):
+class Commands(Mapping[str, Any]):
     """The commands by name, each imported when it is asked for."""
 
     def __init__(self) -> None:
@@ -57,10 +58,12 @@ class _Commands(Mapping[str, Any]):
         return self._made[name]
 
     def _make(self, name: str) -> Any:
+        from .commands.parsing import Command
+
         module = importlib.import_module(f".commands.{MODULES[name]}", __package__)
         function = getattr(module, f"{name}_command")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-        alone.command(name, cls=getattr(function, "command_class", None))(reports_errors(function))
+        alone.command(name, cls=Command, help=_unbroken(function.__doc__))(reports_errors(function))
         return typer.main.get_command(alone)
 
     def __iter__(self) -> Iterator[str]:
@@ -70,12 +73,22 @@ class _Commands(Mapping[str, Any]):
         return len(MODULES)
 
 
+def _unbroken(doc: str) -> str:
+    """A docstring with a line for each paragraph, which the terminal breaks where it ends."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(doc).split("\n\n"))
+
+
 class _Program(TyperGroup):
     """The group of all commands, none of which is imported before it is asked for."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()  # type: ignore[assignment]
+        self.commands = Commands()  # type: ignore[assignment]
+
+    def get_params(self, ctx: Any) -> Any:
+        from .commands.parsing import plain
+
+        return [plain(parameter) for parameter in super().get_params(ctx)]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _printable_errors():
@@ -112,7 +125,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the ``flashgen`` program."""
-    app()
+    # However it was started: `python -m flashgen` is no other program.
+    app(prog_name="flashgen")
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:

@@ -22,12 +22,17 @@
 // 155.6 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 4.8e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_tf32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_tf32_d64.cu --preset sm_90 --family mma --precision tf32 --d 64 \
-//                 --set br=128 --set rows_per_warp=32 --set bc=64 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_tf32_d64.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_tf32_d64.cu \
+//         --device h200 --precision tf32 --d 64 --family mma --set br=128 --set rows_per_warp=32 \
+//         --set bc=64 --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=1 \
+//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
 
 #include <cuda_pipeline.h>
 
@@ -672,4 +677,4 @@ extern "C" int attention_f32_tf32_d64(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d99efddc5d7fe060", "figures": [1386, 309]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "b5fa82478c6a7865", "figures": [1383, 828]}

@@ -23,11 +23,9 @@ it (PyCUDA keeps the result in its cache). Make that call before capturing a CUD
 Regenerate:
 
     flashgen emit f32_tf32_d64.py \
-        --preset sm_90 --family mma --precision tf32 --d 64 --set parts=tf32 --set pack_heads=false \
-        --set br=128 --set rows_per_warp=32 --set key_warps=1 --set splits=1 --set bc=64 \
-        --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set q_whole=false \
-        --set stages=1 --set evict_first=false --set rescale=lazy --set poly_exp=0 --set heads=1 \
-        --set min_blocks=2 --set block_order=by_head
+        --device h200 --precision tf32 --d 64 --family mma --set br=128 --set rows_per_warp=32 --set bc=64 \
+        --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=1 \
+        --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
 """
 
 import sys
@@ -159,7 +157,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f32_tf32_d64_d99efddc")
+_bound = Attention(KERNELS, operator="attention_f32_tf32_d64_b5fa8247")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -28,6 +28,21 @@ def console_for(as_json: bool) -> Console:
 
 
 @contextlib.contextmanager
+def waiting(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is waited for, and for how long: ``text``, and then what the function that it
+    yields is given. Nothing of it stays."""
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda text: progress.update(task, description=text)
+
+
+@contextlib.contextmanager
 def ends_softly(note: Callable[[str], None]) -> Iterator[threading.Event]:
     """Yields an event that the first Ctrl-C or SIGTERM sets; the second ends the program at once."""
     stop = threading.Event()

@@ -19,7 +19,7 @@ from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
-from ..request import Shape
+from ..request import Shapes
 from ..store.about import About
 from ..store.studies import (
     OUTCOME,
@@ -93,21 +93,17 @@ def take(where: str, wanted: Callable[[About], bool], name: str | None = None) -
     return trials, [each for _, each, _ in found if each != chosen]
 
 
-def fits(shape: Shape, limits: DeviceLimits | None, family: type[Variant] | None) -> Callable[[About], bool]:
-    """Returns a test of which studies the options mean: all of the problem that is given of a problem must
-    agree."""
-    problem = shape.problem()
+def fits(
+    shapes: Shapes, limits: DeviceLimits | None, family: type[Variant] | None
+) -> Callable[[About], bool]:
+    """Returns a test of which studies the options mean: what is given of a problem must agree."""
 
     def wanted(about: About) -> bool:
         if limits is not None and not same_card(about.slug, limits.slug):
             return False
         if family is not None and about.family is not family:
             return False
-        if not shape.is_given:
-            return True
-        if shape.has_sizes:
-            return about.problem == problem
-        return (about.problem.stem, about.problem.causal) == (problem.stem, problem.causal)
+        return shapes.fits(about.problem)
 
     return wanted
 

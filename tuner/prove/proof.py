@@ -8,7 +8,8 @@ what the file holds as native code, and a module's Python too, with the user's r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,15 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
 
 
 def prove_emitted(
-    emitted: EmittedKernel, *, device: str | None = None, sanitize: bool = False, seed: int = 0
+    emitted: EmittedKernel,
+    *,
+    device: str | None = None,
+    sanitize: bool = False,
+    seed: int = 0,
+    doing: Callable[[str], None] = lambda text: None,
 ) -> Proof:
-    """Proves a kernel that was read from an emitted file, as `prove` does a file's only one."""
+    """Proves a kernel that was read from an emitted file, as `prove` does a file's only one; ``doing`` hears
+    what is done or waited for."""
     path = emitted.path
     target = resolve(device) if device is not None else default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)
@@ -86,7 +93,10 @@ def prove_emitted(
         masked = kernel.with_mask(causal)
         mask = "causal" if causal else "full"
         with _named(path, f"{emitted.name}, {mask}" if emitted.name else mask):
-            errors[mask], tried = _prove_mask(emitted, masked, target, sanitize, seed)
+            said = f"{emitted.name}, {mask} mask" if emitted.name else f"{mask} mask"
+            doing(f"{said}: building for {target.limits.name}")
+            tell = functools.partial(_prefixed, doing, said)
+            errors[mask], tried = _prove_mask(emitted, masked, target, sanitize, seed, tell)
         adversarial += tried
         rng = np.random.default_rng([seed, int(masked.digest, 16)])
         count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
@@ -100,8 +110,17 @@ def prove_emitted(
     return Proof(str(path), name, how, sanitize, count, errors, bound, adversarial, emitted.name)
 
 
+def _prefixed(doing: Callable[[str], None], prefix: str, text: str) -> None:
+    doing(f"{prefix}: {text}")
+
+
 def _prove_mask(
-    emitted: EmittedKernel, kernel: Kernel, target: Device, sanitize: bool, seed: int
+    emitted: EmittedKernel,
+    kernel: Kernel,
+    target: Device,
+    sanitize: bool,
+    seed: int,
+    doing: Callable[[str], None],
 ) -> tuple[float, int]:
     """The largest error of the suite, and on how many adversarial cases the kernel keeps its promise."""
     if sanitize:
@@ -116,7 +135,7 @@ def _prove_mask(
         build = Build(kernel, path, registers=0, spill_bytes=0, seconds=0.0)
     else:
         build = target.toolchain().build(kernel)
-    with Worker(device, seed=seed, deadline_s=deadline_s) as worker:
+    with Worker(device, seed=seed, deadline_s=deadline_s, doing=doing) as worker:
         return worker.validate_full(build, kernel.problem), worker.prove_promise(build, "all")
 
 

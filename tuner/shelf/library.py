@@ -116,6 +116,13 @@ def shipped_folder() -> Path:
     return Path(str(files("flashgen.out")))
 
 
+def is_shipped(entry: Entry) -> bool:
+    """Tells whether a kernel is one of those that come with flashgen: nobody tuned it here."""
+    return entry.json_path is not None and entry.json_path.resolve().is_relative_to(
+        shipped_folder().resolve()
+    )
+
+
 def folders(out: Path) -> list[Path]:
     """Returns the folders in which kernels are looked for, in order and each once: the out folder, then the
     shipped ones."""

@@ -48,10 +48,13 @@ def _unwritable(target: Path, error: OSError) -> FlashgenError:
     )
 
 
-def with_program(emitted: Emitted) -> str:
-    """Returns the text of a .cu that is a program. Raises UsageError for kernels that it could not call."""
+def with_program(emitted: Emitted, target: Path) -> str:
+    """Returns the text of a .cu file that is a program, called as ``target`` is.
+
+    Raises UsageError for kernels that it could not call.
+    """
     _check_native(emitted.problem)
-    return emitted.text + program(emitted.problem, emitted.sm)
+    return emitted.text + program(emitted.problem, emitted.sm, target.stem)
 
 
 def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:

@@ -32,6 +32,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from ...gen.variant import Variant
 from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
+from ..extras import getting
 from ..files import check_regular
 from .journal import Journal, NoJournal
 from .liveness import OWNER, is_dead
@@ -297,7 +298,7 @@ def _with_driver(url: str) -> str:
         if _installed(module):
             return f"{dialect}+{name}://{rest}"
     first = next(iter(DRIVERS[dialect].values()))
-    raise ImportError(f"no module {first}", name=f"{first} (pip install 'flashgen[{dialect}]')")
+    raise ImportError(f"no module {first}", name=f"{first} ({getting(dialect)})")
 
 
 def _installed(module: str) -> bool:
@@ -310,7 +311,7 @@ def _installed(module: str) -> bool:
 def _open_proxy(where: str) -> BaseStorage:
     """Optuna's proxy, which stands between many hosts and one database."""
     if not _installed("grpc"):
-        raise ImportError("no module grpc", name="grpc (pip install 'flashgen[grpc]')")
+        raise ImportError("no module grpc", name=f"grpc ({getting('grpc')})")
     from optuna.storages import GrpcStorageProxy
 
     host, _, port = where.removeprefix(PROXY).rstrip("/").partition(":")

@@ -15,7 +15,7 @@ from ..errors import NotServed
 from ..evaluate.outcome import Outcome
 from ..evaluate.reasons import count_alike, count_reasons
 from ..store.studies import storage_errors, without_password
-from .events import FinalsStarted, Report, SearchGoesOn
+from .events import Doing, FinalsStarted, Report, SearchGoesOn
 from .family_run import FamilyRun, open_family_run
 from .finalists import candidates_of, faster, time_again, winner_of
 from .options import TuneOptions
@@ -46,6 +46,7 @@ def tune(
     started = time.monotonic()
     stop = stop or threading.Event()
     runs: list[FamilyRun] = []
+    report(Doing("looking for compilers and the trials of earlier runs"))
     with workshop(options, report, stop, make_evaluator) as shop:
         with storage_errors(options.storage):
             for run in _rounds(options, shop, runs, started):
@@ -61,6 +62,7 @@ def tune(
         interrupted = stop.is_set()
     winner = winner_of(finalists, candidates)
     winning_study = next(run.search.study for run in runs if run.family is type(winner.variant))
+    report(Doing("writing the fastest"))
     kept = keep(options, winner, shop.toolkit, winning_study)
     return TuneResult(
         kernel=kept.kernel,
@@ -89,7 +91,7 @@ def _rounds(
 
     ``runs`` fills with the families that were begun.
     """
-    spaces = legal_spaces(options)
+    spaces = legal_spaces(options, shop.report)
     share = first_share(options, len(spaces))
     for space in spaces:
         if shop.stop.is_set():

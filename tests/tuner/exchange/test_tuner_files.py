@@ -24,7 +24,7 @@ from flashgen.tuner.exchange.portable import Ended, Trials, fits, put, take
 from flashgen.tuner.exchange.trial_figures import FIGURES
 from flashgen.tuner.exchange.trial_files import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.request import Shape
+from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf.winners import kernels_in_storage
 from flashgen.tuner.store.about import About
 from flashgen.tuner.store.studies import open_storage
@@ -348,14 +348,18 @@ def test_the_study_is_chosen_by_what_it_is_of(trials, tmp_path):
         tuple(Ended(e.outcome, e.at + datetime.timedelta(days=1)) for e in trials.ended),
     )
     put(where, later)
-    anything = fits(Shape(), None, None)
+    anything = fits(Shapes(), None, None)
     chosen, others = take(where, anything)
     assert chosen.about.mark == "ffffffff" and others == [ABOUT.study]
     assert take(where, anything, ABOUT.study)[0].about == ABOUT
-    for asked in (Shape(head_dim=128), Shape(head_dim=64, causal=True, batch=3), Shape(dtype="f16")):
+    for asked in (
+        Shapes(head_dim=(128,)),
+        Shapes(head_dim=(64,), causal=(True,), batch=(3,)),
+        Shapes(dtype=("f16",)),
+    ):
         with pytest.raises(FlashgenError, match="no study that was asked for"):
             take(where, fits(asked, None, None))
-    take(where, fits(Shape(causal=True), CARD, SIMT))
+    take(where, fits(Shapes(causal=(True,)), CARD, SIMT))
     with pytest.raises(FlashgenError, match=r"has no study 'x'; it has .*0123abcd"):
         take(where, anything, "x")
     with pytest.raises(FlashgenError, match="does not exist"):
