@@ -91,13 +91,13 @@ def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[
     return Entry(artifact, metadata, hit=False)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str | bytearray) -> None:
     """Writes a file that is whole or not there, whatever happens meanwhile. Raises OSError."""
     # Not by mkstemp, whose files nobody else may read.
     scratch = path.with_name(f"{SCRATCH_PREFIX}{uuid.uuid4().hex}")
     try:
-        with scratch.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("xb") as file:
+            file.write(text.encode("utf-8") if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

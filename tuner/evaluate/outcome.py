@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -44,7 +44,7 @@ class Measurement:
     """Why the times are doubtful (another process on the GPU, throttling); empty when they are not."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"times_us": list(self.times_us)}
+        return vars(self) | {"times_us": list(self.times_us)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Measurement:

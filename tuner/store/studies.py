@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -29,6 +29,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from ...gen.variant import Variant
 from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
+from .database import Database
 from .journal import Journal
 from .liveness import OWNER, is_dead
 
@@ -161,26 +162,6 @@ def open_storage(where: str) -> BaseStorage:
         return _open_sqlite(where if "://" in where else f"sqlite:///{path}")
 
 
-class _Database(RDBStorage):
-    """Optuna's storage, which writes a trial's parameters together, and does not look for what each was like
-    in earlier trials: a family's are always the same. New trials take half as long; cards wait for them."""
-
-    def _set_trial_param_without_commit(
-        self,
-        session: Any,
-        trial_id: int,
-        param_name: str,
-        param_value_internal: float,
-        distribution: BaseDistribution,
-        previous_distribution: BaseDistribution | None = None,
-    ) -> None:
-        known = previous_distribution or distribution
-        with session.no_autoflush:
-            super()._set_trial_param_without_commit(
-                session, trial_id, param_name, param_value_internal, distribution, known
-            )
-
-
 def _open_sqlite(url: str) -> RDBStorage:
     return _open_database(url, {"connect_args": {"timeout": LOCK_SECONDS}}, _write_ahead)
 
@@ -191,7 +172,7 @@ def _open_database(
     """Two runs that make the same new tables at once stand in each other's way: the later one tries again."""
     for patience in (0.2, 0.5, 1.0, 2.0, None):
         try:
-            storage = _Database(url, engine_kwargs=engine)
+            storage = Database(url, engine_kwargs=engine)
             _make_missing_indexes(storage)
             prepare(storage)
             return storage
