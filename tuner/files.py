@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes | bytearray) -> None:
     """Writes a file that is whole or not there, whatever happens meanwhile; its folder is made where it is
     missing. A link stays one, and a file keeps its permissions."""
     target = check_regular(path)

@@ -15,7 +15,7 @@ from math import exp, isfinite, log
 
 import numpy as np
 from optuna.storages import BaseStorage
-from optuna.study import get_all_study_names, load_study
+from optuna.study import get_all_study_names
 
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
@@ -23,8 +23,9 @@ from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior, prior_of
+from ..store.ended_trials import ended_trials
 from ..store.makers import Makers
-from ..store.studies import UNREADABLE, outcomes
+from ..store.studies import UNREADABLE
 from .gaussian_process import process
 from .nearness import masks_differ, shape_distance
 
@@ -67,9 +68,11 @@ def neighbours(
             near.append((shape_distance(other, problem) + mask, name, other))
     lessons: dict[Problem, Lesson] = {}
     for _, name, other in sorted(near, key=lambda each: each[:2]):
-        study = load_study(study_name=name, storage=storage)
-        ended = tuple(outcome for _, outcome in outcomes(study, family))
-        if other not in lessons and sum(_has_time(outcome) for outcome in ended) >= FEWEST_TIMES:
+        if other in lessons:
+            continue
+        trials = ended_trials(storage, storage.get_study_id_from_name(name), family)
+        ended = tuple(trial.outcome for trial in trials)
+        if sum(_has_time(outcome) for outcome in ended) >= FEWEST_TIMES:
             lessons[other] = Lesson(other, ended)
         if len(lessons) == NEIGHBOURS:
             break

@@ -7,7 +7,6 @@ the `Outcome` whole.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import json
 import logging
@@ -16,13 +15,13 @@ import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import optuna
 import sqlalchemy
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -34,6 +33,7 @@ from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
 from ..extras import getting
 from ..files import check_regular
+from .database import UNREADABLE, Database
 from .journal import Journal, NoJournal
 from .liveness import OWNER, is_dead
 
@@ -56,12 +56,6 @@ DRIVERS = {
 }
 #: The table in which Optuna keeps its studies, and those in which its tables' version is kept.
 STUDIES, VERSIONS = "studies", frozenset({"version_info", "alembic_version"})
-#: What reading something that Optuna never wrote raises.
-UNREADABLE = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-#: How much of what is wrong is told.
-MAX_WHY = 200
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -197,48 +191,6 @@ def _open_journal(path: Path) -> JournalStorage:
         ) from error
 
 
-def _told(read: Callable[P, T]) -> Callable[P, T]:
-    """A method that reads what Optuna never wrote with an error that says so."""
-
-    @functools.wraps(read)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return read(*args, **kwargs)
-        except UNREADABLE as error:
-            why = f"{type(error).__name__}: {error}"[:MAX_WHY]
-            raise optuna.exceptions.StorageInternalError(
-                f"something in it cannot be read, as if another program wrote to it ({why})"
-            ) from None
-
-    return told
-
-
-class _Database(RDBStorage):
-    """Optuna's storage, which writes a trial's parameters together, and does not look for what each was like
-    in earlier trials: a family's are always the same. New trials take half as long; cards wait for them."""
-
-    get_all_studies = _told(RDBStorage.get_all_studies)
-    get_study_user_attrs = _told(RDBStorage.get_study_user_attrs)
-    get_study_system_attrs = _told(RDBStorage.get_study_system_attrs)
-    get_trial = _told(RDBStorage.get_trial)
-    _get_trials = _told(RDBStorage._get_trials)
-
-    def _set_trial_param_without_commit(
-        self,
-        session: Any,
-        trial_id: int,
-        param_name: str,
-        param_value_internal: float,
-        distribution: BaseDistribution,
-        previous_distribution: BaseDistribution | None = None,
-    ) -> None:
-        known = previous_distribution or distribution
-        with session.no_autoflush:
-            super()._set_trial_param_without_commit(
-                session, trial_id, param_name, param_value_internal, distribution, known
-            )
-
-
 def _open_sqlite(url: str) -> RDBStorage:
     return _open_database(url, {"connect_args": {"timeout": LOCK_SECONDS}}, _write_ahead)
 
@@ -250,7 +202,7 @@ def _open_database(
     for patience in (0.2, 0.5, 1.0, 2.0, None):
         try:
             require_ours(url, engine)
-            storage = _Database(url, engine_kwargs=engine)
+            storage = Database(url, engine_kwargs=engine)
             _make_missing_indexes(storage)
             prepare(storage)
             return storage
@@ -413,10 +365,15 @@ def outcomes(study: Study, family: type[Variant]) -> list[tuple[FrozenTrial, Out
         if OUTCOME in trial.user_attrs:
             outcome = outcome_of(trial, family)
             found.append((trial, outcome)) if outcome is not None else unread.append(trial.number)
-    if unread:
-        told = f"{len(unread)} of {len(found) + len(unread)} trials of {study.study_name}"
-        _log.warning("passed over: %s cannot be read, the first of them trial %d", told, unread[0])
+    log_unread(study.study_name, len(found), unread)
     return found
+
+
+def log_unread(study: str, read: int, unread: Sequence[int]) -> None:
+    """Writes to the log how many of a study's trials could not be read, if any."""
+    if unread:
+        told = f"{len(unread)} of {read + len(unread)} trials of {study}"
+        _log.warning("passed over: %s cannot be read, the first of them trial %d", told, unread[0])
 
 
 def outcome_of(trial: FrozenTrial, family: type[Variant]) -> Outcome | None:
