@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KIB = 1024
@@ -117,6 +118,18 @@ class DeviceLimits:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DeviceLimits:
+        """Returns the limits that `to_dict` wrote. Raises TypeError or ValueError for anything else."""
+        limits = cls(**data)
+        for field in fields(cls):
+            value = getattr(limits, field.name)
+            if field.name == "name" and not (isinstance(value, str) and value.isprintable()):
+                raise ValueError(f"the card's name is {value!r}, not one line of printable characters")
+            if field.name != "name" and not (type(value) is int and 0 < value < 2**40):
+                raise ValueError(f"the card's {field.name} is {value!r}, not a whole number from 1")
+        return limits
+
 
 def _card(
     name: str,
@@ -163,6 +176,14 @@ PRESETS: dict[str, DeviceLimits] = {
     "b200": _card("B200", 100, 148, (227, 228), (2048, 32), 129024, 1965, 8000),
     "rtx-5090": _card("RTX 5090", 120, 170, (99, 100), (1536, 24), 98304, 2407, 1792),
 }
+
+
+def preset_of(device: str) -> str | None:
+    """Returns the name of the preset that a driver's name of a card means: ``h200`` for ``NVIDIA H200``; None
+    where there is none."""
+    words = set(re.findall(r"[a-z0-9]+", device.lower()))
+    known = [name for name in PRESETS if words.issuperset(name.split("-"))]
+    return max(known, key=lambda name: name.count("-"), default=None)
 
 
 def preset(name: str) -> DeviceLimits:

@@ -31,6 +31,10 @@ TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "e4m3": 1e-2, "tf32": 1e-3
 FEW_QUERIES = 16
 #: The largest grid a CUDA device accepts along x.
 MAX_GRID = 2**31 - 1
+#: The largest size along one axis: kernels count rows in 32 bits.
+MAX_SIZE = 2**31 - 1
+#: What q, k, v and o may take together: no card has as much memory (2026: 288 GB).
+MAX_BYTES = 2**39
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +71,19 @@ class Problem:
         if self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ValueError(f"{name} is {_short(getattr(self, name))}; it must lie in 1..{MAX_SIZE}")
         for name in ("head_dim", "head_dim_v"):
             if not 1 <= getattr(self, name) <= MAX_HEAD_DIM:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 1..{MAX_HEAD_DIM}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if self.min_bytes > MAX_BYTES:
+            raise ValueError(
+                f"q, k, v and o take {self.min_bytes / 2**30:,.0f} GiB, no card holds more than "
+                f"{MAX_BYTES // 2**30}; choose a smaller batch, fewer heads or shorter sequences"
             )
 
     @property
@@ -165,5 +174,14 @@ class Problem:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Problem:
-        """Returns the problem ``to_dict`` wrote; unknown keys raise TypeError."""
+        """Returns the problem ``to_dict`` wrote; unknown keys and values of other types raise TypeError."""
+        for field in fields(cls):
+            if field.name in data and type(data[field.name]) is not type(field.default):
+                kind = type(field.default).__name__
+                raise TypeError(f"{field.name} is {data[field.name]!r:.80}, not of type {kind}")
         return cls(**data)
+
+
+def _short(number: int) -> str:
+    """A number as an error tells it: beyond any size, by its magnitude."""
+    return str(number) if abs(number) < 2**64 else f"about {'-' if number < 0 else ''}2^{number.bit_length()}"

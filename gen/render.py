@@ -70,7 +70,6 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             element_header=element_header,
             access_width=variant.access_width(problem),
             access_bytes=variant.access_width(problem) * ITEM_BYTES[problem.dtype],
-            shape_options=shape_options(problem),
             settings={p.name: str(getattr(variant, p.name)).lower() for p in variant.named_parameters()},
             p=variant,
             c=constants,
@@ -83,16 +82,6 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
 def elements_of(problem: Problem) -> dict[str, str]:
     """Returns what the elements of the problem's arrays are called in CUDA C++."""
     return {INPUT: ELEMENTS[problem.dtype][0], OUTPUT: ELEMENTS[problem.output_dtype][0], FLOAT: "float"}
-
-
-def shape_options(problem: Problem) -> list[str]:
-    """Returns the command-line options, besides the lengths, that say which problem a kernel is made for."""
-    options = [f"--dtype {problem.dtype}"] if problem.dtype != "f32" else []
-    options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
-    options.append(f"--d {problem.head_dim}")
-    options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
-    options += ["--causal"] if problem.causal else []
-    return options
 
 
 def _tidy(source: str) -> str:

@@ -89,25 +89,25 @@ def _walk(
     num_ruled = max((depth + 1 for depth, here in enumerate(rules_at) if here), default=0)
     prefixes: list[tuple[Value, ...]] = []
     removed: Counter[str] = Counter()
-    defaults = {p.name: p.default for p in parameters}
+    # Those of the parameters that are not set yet stay at their defaults, which no rule reads.
+    values: dict[str, Value] = {p.name: p.default for p in parameters}
 
-    def walk(depth: int, values: dict[str, Value]) -> None:
+    def walk(depth: int) -> None:
+        name, default = parameters[depth].name, parameters[depth].default
+        here = rules_at[depth]
         for choice in choices[depth]:
-            values[parameters[depth].name] = choice
-            variant = family(**{**defaults, **values})
-            broken = next(
-                (r for r in rules_at[depth] if r.verdict(variant, problem, limits) is not None), None
-            )
+            values[name] = choice
+            broken = _broken(here, family.with_values(values), problem, limits) if here else None
             if broken is not None:
                 removed[broken.name] += below[depth]
             elif depth + 1 == num_ruled:
-                prefixes.append(tuple(values.values()))
+                prefixes.append(tuple(values.values())[:num_ruled])
             else:
-                walk(depth + 1, values)
-        del values[parameters[depth].name]
+                walk(depth + 1)
+        values[name] = default
 
     if num_ruled:
-        walk(0, {})
+        walk(0)
     else:
         prefixes.append(())
     return Space(
@@ -119,3 +119,11 @@ def _walk(
         free=tuple(choices[num_ruled:]),
         removed=dict(removed),
     )
+
+
+def _broken(rules: Sequence[Rule], variant: Variant, problem: Problem, limits: DeviceLimits) -> Rule | None:
+    """The first of the rules that the variant breaks."""
+    for rule in rules:
+        if rule.verdict(variant, problem, limits) is not None:
+            return rule
+    return None

@@ -6,9 +6,10 @@ parameters (the search space, Optuna's distributions, names, JSON, ``--set``) re
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -232,12 +233,22 @@ class Variant:
         return next(p.choices for p in cls.parameters() if p.name == name)
 
     @classmethod
+    @cache
+    def _by_name(cls) -> tuple[dict[str, Parameter], dict[str, dict[str, Value]]]:
+        """The parameters by name, and the choices of each by how they are written."""
+        known = {p.name: p for p in cls.parameters()}
+        return known, {name: {str(c): p.parse(str(c)) for c in p.choices} for name, p in known.items()}
+
+    @classmethod
     def parse(cls, settings: Mapping[str, str]) -> dict[str, Value]:
         """Returns the typed values of textual ``name=value`` settings; raises ValueError with the nearest
         name."""
-        known = {p.name: p for p in cls.parameters()}
+        known, by_text = cls._by_name()
         parsed: dict[str, Value] = {}
         for name, text in settings.items():
+            if name in known and text in by_text[name]:
+                parsed[name] = by_text[name][text]
+                continue
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
@@ -248,10 +259,25 @@ class Variant:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Returns the variant ``to_dict`` wrote, with every name and value checked against the space."""
-        return cls(**cls.parse({k: str(v) for k, v in data.items()}))
+        _, by_text = cls._by_name()
+        if data.keys() == by_text.keys():
+            # Thousands at a time when a study is read.
+            with contextlib.suppress(KeyError):
+                return cls.with_values({name: known[str(data[name])] for name, known in by_text.items()})
+        parsed = cls.parse({k: str(v) for k, v in data.items()})
+        return cls.with_values({p.name: parsed.get(p.name, p.default) for p in cls.parameters()})
+
+    @classmethod
+    def with_values(cls, values: Mapping[str, Value]) -> Self:
+        """Returns the variant with these values, which must be a choice of every parameter: what spaces are
+        walked by, since a frozen class's constructor takes ten times as long."""
+        made = object.__new__(cls)
+        made.__dict__.update(values)
+        return made
 
     def to_dict(self) -> dict[str, Value]:
-        return asdict(self)
+        # Values are plain: `asdict` would copy each deeply, twenty times as slowly.
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def named_parameters(self) -> tuple[Parameter, ...]:
         """Returns the parameters that a kernel's source names: implied ones last, and none of these that has

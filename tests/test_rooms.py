@@ -16,9 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 #: A room of tuner imports only from those before it. The emulated card needs the compiler and the cost model,
 #: so that these stand before it. Emitted files are read on the shelf, and proved after that.
 ROOMS = (
-    *("errors", "version", "suites", "request", "option_words", "serving"),
+    *("errors", "version", "extras", "interrupts", "printable", "processes", "files"),
+    *("suites", "request", "option_words", "serving"),
     *("predict", "build", "cards", "evaluate", "store", "search", "shelf", "exchange", "prove", "accuracy"),
-    *("tune", "bench", "report", "view", "commands", "cli"),
+    *("tune", "bench", "report", "view", "commands", "cli", "start", "package"),
 )
 PACKAGES = ("templates", "gen", "tuner")
 

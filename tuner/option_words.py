@@ -18,8 +18,9 @@ def word(value: Value) -> str:
 
 
 def parse_families(names: Sequence[str]) -> tuple[type[Variant], ...]:
-    """Returns the families called ``names``, each once. Raises UsageError."""
-    return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in names))
+    """Returns the families called ``names``, each once, of which one may be a list. Raises UsageError."""
+    each = [name.strip() for text in names for name in text.split(",")]
+    return tuple(dict.fromkeys(checked(lambda name=name: family_named(name)) for name in each))
 
 
 def one_family(families: Sequence[type[Variant]]) -> type[Variant]:

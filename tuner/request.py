@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import TypeVar
@@ -43,13 +43,11 @@ class Shape:
     def problem(self) -> Problem:
         """Returns the problem, with defaults for what was not given. Raises UsageError."""
         default = Problem()
-        if self.dtype is not None and self.dtype not in ITEM_BYTES:
-            raise UsageError(
-                f"unknown dtype {self.dtype!r}; {suggestion(self.dtype, list(ITEM_BYTES))}, as in --dtype f32"
-            )
+        if self.dtype is not None:
+            _check_dtype(self.dtype)
         dtype = _or(self.dtype, default.dtype)
         precision = _or(self.precision, default.precision)
-        _check_precision(precision, dtype)
+        _check_precision(precision, (dtype,))
         # 0 stands for --d's in a Problem, but is no head dim to ask for.
         if self.head_dim_v == 0:
             raise UsageError("head_dim_v is 0; leave --dv out for values as wide as keys")
@@ -86,6 +84,27 @@ class Shapes:
     seqlen_q: tuple[int, ...] = ()
     seqlen_k: tuple[int, ...] = ()
     causal: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that no problem can have."""
+        for name in self.suites:
+            _suite(name)
+        for dtype in self.dtype:
+            _check_dtype(dtype)
+        for precision in self.precision:
+            _check_precision(precision, self.dtype or tuple(PRECISIONS))
+        for name in ("head_dim", "head_dim_v", "batch", "seqlen_q", "seqlen_k"):
+            for value in getattr(self, name):
+                Shape(**{name: value}).problem()
+        for length in self.seqlen:
+            Shape(seqlen=length).problem()
+        for heads in (*self.heads, *self.kv_heads):
+            Shape(heads=heads, kv_heads=heads).problem()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any option was given."""
+        return any(vars(self).values())
 
     @property
     def has_sizes(self) -> bool:
@@ -187,16 +206,22 @@ def _suite(name: str) -> list[Problem]:
     return list(SUITES[name].problems.values())
 
 
-def _check_precision(precision: str, dtype: str) -> None:
-    """Raises UsageError for a precision that is none, or none of the dtype."""
+def _check_dtype(dtype: str) -> None:
+    if dtype not in ITEM_BYTES:
+        hint = suggestion(dtype, list(ITEM_BYTES))
+        raise UsageError(f"unknown dtype {dtype!r}; {hint} (there are {', '.join(ITEM_BYTES)})")
+
+
+def _check_precision(precision: str, dtypes: Sequence[str]) -> None:
+    """Raises UsageError for a precision that is none, or none of any of the dtypes."""
     known = list(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
     if precision not in known:
         raise UsageError(f"unknown precision {precision!r}; {suggestion(precision, known)}")
-    if precision not in PRECISIONS[dtype]:
+    if not any(precision in PRECISIONS[dtype] for dtype in dtypes):
         of = [each for each, names in PRECISIONS.items() if precision in names]
         raise UsageError(
-            f"precision {precision} is one of {', '.join(of)}, not of {dtype}; leave --precision out, or "
-            f"choose --dtype {of[0]}"
+            f"precision {precision} is one of {', '.join(of)}, not of {', '.join(dtypes)}; leave --precision "
+            f"out, or choose --dtype {of[0]}"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import textwrap
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,25 +13,43 @@ from ..kernel import Kernel
 from ..launch import Launch, TensorMap
 from ..problem import Problem
 from .made import Made
-from .words import WIDTH, figures, wrap
+from .words import WIDTH, building, figures, regenerating, wrap
 
 #: What the line begins with that tells a machine all about the kernel.
 FACTS = "// flashgen: "
-_BUILD = "// Build:"
 
 
-def emit_cuda(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] | None = None) -> str:
+def emit_cuda(
+    kernel: Kernel,
+    *,
+    device: str,
+    measurement: Mapping[str, Any] | None = None,
+    build: Mapping[str, Any] | None = None,
+    stem: str | None = None,
+) -> str:
     """Returns the kernel's source with its figures in the header comment and, last, its facts as JSON.
 
-    ``device`` and ``measurement`` are as in `Made`.
+    ``device``, ``measurement`` and ``build`` are as in `Made`. ``stem`` is the file's name without ``.cu``,
+    by default the problem's.
     """
-    made, source = Made(kernel, device, measurement), kernel.source
-    told = textwrap.indent(wrap(figures(made), WIDTH - 3), "// ") + "\n//\n"
-    head, build, tail = source.partition(_BUILD)
-    if not build:
-        head, tail = "", source
-    facts = {**_facts(made), "digest": kernel.digest, "figures": [len(head), len(told)]}
-    return f"{head}{told}{build}{tail}{FACTS}{json.dumps(facts)}\n"
+    made, source = Made(kernel, device, measurement, build), kernel.source
+    told = _told(made, f"{stem or kernel.problem.name}.cu")
+    # Behind the header, which ends with the first line that is no comment.
+    header = re.match(r"(?://.*\n)*", source)
+    start = header.end() if header is not None else 0
+    facts = {**_facts(made), "digest": kernel.digest, "figures": [start, len(told)]}
+    return f"{source[:start]}{told}{source[start:]}{FACTS}{json.dumps(facts)}\n"
+
+
+def _told(made: Made, file: str) -> str:
+    """What the header tells of figures, and which commands build the file and make it again."""
+    paragraphs = [
+        wrap(figures(made), WIDTH - 3),
+        f"Build:\n\n{building(made.kernel, file)}",
+        f"Regenerate:\n\n{regenerating(made, file, WIDTH - 3)}",
+    ]
+    lines = "\n\n".join(["", *paragraphs]).removeprefix("\n").split("\n")
+    return "".join(f"// {line}".rstrip() + "\n" for line in lines)
 
 
 def read_cuda(text: str) -> tuple[Kernel, str]:

@@ -16,9 +16,10 @@ class Made:
     ``device`` names the card. ``measurement`` is plain data: ``median_us``, ``spread``, ``tflops``,
     ``registers``, ``occupancy``, ``error``, ``predicted``, ``driver``, ``toolkit``, ``flashgen`` and ``seed``
     are told in words, and modules carry all of it but the single times (``times_us``). None: the kernel was
-    not measured.
+    not measured; then ``build`` has ``toolkit``, ``registers`` and ``spill_bytes`` of one that was built.
     """
 
     kernel: Kernel
     device: str
     measurement: Mapping[str, Any] | None = None
+    build: Mapping[str, Any] | None = None

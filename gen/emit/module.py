@@ -41,23 +41,25 @@ def emit_module(
     *,
     device: str,
     measurement: Mapping[str, Any] | None = None,
+    build: Mapping[str, Any] | None = None,
     cubins: Mapping[bool, bytes] | None = None,
+    name: str | None = None,
 ) -> str:
     """Returns a Python module around a kernel that stands alone: data, source and ``attention(q, k, v)``.
 
-    ``device`` and ``measurement`` are as in `Made`. ``cubins``, by mask, are carried along, for which its own
-    cards need no compiler.
+    ``device``, ``measurement`` and ``build`` are as in `Made`. ``cubins``, by mask, are carried along, for
+    which its own cards need no compiler. ``name`` is the module's, by default the problem's.
     """
-    made = Made(kernel, device, measurement)
+    made = Made(kernel, device, measurement, build)
     carried = {} if cubins is None else {(kernel.digest, causal): cubins[causal] for causal in cubins}
-    return _render([made], thin=False, cubins=carried, **_told_of_one(made))
+    return _render([made], thin=False, cubins=carried, **_told_of_one(made, name or kernel.problem.name))
 
 
 def emit_thin_module(kernel: Kernel, *, device: str, measurement: Mapping[str, Any] | None = None) -> str:
     """Returns a Python module of a kernel's data: it takes the runtime from the package, and the source from
     the .cu file beside it. ``device`` and ``measurement`` are as in `Made`."""
     made = Made(kernel, device, measurement)
-    return _render([made], thin=True, cubins={}, **_told_of_one(made))
+    return _render([made], thin=True, cubins={}, **_told_of_one(made, kernel.problem.name))
 
 
 def emit_many(
@@ -118,17 +120,17 @@ def _check_together(problems: Sequence[Problem]) -> None:
             )
 
 
-def _told_of_one(made: Made) -> dict[str, str]:
+def _told_of_one(made: Made, name: str) -> dict[str, str]:
     """What the template is told of a module with one kernel, as `emit_many` tells it of several."""
     kernel = made.kernel
     return {
-        "name": kernel.problem.name,
+        "name": name,
         "operator": f"{kernel.entry}_{kernel.digest[:8]}",
         "title": f"Flash attention for NVIDIA GPUs: {class_words(kernel.problem)}.",
         "summary": wrap(summary(kernel, made.device)),
         "figures": wrap(figures(made)),
         "listing": "",
-        "regenerate": regenerating(kernel),
+        "regenerate": regenerating(made, f"{name}.py"),
     }
 
 

@@ -9,7 +9,7 @@ from ..arguments import VOID_ELEMENTS, struct_of
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..variant import Variant
-from .words import class_words, dtype_name
+from .words import architecture_option, class_words, dtype_name
 
 #: How an element is made of a float and read as one, on the host.
 _CONVERSIONS = {
@@ -19,12 +19,13 @@ _CONVERSIONS = {
 }
 
 
-def program(problem: Problem, sm: str) -> str:
+def program(problem: Problem, sm: str, stem: str | None = None) -> str:
     """Returns the text that makes a kernel's .cu a program when it is put behind it: the program reads
     batches of Q, K and V from one file and writes O to another, both in float32 whatever the kernel's type,
     and prints what took how long.
 
-    ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``.
+    ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``. ``stem`` is the file's name
+    without its suffix, by default the problem's.
     """
     return _render(
         "native/program.cu.jinja",
@@ -32,6 +33,7 @@ def program(problem: Problem, sm: str) -> str:
         apart=problem.head_dim_v != problem.head_dim,
         half=problem.dtype != "f32",
         symbol=f"{_entry(problem)}_kernel",
+        file=f"{stem or problem.name}.cu",
         architecture=architecture_option(sm),
         dtype_option="" if problem.dtype == "f32" else f"--dtype {problem.dtype} ",
     )
@@ -50,13 +52,6 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
         "CMakeLists.txt": _render("native/library.cmake.jinja", problem, **shared),
         "example.cpp": _render("native/library_example.cpp.jinja", problem, **shared),
     }
-
-
-def architecture_option(sm: str) -> str:
-    """Returns nvcc's option for one architecture."""
-    if sm.endswith("a"):
-        return f"-gencode arch={sm.replace('sm', 'compute')},code={sm}"
-    return f"-arch={sm}"
 
 
 def _entry(problem: Problem) -> str:

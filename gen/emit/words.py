@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..kernel import Kernel
 from ..problem import Problem
-from ..render import shape_options
 from .made import Made
+from .options import card_option, shape_options, size_options, variant_options
 
 WIDTH = 110
 _MASKS = {False: "without a mask", True: "with a causal mask"}
@@ -84,7 +85,8 @@ def figures(made: Made) -> str:
     """Returns a kernel's measurement in words."""
     kernel, device, m = made.kernel, made.device, made.measurement
     if not m:
-        return f"Not measured: emitted for {device}, of a variant that was chosen, not tuned."
+        told = f"Not measured: emitted for {device}, of a variant that was chosen, not tuned."
+        return f"{told} {_built(made.build)}"
     predicted = bool(m.get("predicted"))
     where = f"{device}, {_shape(kernel.problem)}, {_MASKS[kernel.problem.causal]}"
     told = f"Predicted by a cost model, not measured, for {where}" if predicted else f"Measured on {where}"
@@ -109,6 +111,14 @@ def figures(made: Made) -> str:
         seed = f", seed {m['seed']}" if "seed" in m else ""
         sentence += f" Tuned by flashgen {m['flashgen']}{seed}."
     return sentence
+
+
+def _built(build: Mapping[str, Any] | None) -> str:
+    """What a compiler said of a kernel that was not run."""
+    if build is None:
+        return "Not built either: it may spill registers."
+    spilled = f"{build['spill_bytes']} bytes spilled" if build["spill_bytes"] else "none spilled"
+    return f"Built by {build['toolkit']}: {build['registers']} registers per thread, {spilled}."
 
 
 def figures_of_many(made: Sequence[Made]) -> str:
@@ -177,22 +187,37 @@ def needs(made: Sequence[Made], *, embedded: bool, thin: bool) -> str:
     return wrap(told)
 
 
-def regenerating(kernel: Kernel) -> str:
-    """Returns the command that emits a kernel's variant again."""
-    problem, variant = kernel.problem, kernel.variant
-    options = [f"--preset sm_{kernel.arch}", f"--family {variant.family}", *shape_options(problem)]
-    options += [f"--set {name}={str(value).lower()}" for name, value in variant.to_dict().items()]
-    return shell([f"flashgen emit {problem.name}.py", *options])
+def regenerating(made: Made, file: str, width: int = WIDTH) -> str:
+    """Returns the command that emits a kernel into ``file`` again, measured where that is known."""
+    problem, variant = made.kernel.problem, made.kernel.variant
+    options = [card_option(made.device, made.kernel.arch), *shape_options(problem), *size_options(problem)]
+    return shell([f"flashgen emit {file}", *options, *variant_options(variant)], width)
 
 
-def shell(words: Sequence[str]) -> str:
+def building(kernel: Kernel, file: str) -> str:
+    """Returns the commands that build a kernel's ``file``, with the mask it was tuned with or the other."""
+    other = "the causal mask" if not kernel.problem.causal else "no mask"
+    return (
+        f"    nvcc -std=c++17 -O3 -ftz=true {architecture_option(kernel.sm)} -c {file}\n"
+        f"    (-DFLASHGEN_CAUSAL={int(not kernel.problem.causal)} builds it with {other})"
+    )
+
+
+def architecture_option(sm: str) -> str:
+    """Returns nvcc's option for one architecture."""
+    if sm.endswith("a"):
+        return f"-gencode arch={sm.replace('sm', 'compute')},code={sm}"
+    return f"-arch={sm}"
+
+
+def shell(words: Sequence[str], width: int = WIDTH) -> str:
     """Returns a command, its first word on a line of its own, indented, in lines that a shell joins."""
     command, *options = words
     if not options:
         return f"    {command}"
     # An option and its value stay on one line.
     unbroken = " ".join(option.replace(" ", "\0") for option in options)
-    lines = [command, *wrap(unbroken, WIDTH - 10).split("\n")]
+    lines = [command, *wrap(unbroken, width - 10).split("\n")]
     return " \\\n".join(f"{'        ' if i else '    '}{line}" for i, line in enumerate(lines))
 
 

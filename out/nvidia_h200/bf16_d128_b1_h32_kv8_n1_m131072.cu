@@ -26,13 +26,19 @@
 // per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 // 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=32 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//                 --set pack_heads=true --set key_warps=4 --set splits=8
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c bf16_d128_b1_h32_kv8_n1_m131072.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d128_b1_h32_kv8_n1_m131072.cu \
+//         --device h200 --dtype bf16 --d 128 --batch 1 --heads 32 --kv-heads 8 --seqlen-q 1 \
+//         --seqlen-k 131072 --family mma --set br=16 --set rows_per_warp=16 --set bc=32 \
+//         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=3 \
+//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
+//         --set pack_heads=true --set key_warps=4 --set splits=8
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -794,4 +800,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2e9b7566980678ed", "figures": [1657, 350]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "bb4835d6ec2f67b2", "figures": [1654, 1049]}

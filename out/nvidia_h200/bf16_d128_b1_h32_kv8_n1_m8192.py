@@ -23,11 +23,11 @@ it (PyCUDA keeps the result in its cache). Make that call before capturing a CUD
 Regenerate:
 
     flashgen emit bf16_d128_b1_h32_kv8_n1_m8192.py \
-        --preset sm_90 --family mma --dtype bf16 --d 128 --set parts=tf32 --set pack_heads=true --set br=16 \
-        --set rows_per_warp=16 --set key_warps=8 --set splits=8 --set bc=16 --set layout=swizzled \
-        --set d_steps=exact --set q_in_registers=true --set q_whole=false --set stages=3 \
-        --set evict_first=true --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 \
-        --set block_order=by_head
+        --device h200 --dtype bf16 --d 128 --batch 1 --heads 32 --kv-heads 8 --seqlen-q 1 --seqlen-k 8192 \
+        --family mma --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
+        --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy --set poly_exp=0 \
+        --set heads=1 --set min_blocks=1 --set block_order=by_head --set pack_heads=true --set key_warps=8 \
+        --set splits=8 --set evict_first=true
 """
 
 import sys
@@ -161,7 +161,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_bf16_d128_6468915c")
+_bound = Attention(KERNELS, operator="attention_bf16_d128_303eaf7f")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

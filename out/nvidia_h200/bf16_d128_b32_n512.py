@@ -22,11 +22,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit bf16_d128_b32_n512.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 128 --set br=128 --set bc=128 --set persistent=true \
-        --set q_stages=2 --set o_apart=false --set p_in_shared=false --set k_stages=2 --set v_stages=2 \
-        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
-        --set tail=0 --set split_by=rows
+        --device h200 --dtype bf16 --d 128 --batch 32 --seqlen 512 --family wgmma --set br=128 --set bc=128 \
+        --set persistent=true --set q_stages=2 --set k_stages=2 --set v_stages=2 --set schedule=chained \
+        --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+        --set section=1 --set min_blocks=1
 """
 
 import sys
@@ -167,7 +166,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_bf16_d128_90d26aaf")
+_bound = Attention(KERNELS, operator="attention_bf16_d128_41d3c1e8")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

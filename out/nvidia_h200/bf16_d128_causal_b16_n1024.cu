@@ -23,13 +23,18 @@
 // 0.7 %, 493.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
 // 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 --causal \
-//                 --set br=128 --set bc=128 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c bf16_d128_causal_b16_n1024.cu
+//     (-DFLASHGEN_CAUSAL=0 builds it with no mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d128_causal_b16_n1024.cu \
+//         --device h200 --dtype bf16 --d 128 --causal --batch 16 --seqlen 1024 --family wgmma --set br=128 \
+//         --set bc=128 --set persistent=true --set q_stages=2 --set k_stages=2 --set v_stages=2 \
+//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -978,4 +983,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 128, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "11c3f16e2b06b1ff", "figures": [1400, 314]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 128, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "c2f1d836999a2d87", "figures": [1397, 952]}

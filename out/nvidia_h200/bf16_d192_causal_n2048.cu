@@ -24,13 +24,18 @@
 // 651.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d192.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d192.cu --preset sm_90 --family wgmma --dtype bf16 --d 192 --causal \
-//                 --set br=128 --set bc=64 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=2 --set schedule=chained --set q_in_registers=true \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c bf16_d192_causal_n2048.cu
+//     (-DFLASHGEN_CAUSAL=0 builds it with no mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d192_causal_n2048.cu \
+//         --device h200 --dtype bf16 --d 192 --causal --seqlen 2048 --family wgmma --set br=128 --set bc=64 \
+//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=2 --set schedule=chained \
+//         --set q_in_registers=true --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -992,4 +997,4 @@ extern "C" int attention_bf16_d192(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 192, "head_dim_v": 192, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d192", "launches": [{"threads": 384, "smem_bytes": 222208, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "f48083ce0c3a9828", "figures": [1498, 313]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 192, "head_dim_v": 192, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d192", "launches": [{"threads": 384, "smem_bytes": 222208, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "fc5f8a8188d32ed4", "figures": [1495, 946]}

@@ -26,13 +26,19 @@
 // per head against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 // 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d256.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d256.cu --preset sm_90 --family mma --dtype bf16 --d 256 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head \
-//                 --set pack_heads=true --set key_warps=2 --set splits=2
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c bf16_d256_b16_h16_kv8_n1_m8192.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d256_b16_h16_kv8_n1_m8192.cu \
+//         --device h200 --dtype bf16 --d 256 --batch 16 --kv-heads 8 --seqlen-q 1 --seqlen-k 8192 \
+//         --family mma --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
+//         --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=lazy --set poly_exp=0 \
+//         --set heads=1 --set min_blocks=3 --set block_order=by_head --set pack_heads=true \
+//         --set key_warps=2 --set splits=2
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -794,4 +800,4 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 16, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 2, "splits": 2, "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 64, "smem_bytes": 73728, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "77c681f971f1f2ca", "figures": [1657, 348]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 16, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 2, "splits": 2, "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 64, "smem_bytes": 73728, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4f89ae558633b2f1", "figures": [1654, 1033]}

@@ -23,13 +23,19 @@
 // 807.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d256.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d256.cu --preset sm_90 --family wgmma --dtype bf16 --d 256 --causal \
-//                 --set br=128 --set bc=64 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=0 --set section=4 \
-//                 --set min_blocks=1
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c bf16_d256_causal_b2_h8_n8192.cu
+//     (-DFLASHGEN_CAUSAL=0 builds it with no mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d256_causal_b2_h8_n8192.cu \
+//         --device h200 --dtype bf16 --d 256 --causal --batch 2 --heads 8 --seqlen 8192 --family wgmma \
+//         --set br=128 --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=3 \
+//         --set v_stages=2 --set schedule=chained --set q_in_registers=false \
+//         --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=0 --set section=4 \
+//         --set min_blocks=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -957,4 +963,4 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 4, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "1fd337e12990f701", "figures": [1403, 312]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 4, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "dded719c6ecd4b14", "figures": [1400, 977]}

@@ -24,13 +24,18 @@
 // 819.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d256.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d256.cu --preset sm_90 --family wgmma --dtype bf16 --d 256 \
-//                 --set br=128 --set bc=64 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set cluster=2
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c bf16_d256_h8.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d256_h8.cu \
+//         --device h200 --dtype bf16 --d 256 --heads 8 --family wgmma --set br=128 --set bc=64 \
+//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 \
+//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster=2
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -1037,4 +1042,4 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "02ba63accd482dc7", "figures": [1474, 308]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0c067a0cd681fb17", "figures": [1471, 917]}

@@ -22,11 +22,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit bf16_d256_h8.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 256 --set br=128 --set bc=64 --set persistent=true \
-        --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=2 --set v_stages=2 \
-        --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
-        --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows \
-        --set cluster=2 --set tail=0 --set split_by=rows
+        --device h200 --dtype bf16 --d 256 --heads 8 --family wgmma --set br=128 --set bc=64 \
+        --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=overlapped \
+        --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+        --set section=1 --set min_blocks=1 --set cluster=2
 """
 
 import sys
@@ -168,7 +167,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_bf16_d256_02ba63ac")
+_bound = Attention(KERNELS, operator="attention_bf16_d256_0c067a0c")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

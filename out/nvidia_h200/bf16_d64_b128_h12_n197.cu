@@ -24,13 +24,18 @@
 // 256.1 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d64.cu --preset sm_90 --family wgmma --dtype bf16 --d 64 \
-//                 --set br=256 --set bc=64 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=4 --set v_stages=4 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set tail=16
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c bf16_d64_b128_h12_n197.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d64_b128_h12_n197.cu \
+//         --device h200 --dtype bf16 --d 64 --batch 128 --heads 12 --seqlen 197 --family wgmma --set br=256 \
+//         --set bc=64 --set persistent=true --set q_stages=2 --set k_stages=4 --set v_stages=4 \
+//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set tail=16
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -1030,4 +1035,4 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 128, "num_q_heads": 12, "num_kv_heads": 12, "seqlen_q": 197, "seqlen_k": 197, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 16, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "1b16179af96abba7", "figures": [1484, 309]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 128, "num_q_heads": 12, "num_kv_heads": 12, "seqlen_q": 197, "seqlen_k": 197, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 16, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "360fc51350ac79bc", "figures": [1481, 961]}

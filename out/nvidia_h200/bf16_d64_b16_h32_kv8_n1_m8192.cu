@@ -27,13 +27,19 @@
 // error per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d64.cu --preset sm_90 --family mma --dtype bf16 --d 64 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=32 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head \
-//                 --set pack_heads=true --set key_warps=4 --set splits=2 --set evict_first=true
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c bf16_d64_b16_h32_kv8_n1_m8192.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit bf16_d64_b16_h32_kv8_n1_m8192.cu \
+//         --device h200 --dtype bf16 --d 64 --batch 16 --heads 32 --kv-heads 8 --seqlen-q 1 --seqlen-k 8192 \
+//         --family mma --set br=16 --set rows_per_warp=16 --set bc=32 --set layout=swizzled \
+//         --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy --set poly_exp=0 \
+//         --set heads=1 --set min_blocks=2 --set block_order=by_head --set pack_heads=true \
+//         --set key_warps=4 --set splits=2 --set evict_first=true
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -816,4 +822,4 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 2, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 98304, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "87ae6bfc90a43bc9", "figures": [1738, 350]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 2, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 98304, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "8b668f0a9a23c15f", "figures": [1735, 1065]}

@@ -22,11 +22,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit bf16_d64_b1_h32_n16384.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 64 --set br=256 --set bc=64 --set persistent=false \
-        --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=3 --set v_stages=3 \
+        --device h200 --dtype bf16 --d 64 --batch 1 --heads 32 --seqlen 16384 --family wgmma --set br=256 \
+        --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=3 --set v_stages=3 \
         --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
-        --set tail=0 --set split_by=rows
+        --set poly_exp=0 --set section=1 --set min_blocks=1
 """
 
 import sys
@@ -166,7 +165,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_bf16_d64_2491de75")
+_bound = Attention(KERNELS, operator="attention_bf16_d64_4d72ced5")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -22,11 +22,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit bf16_d64_causal_b16_h32_n1024.py \
-        --preset sm_90 --family wgmma --dtype bf16 --d 64 --causal --set br=256 --set bc=64 \
-        --set persistent=true --set q_stages=2 --set o_apart=false --set p_in_shared=false --set k_stages=4 \
-        --set v_stages=4 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-        --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows \
-        --set cluster=1 --set tail=0 --set split_by=rows
+        --device h200 --dtype bf16 --d 64 --causal --batch 16 --heads 32 --seqlen 1024 --family wgmma \
+        --set br=256 --set bc=64 --set persistent=true --set q_stages=2 --set k_stages=4 --set v_stages=4 \
+        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
+        --set poly_exp=0 --set section=1 --set min_blocks=1
 """
 
 import sys
@@ -167,7 +166,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_bf16_d64_c985269e")
+_bound = Attention(KERNELS, operator="attention_bf16_d64_e7533032")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

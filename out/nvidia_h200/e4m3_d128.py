@@ -21,11 +21,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit e4m3_d128.py \
-        --preset sm_90 --family wgmma --dtype e4m3 --d 128 --set br=192 --set bc=80 --set persistent=true \
-        --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=4 --set v_stages=4 \
-        --set schedule=chained --set q_in_registers=false --set order_of_groups=free --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
-        --set tail=0 --set split_by=rows
+        --device h200 --dtype e4m3 --d 128 --family wgmma --set br=192 --set bc=80 --set persistent=true \
+        --set q_stages=1 --set k_stages=4 --set v_stages=4 --set schedule=chained --set q_in_registers=false \
+        --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 \
+        --set o_apart=true
 """
 
 import sys
@@ -165,7 +164,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_e4m3_d128_98102d03")
+_bound = Attention(KERNELS, operator="attention_e4m3_d128_603f3d0a")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

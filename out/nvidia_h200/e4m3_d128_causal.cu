@@ -24,13 +24,18 @@
 // 713.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.7e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_e4m3_d128.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_e4m3_d128.cu --preset sm_90 --family wgmma --dtype e4m3 --d 128 --causal \
-//                 --set br=128 --set bc=128 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c e4m3_d128_causal.cu
+//     (-DFLASHGEN_CAUSAL=0 builds it with no mask)
+//
+// Regenerate:
+//
+//     flashgen emit e4m3_d128_causal.cu \
+//         --device h200 --dtype e4m3 --d 128 --causal --family wgmma --set br=128 --set bc=128 \
+//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -1043,4 +1048,4 @@ extern "C" int attention_e4m3_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d128", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 128, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e206534200101ad8", "figures": [1498, 313]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d128", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 128, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9b7cd77ef6712d13", "figures": [1495, 918]}

@@ -24,13 +24,18 @@
 // 601.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 1.8e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_e4m3_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_e4m3_d64.cu --preset sm_90 --family wgmma --dtype e4m3 --d 64 \
-//                 --set br=192 --set bc=112 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=4 --set v_stages=4 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c e4m3_d64_h32.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit e4m3_d64_h32.cu \
+//         --device h200 --dtype e4m3 --d 64 --heads 32 --family wgmma --set br=192 --set bc=112 \
+//         --set persistent=true --set q_stages=1 --set k_stages=4 --set v_stages=4 \
+//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -1041,4 +1046,4 @@ extern "C" int attention_e4m3_d64(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d64", "launches": [{"threads": 512, "smem_bytes": 179200, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2ca12bb939b85d87", "figures": [1499, 309]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d64", "launches": [{"threads": 512, "smem_bytes": 179200, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e2ce9911fd1ce0be", "figures": [1496, 918]}

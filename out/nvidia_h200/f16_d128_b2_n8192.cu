@@ -25,13 +25,18 @@
 // 751.9 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.9e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d128.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d128.cu --preset sm_90 --family wgmma --dtype f16 --d 128 \
-//                 --set br=192 --set bc=80 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=4 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true --set cluster=2
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f16_d128_b2_n8192.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f16_d128_b2_n8192.cu \
+//         --device h200 --dtype f16 --d 128 --batch 2 --seqlen 8192 --family wgmma --set br=192 --set bc=80 \
+//         --set persistent=true --set q_stages=1 --set k_stages=4 --set v_stages=2 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true --set cluster=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -1029,4 +1034,4 @@ extern "C" int attention_f16_d128(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d128", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "68dfc5b3ba4905ce", "figures": [1570, 309]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d128", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "528238c470da4363", "figures": [1567, 957]}

@@ -22,11 +22,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit f16_d128_b2_n8192.py \
-        --preset sm_90 --family wgmma --dtype f16 --d 128 --set br=192 --set bc=80 --set persistent=true \
-        --set q_stages=1 --set o_apart=true --set p_in_shared=false --set k_stages=4 --set v_stages=2 \
-        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=2 \
-        --set tail=0 --set split_by=rows
+        --device h200 --dtype f16 --d 128 --batch 2 --seqlen 8192 --family wgmma --set br=192 --set bc=80 \
+        --set persistent=true --set q_stages=1 --set k_stages=4 --set v_stages=2 --set schedule=chained \
+        --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+        --set section=1 --set min_blocks=1 --set o_apart=true --set cluster=2
 """
 
 import sys
@@ -168,7 +167,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f16_d128_68dfc5b3")
+_bound = Attention(KERNELS, operator="attention_f16_d128_528238c4")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -23,13 +23,18 @@
 // 247.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.0e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d160.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d160.cu --preset sm_90 --family wgmma --dtype f16 --d 160 \
-//                 --set br=128 --set bc=64 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=true \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f16_d160_b16_h8_n256.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f16_d160_b16_h8_n256.cu \
+//         --device h200 --dtype f16 --d 160 --batch 16 --heads 8 --seqlen 256 --family wgmma --set br=128 \
+//         --set bc=64 --set persistent=true --set q_stages=2 --set k_stages=2 --set v_stages=2 \
+//         --set schedule=chained --set q_in_registers=true --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -983,4 +988,4 @@ extern "C" int attention_f16_d160(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 16, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 256, "seqlen_k": 256, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d160", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "536ed31cdbb2a2c3", "figures": [1401, 308]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 16, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 256, "seqlen_k": 256, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d160", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "49146b1753f2980b", "figures": [1398, 936]}

@@ -22,12 +22,18 @@
 // 65.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.9e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f16_d32.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d32.cu --preset sm_90 --family mma --dtype f16 --d 32 \
-//                 --set br=64 --set rows_per_warp=32 --set bc=56 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=2 --set rescale=always \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=8 --set block_order=by_head
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f16_d32_b4096_h4_n49.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f16_d32_b4096_h4_n49.cu \
+//         --device h200 --dtype f16 --d 32 --batch 4096 --heads 4 --seqlen 49 --family mma --set br=64 \
+//         --set rows_per_warp=32 --set bc=56 --set layout=swizzled --set d_steps=exact \
+//         --set q_in_registers=false --set stages=2 --set rescale=always --set poly_exp=0 --set heads=1 \
+//         --set min_blocks=8 --set block_order=by_head
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
@@ -693,4 +699,4 @@ extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "5daaf60ddb54b6f1", "figures": [1381, 308]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "66f2c851a17dccb2", "figures": [1378, 887]}

@@ -22,11 +22,10 @@ it (PyCUDA keeps the result in its cache). Make that call before capturing a CUD
 Regenerate:
 
     flashgen emit f16_d32_b4096_h4_n49.py \
-        --preset sm_90 --family mma --dtype f16 --d 32 --set parts=tf32 --set pack_heads=false --set br=64 \
-        --set rows_per_warp=32 --set key_warps=1 --set splits=1 --set bc=56 --set layout=swizzled \
-        --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=2 \
-        --set evict_first=false --set rescale=always --set poly_exp=0 --set heads=1 --set min_blocks=8 \
-        --set block_order=by_head
+        --device h200 --dtype f16 --d 32 --batch 4096 --heads 4 --seqlen 49 --family mma --set br=64 \
+        --set rows_per_warp=32 --set bc=56 --set layout=swizzled --set d_steps=exact \
+        --set q_in_registers=false --set stages=2 --set rescale=always --set poly_exp=0 --set heads=1 \
+        --set min_blocks=8 --set block_order=by_head
 """
 
 import sys
@@ -158,7 +157,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f16_d32_5daaf60d")
+_bound = Attention(KERNELS, operator="attention_f16_d32_66f2c851")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

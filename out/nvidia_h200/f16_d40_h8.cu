@@ -25,13 +25,18 @@
 // 396.2 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d40.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d40.cu --preset sm_90 --family wgmma --dtype f16 --d 40 \
-//                 --set br=256 --set bc=80 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true --set cluster=2
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f16_d40_h8.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f16_d40_h8.cu \
+//         --device h200 --dtype f16 --d 40 --heads 8 --family wgmma --set br=256 --set bc=80 \
+//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true --set cluster=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -1033,4 +1038,4 @@ extern "C" int attention_f16_d40(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 40, "head_dim_v": 40, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d40", "launches": [{"threads": 640, "smem_bytes": 107520, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "204f72845ff372c5", "figures": [1568, 307]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 40, "head_dim_v": 40, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d40", "launches": [{"threads": 640, "smem_bytes": 107520, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0113b81064b5e6bb", "figures": [1565, 926]}

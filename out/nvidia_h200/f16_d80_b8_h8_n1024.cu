@@ -24,13 +24,18 @@
 // 449.8 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d80.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d80.cu --preset sm_90 --family wgmma --dtype f16 --d 80 \
-//                 --set br=256 --set bc=64 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set p_in_shared=true
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f16_d80_b8_h8_n1024.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f16_d80_b8_h8_n1024.cu \
+//         --device h200 --dtype f16 --d 80 --batch 8 --heads 8 --seqlen 1024 --family wgmma --set br=256 \
+//         --set bc=64 --set persistent=true --set q_stages=2 --set k_stages=2 --set v_stages=2 \
+//         --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set p_in_shared=true
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -985,4 +990,4 @@ extern "C" int attention_f16_d80(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 8, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 80, "head_dim_v": 80, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": true, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d80", "launches": [{"threads": 640, "smem_bytes": 230400, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0c426cdc9db1fbf4", "figures": [1487, 307]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 8, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 80, "head_dim_v": 80, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": true, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d80", "launches": [{"threads": 640, "smem_bytes": 230400, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "80c2d2d44fb4162f", "figures": [1484, 956]}

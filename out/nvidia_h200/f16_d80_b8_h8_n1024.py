@@ -22,11 +22,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit f16_d80_b8_h8_n1024.py \
-        --preset sm_90 --family wgmma --dtype f16 --d 80 --set br=256 --set bc=64 --set persistent=true \
-        --set q_stages=2 --set o_apart=false --set p_in_shared=true --set k_stages=2 --set v_stages=2 \
+        --device h200 --dtype f16 --d 80 --batch 8 --heads 8 --seqlen 1024 --family wgmma --set br=256 \
+        --set bc=64 --set persistent=true --set q_stages=2 --set k_stages=2 --set v_stages=2 \
         --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
-        --set tail=0 --set split_by=rows
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set p_in_shared=true
 """
 
 import sys
@@ -167,7 +166,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f16_d80_0c426cdc")
+_bound = Attention(KERNELS, operator="attention_f16_d80_80c2d2d4")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

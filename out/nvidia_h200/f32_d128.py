@@ -24,11 +24,10 @@ Forward only. `flashgen emit` makes a module of it that stands alone.
 Regenerate:
 
     flashgen emit f32_d128.py \
-        --preset sm_90 --family wgmma --d 128 --set br=128 --set bc=48 --set persistent=false \
-        --set q_stages=1 --set o_apart=false --set p_in_shared=false --set k_stages=3 --set v_stages=3 \
-        --set schedule=chained --set q_in_registers=false --set order_of_groups=products --set rescale=lazy \
-        --set poly_exp=0 --set section=1 --set min_blocks=1 --set cluster_over=rows --set cluster=1 \
-        --set tail=0 --set split_by=tiles
+        --device h200 --d 128 --family wgmma --set br=128 --set bc=48 --set persistent=false \
+        --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
+        --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
+        --set min_blocks=1 --set split_by=tiles
 """
 
 import sys
@@ -167,7 +166,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f32_d128_1c741e46")
+_bound = Attention(KERNELS, operator="attention_f32_d128_1415c7fb")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

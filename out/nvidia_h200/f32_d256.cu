@@ -23,13 +23,18 @@
 // 97.7 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 5.3e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_d256.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d256.cu --preset sm_90 --family mma --d 256 \
-//                 --set br=128 --set rows_per_warp=16 --set bc=32 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//                 --set parts=f16
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_d256.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d256.cu \
+//         --device h200 --d 256 --family mma --set br=128 --set rows_per_warp=16 --set bc=32 \
+//         --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=1 \
+//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
+//         --set parts=f16
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
@@ -912,4 +917,4 @@ extern "C" int attention_f32_d256(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d256", "launches": [{"threads": 256, "smem_bytes": 199744, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "45d9112377166422", "figures": [1478, 308]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d256", "launches": [{"threads": 256, "smem_bytes": 199744, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "955da1e837583af9", "figures": [1475, 830]}

@@ -24,11 +24,9 @@ it (PyCUDA keeps the result in its cache). Make that call before capturing a CUD
 Regenerate:
 
     flashgen emit f32_d256.py \
-        --preset sm_90 --family mma --d 256 --set parts=f16 --set pack_heads=false --set br=128 \
-        --set rows_per_warp=16 --set key_warps=1 --set splits=1 --set bc=32 --set layout=padded \
-        --set d_steps=exact --set q_in_registers=false --set q_whole=false --set stages=1 \
-        --set evict_first=false --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 \
-        --set block_order=by_head
+        --device h200 --d 256 --family mma --set br=128 --set rows_per_warp=16 --set bc=32 \
+        --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
+        --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head --set parts=f16
 """
 
 import sys
@@ -160,7 +158,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f32_d256_45d91123")
+_bound = Attention(KERNELS, operator="attention_f32_d256_955da1e8")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -24,13 +24,18 @@
 // 136.7 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 6.7e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d32.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d32.cu --preset sm_90 --family wgmma --d 32 \
-//                 --set br=256 --set bc=32 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=4 --set v_stages=4 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set split_by=tiles
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d32_h1_n32768.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d32_h1_n32768.cu \
+//         --device h200 --d 32 --heads 1 --seqlen 32768 --family wgmma --set br=256 --set bc=32 \
+//         --set persistent=true --set q_stages=1 --set k_stages=4 --set v_stages=4 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set split_by=tiles
 
 #include <cuda.h>
 #include <cuda_fp16.h>
@@ -1149,4 +1154,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 32768, "seqlen_k": 32768, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 32, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9179729ba324e528", "figures": [1507, 308]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 32768, "seqlen_k": 32768, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 32, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "84ed3e721f29af4a", "figures": [1504, 930]}

@@ -24,13 +24,18 @@
 // 77.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.8e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_90 --family wgmma --d 64 \
-//                 --set br=128 --set bc=112 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set split_by=tiles
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d64_b64_h12_n197.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d64_b64_h12_n197.cu \
+//         --device h200 --d 64 --batch 64 --heads 12 --seqlen 197 --family wgmma --set br=128 --set bc=112 \
+//         --set persistent=true --set q_stages=2 --set k_stages=2 --set v_stages=2 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set split_by=tiles
 
 #include <cuda.h>
 #include <cuda_fp16.h>
@@ -1138,4 +1143,4 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 64, "num_q_heads": 12, "num_kv_heads": 12, "seqlen_q": 197, "seqlen_k": 197, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 112, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 384, "smem_bytes": 181248, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "83048d1c5ebb0882", "figures": [1507, 308]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 64, "num_q_heads": 12, "num_kv_heads": 12, "seqlen_q": 197, "seqlen_k": 197, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 112, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 384, "smem_bytes": 181248, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2f339400ca3ebfd2", "figures": [1504, 943]}

@@ -24,13 +24,18 @@
 // 111.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.7e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_90 --family wgmma --d 64 --causal \
-//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=3 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=0 \
-//                 --set min_blocks=1 --set split_by=tiles
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d64_causal_b8_h12_n1024.cu
+//     (-DFLASHGEN_CAUSAL=0 builds it with no mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d64_causal_b8_h12_n1024.cu \
+//         --device h200 --d 64 --causal --batch 8 --heads 12 --seqlen 1024 --family wgmma --set br=192 \
+//         --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=3 --set v_stages=3 \
+//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=0 --set min_blocks=1 --set split_by=tiles
 
 #include <cuda.h>
 #include <cuda_fp16.h>
@@ -1135,4 +1140,4 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 8, "num_q_heads": 12, "num_kv_heads": 12, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 0, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0eaff44b04c74286", "figures": [1504, 313]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 8, "num_q_heads": 12, "num_kv_heads": 12, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 0, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "f60d2fa6931d7c81", "figures": [1501, 970]}

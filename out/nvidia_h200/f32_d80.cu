@@ -23,13 +23,18 @@
 // 164.1 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 4.2e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d80.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d80.cu --preset sm_90 --family wgmma --d 80 \
-//                 --set br=192 --set bc=48 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d80.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d80.cu \
+//         --device h200 --d 80 --family wgmma --set br=192 --set bc=48 --set persistent=false \
+//         --set q_stages=1 --set k_stages=3 --set v_stages=2 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1
 
 #include <cuda.h>
 #include <cuda_fp16.h>
@@ -1116,4 +1121,4 @@ extern "C" int attention_f32_d80(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 80, "head_dim_v": 80, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d80", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "c5a21dd34e809ead", "figures": [1399, 309]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 80, "head_dim_v": 80, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d80", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4c00e2c64eb4faf9", "figures": [1396, 866]}

@@ -273,6 +273,7 @@ class Attention:
         """Computes `attention` of numpy arrays through device memory, on the current context's device,
         failing that on device 0."""
         dtype = q.dtype.name
+        views = []
         for name, array in {"q": q, "k": k, "v": v, "out": out}.items():
             if name == "out" and array is None:
                 continue
@@ -283,6 +284,12 @@ class Attention:
             self._table.check_type(name, array.dtype.name, False)
             if array.dtype.name != (_OUTPUT_DTYPES.get(dtype, dtype) if name == "out" else dtype):
                 raise TypeError(f"q is {q.dtype}, {name} {array.dtype}; they must be of one type")
+            if name != "out":
+                # As it will lie on the GPU, which is asked for once there is nothing wrong with the arrays.
+                described = (array.dtype.name, array.shape, None, None)
+                views.append(self._table.inspect(name, described, layout == "bshd", None))
+        query, key, value = views
+        _check_shapes(query, key, value)
         shape = (*q.shape[:-1], *v.shape[-1:])
         if out is None:
             # Types that numpy has no name for are ml_dtypes', which made q.

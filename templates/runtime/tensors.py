@@ -319,7 +319,12 @@ _REGISTERED: dict[str, _Tensors] = {}
 
 def _register(operator: str) -> str:
     """Makes the operators of that name in torch.ops.flashgen, once; returns the name."""
-    torch = importlib.import_module("torch")
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise ImportError(
+            f"register_torch() makes operators for PyTorch, 2.7 or newer: `pip install torch` ({error})"
+        ) from error
     library, tensors = torch.library, _REGISTERED[operator]
     with _LOCK:
         if hasattr(torch.ops.flashgen, f"{operator}_out"):

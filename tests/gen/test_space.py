@@ -197,3 +197,25 @@ def test_every_rule_counts():
     space = enumerate_space(FAMILIES["simt"], Problem(), PRESETS["gtx-1080"])
     assert sum(space.removed.values()) + len(space) == space.total
     assert {"shared memory", "registers", "threads", "divisibility", "occupancy"} <= space.removed.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=str)
+def test_a_variant_of_values_is_the_one_that_its_constructor_makes(family):
+    values = {p.name: p.choices[-1] for p in family.parameters()}
+    made = family.with_values(values)
+    assert (
+        made == family(**values)
+        and hash(made) == hash(family(**values))
+        and repr(made) == repr(family(**values))
+    )
+    assert (
+        made.to_dict() == values == family.from_dict({name: str(v) for name, v in values.items()}).to_dict()
+    )
+    # What a study of an older version does not say is at its default.
+    name, *_ = values
+    rest = {n: v for n, v in values.items() if n != name}
+    assert family.from_dict(rest) == family(**rest)
+    with pytest.raises(ValueError, match="choose from"):
+        family.from_dict(values | {name: "none"})
+    with pytest.raises(ValueError, match="no parameter"):
+        family.from_dict(values | {"none": 1})

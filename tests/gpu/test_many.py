@@ -18,8 +18,9 @@ from flashgen.gen.scores import scores_of
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.prove.proof import prove_each
+from flashgen.tuner.prove.proof import prove_emitted
 from flashgen.tuner.shelf.bundle import build_cubins
+from flashgen.tuner.shelf.emitted_kernels import read_each
 
 from tests.support.modules import import_path
 
@@ -124,7 +125,7 @@ def test_without_what_it_carries_it_compiles(
 
 
 def test_each_is_proved_through_its_attention(path: Path, kernels: list[Kernel]) -> None:
-    proofs = list(prove_each(path, device="0"))
+    proofs = [prove_emitted(each, device="0") for each in read_each(path)]
     assert [proof.kernel for proof in proofs] == [kernel.problem.name for kernel in kernels]
     for proof in proofs:
         assert proof.how == "through its attention()" and 0 < proof.worst <= proof.bound

@@ -21,7 +21,7 @@ from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.serving import serving_families
 from flashgen.tuner.shelf import choice, library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
-from flashgen.tuner.shelf.emitting import best_guess
+from flashgen.tuner.shelf.guess import best_guess
 
 from tests.support.modules import import_path
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.gen.families import FAMILIES
+from flashgen.tuner import processes
 from flashgen.tuner.search.sampler_names import SamplerName
 from flashgen.tuner.store import liveness
 from flashgen.tuner.tune import coordinator, family_run
@@ -62,7 +63,7 @@ class Host:
             os.write(self.tried, (json.dumps(event.outcome.variant.to_dict()) + "\n").encode())
 
     def live(self) -> None:
-        liveness.socket.gethostname = lambda: self.name
+        processes.socket.gethostname = lambda: self.name
         self.tried = os.open(self.folder / f"tried-{self.name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         result = coordinator.tune(
             self.options, report=self.report, make_evaluator=lambda device: self.evaluator

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flashgen.tuner.extras import getting
 
 #: The server refuses to run as root; one of these does then.
 USERS = ("postgres", "nobody")
@@ -39,7 +40,7 @@ def find_programs() -> Path | None:
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
     """The URL of a fresh database. Skips the test where there is no server or no driver."""
-    pytest.importorskip("psycopg", reason="pip install 'flashgen[postgresql]'")
+    pytest.importorskip("psycopg", reason=getting("postgresql"))
     programs = find_programs()
     if programs is None:
         pytest.skip(

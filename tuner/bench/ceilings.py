@@ -18,6 +18,7 @@ from ...gen.problem import Problem
 from ...gen.render import environment
 from ..build.cache import cached
 from ..build.compile import FLAGS, run_compiler
+from ..build.object_file import check_object_file
 from ..build.toolchain import find_nvcc
 
 #: Shapes of the kernels: threads of a block, repeats of each instruction in one step of its loop.
@@ -169,6 +170,7 @@ def build(arch: int) -> Path:
         run_compiler(
             [str(nvcc.path), *flags, "-cubin", "-o", str(cubin), str(code)], cubin.parent, makes=cubin
         )
+        check_object_file(cubin, nvcc.path.name)
         return {}
 
     return cached([text, nvcc.version, *flags], ".cubin", produce).path

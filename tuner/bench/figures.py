@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ...gen.problem import Problem
-from ..build.cache import write_atomically
 from ..errors import FlashgenError
+from ..files import read_text, write_text
 from ..suites import SUITES, Workload
 from .ceilings import Bound, Ceilings, bound_of
 
@@ -20,6 +20,12 @@ OURS, FLASH, CUDNN = "flashgen", "flash", "cudnn"
 #: What `Row.ratio` takes beside the names of contenders.
 BEST = "best"
 FORMAT = 1
+
+
+def require_time(name: str, value: float | None) -> None:
+    """Raises ValueError for what is neither None nor a time: positive and finite."""
+    if value is not None and not (isinstance(value, int | float) and 0 < value < inf):
+        raise ValueError(f"{name} is {value!r}, not a time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,10 @@ class Cell:
     scaled_from: int | None = None
     """The length that was timed instead of the workload's; the time is scaled by the square."""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("ms", "ours_ms"):
+            require_time(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +255,7 @@ def summary(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, dict[str, floa
 
 def write(path: Path, run: BenchRun) -> None:
     """Writes the run's JSON, whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, as_json(run))
+    write_text(path, as_json(run))
 
 
 def as_json(run: BenchRun) -> str:
@@ -277,10 +286,10 @@ def read(path: Path) -> BenchRun:
         FlashgenError: it cannot be read, or is none.
     """
     try:
-        return BenchRun.from_dict(_restored(json.loads(path.read_text(encoding="utf-8"))))
+        return BenchRun.from_dict(_restored(json.loads(read_text(path))))
     except OSError as error:
         raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FlashgenError(f"{path} is not what `flashgen bench` wrote ({error}); run it again") from error
 
 
@@ -319,12 +328,12 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
         FlashgenError: it cannot be read, or is none.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
         there = {_key_of(row): {_name_of(n): ms for n, ms in row["ms"].items()} for row in data["rows"]}
         versions = ", ".join(str(data[key]) for key in ("device", "torch", "fa3", "date") if key in data)
     except OSError as error:
         raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FlashgenError(f"{path} is not a table of reference times ({error!r})") from error
     timed = set(contenders_of(run.rows))
 

@@ -13,9 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +22,10 @@ from typing import Any
 import platformdirs
 
 from ..errors import FlashgenError
+from ..files import SCRATCH_PREFIX, left_by_the_dead, scratch_name, write_text
 
-#: Scratch folders older than this belong to a process that was killed.
+#: Scratch folders older than this belong to a process of another host that was killed.
 STALE_SCRATCH_SECONDS = 3600
-SCRATCH_PREFIX = ".scratch-"
 #: What only a disk raises, and what a folder that is not ours raises too.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 FOLDER_ERRORS = DISK_ERRORS | {errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -87,23 +85,8 @@ def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[
             # One rename each, the record last: a reader sees the old entry, none, or the whole new one.
             _sync(built)
             built.replace(artifact)
-            write_atomically(record, text)
+            write_text(record, text)
     return Entry(artifact, metadata, hit=False)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that is whole or not there, whatever happens meanwhile. Raises OSError."""
-    # Not by mkstemp, whose files nobody else may read.
-    scratch = path.with_name(f"{SCRATCH_PREFIX}{uuid.uuid4().hex}")
-    try:
-        with scratch.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager
@@ -144,15 +127,17 @@ def _load(artifact: Path, record: Path) -> dict[str, Any] | None:
 def _scratch() -> Iterator[Path]:
     """A folder on the cache's own file system, gone afterwards; clears those that killed processes left."""
     root = cache_folder()
+    folder = root / scratch_name()
     with disk_errors(root):
-        folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root))
+        folder.mkdir()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for left in root.glob(f"{SCRATCH_PREFIX}*"):
             with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > STALE_SCRATCH_SECONDS:
+                old = time.time() - left.stat().st_mtime > STALE_SCRATCH_SECONDS
+                if old or left_by_the_dead(left.name):
                     shutil.rmtree(left, ignore_errors=True)
 
 

@@ -5,13 +5,9 @@ Each compilation is a process of its own, so that a compiler that crashes or han
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,7 +17,10 @@ from typing import Any
 
 from ...gen.kernel import Kernel
 from ..errors import BuildError, FlashgenError
+from ..printable import without_colours
+from ..processes import TookTooLong, run_program, stop_programs
 from .cache import cache_folder, cache_unwritable, cached
+from .object_file import check_object_file
 from .protocol import Build, Toolchain
 from .toolchain import (
     HostCompiler,
@@ -50,10 +49,6 @@ REMARK_PLACES = re.compile(r" in around line \d+| in (the )?function '\w+'")
 #: Flags that nvcc takes from the environment; conda and some clusters set them.
 NVCC_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 STOP_POLL_S = 0.05
-
-#: The compilers under way; each is added as it starts, under the lock, so that none escapes `stop_compilers`.
-_running: set[subprocess.Popen[str]] = set()
-_running_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -106,74 +101,31 @@ def run_compiler(
     timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> str:
     """Runs a compiler and returns what it printed. Its temporary files go to ``scratch``; it dies with all
-    its children when it runs past ``timeout_s`` or `stop_compilers` is called.
+    its children when it runs past ``timeout_s``, when `stop_programs` is called and when this process dies.
 
     Raises:
         BuildError: it refused, crashed, ran out of time or left the file that it ``makes`` out.
         FlashgenError: its disk is full, or it is no program that can be run.
     """
     name = Path(command[0]).name
-    process = _start(command, {**os.environ, "TMPDIR": str(scratch)})
-    with process:
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except BaseException as error:
-            # Its output is still open: it runs, or else a child that outlived it.
-            _kill_group(process)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise BuildError(f"{name} did not finish within {timeout_s:.0f} s") from None
-            raise
-        finally:
-            with _running_lock:
-                _running.discard(process)
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    try:
+        # The worker that times kernels comes first.
+        done = run_program(command, timeout_s=timeout_s, environment=environment, niceness=COMPILER_NICENESS)
+    except TookTooLong:
+        raise BuildError(f"{name} did not finish within {timeout_s:.0f} s") from None
+    except (FileNotFoundError, PermissionError) as error:
+        raise FlashgenError(f"the compiler {command[0]} cannot be run: {error.strerror}") from error
+    output = without_colours(done.output)
     if DISK_FULL.search(output):
         raise cache_unwritable(cache_folder(), "No space left on device")
-    if process.returncode < 0:
-        raise BuildError(
-            f"{name} was killed by {signal.Signals(-process.returncode).name}\n{shorten(output)}"
-        )
-    if process.returncode:
+    if done.status < 0:
+        raise BuildError(f"{name} {done.ending()}\n{shorten(output)}")
+    if done.status:
         raise BuildError(shorten(output))
     if makes is not None and not makes.exists():
         raise BuildError(f"{name} said that all is well and wrote no {makes.suffix} file: {shorten(output)}")
     return output
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """The compiler, started and among those that `stop_compilers` kills."""
-    with _running_lock:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=environment,
-                # A session of its own: Ctrl-C in the terminal does not reach it, and its group can be killed.
-                start_new_session=True,
-            )
-        except (FileNotFoundError, PermissionError) as error:
-            raise FlashgenError(f"the compiler {command[0]} cannot be run: {error.strerror}") from error
-        _running.add(process)
-    with contextlib.suppress(OSError, AttributeError):
-        # The worker that times kernels comes first.
-        os.setpriority(os.PRIO_PROCESS, process.pid, COMPILER_NICENESS)
-    return process
-
-
-def stop_compilers() -> None:
-    """Kills every compiler that `run_compiler` has under way."""
-    with _running_lock:
-        for process in _running:
-            _kill_group(process)
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Kills the compiler and its children."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -252,7 +204,9 @@ def _build(
     def produce(cubin: Path) -> Mapping[str, Any]:
         source = cubin.with_suffix(".cu")
         source.write_text(kernel.source, encoding="utf-8")
-        output = run_compiler(command(source, cubin), cubin.parent, makes=cubin, timeout_s=timeout_s)
+        compiler = command(source, cubin)
+        output = run_compiler(compiler, cubin.parent, makes=cubin, timeout_s=timeout_s)
+        check_object_file(cubin, Path(compiler[0]).name)
         return asdict(parse_resources(output, kernel.symbol)) | {"remarks": parse_remarks(output)}
 
     started = time.monotonic()
@@ -302,7 +256,7 @@ class CompilePool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         # A build that has begun may yet start its compiler: asked again until none is left.
         while wait(list(self._unfinished), timeout=STOP_POLL_S).not_done:
-            stop_compilers()
+            stop_programs()
         self._threads.shutdown(wait=True)
 
     def __enter__(self) -> CompilePool:

@@ -9,7 +9,6 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -18,8 +17,11 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import FlashgenError
+from ..printable import printable, without_colours
+from ..processes import TookTooLong, run_program
 
-PROBE_TIMEOUT_S = 30
+#: Until a compiler has said its version.
+PROBE_TIMEOUT_S = 10
 #: The first compute capability that CUDA 13 compiles for.
 CUDA_13_MIN_ARCH = 75
 
@@ -168,7 +170,7 @@ def _probe_nvcc(path: Path) -> Nvcc | None:
     try:
         version = _output(path, "--version")
         archs = _output(path, "--list-gpu-arch")
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, TookTooLong):
         return None
     match = re.search(r"V(\d+\.\d+\.\d+)", version)
     return Nvcc(path, match[1] if match else "unknown", _arch_numbers(archs))
@@ -197,12 +199,17 @@ def _probe_nvrtc(path: Path) -> Nvrtc | None:
 def _host_version(path: str) -> str:
     try:
         return _output(Path(path), "--version").splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError):
+    except (OSError, IndexError):
         return "unknown"
+    except TookTooLong:
+        raise FlashgenError(
+            f"{path} --version did not answer within {PROBE_TIMEOUT_S} s; see what that program is, or name "
+            "another compiler with CXX"
+        ) from None
 
 
 def _output(path: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [str(path), *arguments], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
-    )
-    return done.stdout
+    done = run_program([str(path), *arguments], timeout_s=PROBE_TIMEOUT_S)
+    if done.status:
+        raise OSError(f"{path} {done.ending()}")
+    return printable(without_colours(done.output))

@@ -21,6 +21,7 @@ from ...gen.problem import MAX_GRID, Problem
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
+from ..extras import getting
 from . import nvml
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
@@ -38,12 +39,12 @@ BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
 #: Distinct random values in the tensors that are timed, repeated to their size.
 POOL_ITEMS = 2**24 + 37
 GET_PYCUDA = (
-    "PyCUDA is not installed: `pip install flashgen[cuda]` (it builds against a CUDA toolkit), "
-    "or tune for an emulated card with `--device sim:<preset>`"
+    f"PyCUDA is not installed: {getting('cuda')} (it builds against an installed CUDA toolkit); or "
+    "tune for an emulated card, as with `--device sim:gtx-1080`"
 )
 NO_GPU = (
-    "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card "
-    "with `--device sim:<preset>`"
+    "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card, as with "
+    "`--device sim:gtx-1080`"
 )
 
 

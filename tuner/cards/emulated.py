@@ -11,10 +11,10 @@ import ctypes
 import os
 import platform
 import re
-import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -28,10 +28,12 @@ from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
 from ..build.cache import cached
 from ..build.compile import run_compiler, usable_cores
+from ..build.object_file import check_object_file
 from ..build.protocol import Build
 from ..build.toolchain import HostCompiler, find_host_compiler
 from ..errors import CorruptedMemory, LaunchError
 from ..predict import cost_model
+from ..processes import Done, TookTooLong, run_program
 from .device import Timing
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 
@@ -149,7 +151,7 @@ class SimToolchain:
             command = [*self._command(), *extra, "-x", "c++", str(source)]
             command += [str(EMULATION / "runner.cpp")] if self.sanitize else []
             command += ["-x", "none", str(runtime), "-o", str(artifact)]
-            run_compiler(command, artifact.parent, makes=artifact)
+            self._compile(command, artifact)
             artifact.chmod(0o755)
             return {}
 
@@ -168,10 +170,15 @@ class SimToolchain:
 
         def produce(artifact: Path) -> Mapping[str, Any]:
             command = [*self._command(), "-c", str(EMULATION / "runtime.cpp"), "-o", str(artifact)]
-            run_compiler(command, artifact.parent, makes=artifact)
+            self._compile(command, artifact)
             return {}
 
         return cached(["runtime", *self._how()], ".o", produce).path
+
+    def _compile(self, command: Sequence[str], artifact: Path) -> None:
+        run_compiler(command, artifact.parent, makes=artifact)
+        if sys.platform == "linux":
+            check_object_file(artifact, self.compiler.path.name)
 
     def _flags(self) -> tuple[str, ...]:
         return (*COMPILE_FLAGS, *(SANITIZE_FLAGS if self.sanitize else FAST_FLAGS), *_machine_flags())
@@ -291,10 +298,10 @@ class SimRunner:
                 for each in operation.arrays:
                     file.write(arrays[each.name].serialized() if each.name in arrays else ABSENT)
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
-            if done.returncode == LAUNCH_FAILED_EXIT:
-                status, message = done.stdout.split(maxsplit=1)
+            if done.status == LAUNCH_FAILED_EXIT:
+                status, message = done.output.split(maxsplit=1)
                 raise _launch_error(build.kernel, int(status), message.strip())
-            if done.returncode:
+            if done.status:
                 raise LaunchError(_explain_report(build.kernel, done))
             words = np.fromfile(reply, np.uint32)
         first = 0
@@ -414,7 +421,10 @@ class _Array:
 
 @cache
 def _load(artifact: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(artifact))
+    try:
+        library = ctypes.CDLL(str(artifact))
+    except OSError as error:
+        raise LaunchError(f"the compiled kernel cannot be loaded: {error}") from error
     library.emulation_message.restype = ctypes.c_char_p
     return library
 
@@ -426,28 +436,20 @@ def _launch_error(kernel: Kernel, status: int, message: str) -> LaunchError:
 # -- the sanitizer --------------------------------------------------------------------------------------
 
 
-def _run_sanitized(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run_sanitized(command: list[str]) -> Done:
     options = f"exitcode={SANITIZER_EXIT}:detect_leaks=0:abort_on_error=0:detect_stack_use_after_return=0"
     environment = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1"}
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SANITIZE_TIMEOUT_S,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        return run_program(command, timeout_s=SANITIZE_TIMEOUT_S, environment=environment)
+    except TookTooLong:
         raise LaunchError(
             f"the kernel did not finish within {SANITIZE_TIMEOUT_S:.0f} s under the sanitizer"
         ) from None
 
 
-def _explain_report(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> str:
+def _explain_report(kernel: Kernel, done: Done) -> str:
     """What AddressSanitizer found, in one or two lines: what, where in memory, which thread, which line."""
-    report = done.stderr
+    report = done.output
     where = re.search(rf"{re.escape(SOURCE_NAME)}:(\d+)", report)
     line = ""
     if where:
@@ -459,5 +461,4 @@ def _explain_report(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> s
     misaligned = re.search(r"runtime error: (.*)$", report, re.MULTILINE)
     if found or misaligned:
         return f"{kernel.symbol}: {(found or misaligned)[1]}{line}"  # type: ignore[index]
-    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    return f"{kernel.symbol}: the sanitized kernel ended by {ending}{line}\n{report[-2000:]}"
+    return f"{kernel.symbol}: the sanitized kernel {done.ending()}{line}\n{report[-2000:]}"

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from ...gen.limits import PRESETS, DeviceLimits
 from ..build.toolchain import GET_OLD_NVRTC, find_host_compiler, find_nvcc, find_nvrtc
 from ..errors import FlashgenError, UsageError, suggestion
+from ..extras import getting
 from .cuda import CudaDevice, count_devices, find_device
 from .device import Device
 from .emulated import PREFIX, SimDevice
 
-GET_PYCUDA = "pip install 'flashgen[cuda]' (builds against an installed CUDA toolkit)"
+GET_PYCUDA = f"{getting('cuda')} (it builds against an installed CUDA toolkit)"
 #: Stands for all CUDA cards of this machine.
 ALL = "all"
-GET_TORCH = "pip install torch (only to compare with PyTorch)"
+#: Of a card's number: no host has a thousand.
+MAX_DIGITS = 3
+GET_TORCH = "`pip install torch` (only to compare with PyTorch)"
 
 
 @dataclass(frozen=True)
@@ -30,24 +33,17 @@ class Tool:
 
 
 def resolve(spec: str) -> Device:
-    """Returns the device of that name: ``0`` or ``cuda:0``, a CUDA card; ``sim:gtx-1080``, an emulated one.
+    """Returns the device of that name: ``0`` or ``cuda:0``, a CUDA card; ``gtx-1080`` or ``sim:gtx-1080``,
+    an emulated one.
 
     Raises:
         UsageError: nothing is called so.
         FlashgenError: there is no such card here, or PyCUDA or a driver is missing.
     """
-    if spec.startswith(PREFIX):
-        return SimDevice(spec.removeprefix(PREFIX), limits_named(spec.removeprefix(PREFIX)))
-    number = spec.removeprefix("cuda:")
-    if not number.isdigit():
-        if spec in PRESETS:
-            raise UsageError(f"{spec!r} is a preset; write --device sim:{spec} for that card emulated")
-        known = ["0", *(PREFIX + name for name in PRESETS)]
-        raise UsageError(
-            f"unknown device {spec!r}; {suggestion(spec, known)} (a number is a CUDA card, "
-            "`flashgen devices` lists all)"
-        )
-    return find_device(int(number))
+    ordinal = _ordinal(spec)
+    if ordinal is not None:
+        return find_device(ordinal)
+    return SimDevice(spec.removeprefix(PREFIX), limits_named(spec))
 
 
 def resolve_all(specs: str) -> list[tuple[Device, ...]]:
@@ -75,18 +71,36 @@ def resolve_all(specs: str) -> list[tuple[Device, ...]]:
 
 def limits_named(spec: str) -> DeviceLimits:
     """Returns the limits of a card of this machine, a ``sim:`` device or a preset; raises as `resolve`."""
-    if spec.removeprefix("cuda:").isdigit():
-        return resolve(spec).limits
-    return preset_named(spec.removeprefix(PREFIX))
+    ordinal = _ordinal(spec)
+    if ordinal is not None:
+        return find_device(ordinal).limits
+    name = spec.removeprefix(PREFIX)
+    if spec == name and _preset(name) is None:
+        raise UsageError(
+            f"unknown device {spec!r}; {suggestion(spec, ['0', *PRESETS])} (a number is a CUDA card, "
+            "`flashgen devices` lists all)"
+        )
+    return preset_named(name)
 
 
 def preset_named(name: str) -> DeviceLimits:
     """Returns a preset by name, or by ``sm_86`` the first of that compute capability. Raises UsageError."""
-    alike = (card for card in PRESETS.values() if card.sm == name)
-    card = PRESETS.get(name) or next(alike, None)
+    card = _preset(name)
     if card is None:
         raise UsageError(f"unknown preset {name!r}; {suggestion(name, list(PRESETS))}")
     return card
+
+
+def _preset(name: str) -> DeviceLimits | None:
+    alike = (card for card in PRESETS.values() if card.sm == name)
+    return PRESETS.get(name) or next(alike, None)
+
+
+def _ordinal(spec: str) -> int | None:
+    """The number of the CUDA card that is meant, if one is."""
+    number = spec.removeprefix("cuda:")
+    is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+    return int(number) if is_number else None
 
 
 def cards() -> tuple[list[CudaDevice], str]:

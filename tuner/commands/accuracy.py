@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import checked
-from ..request import Shape
-from .flags import DEFAULT_OUT, Json, Out, Seed, Settings, parse_list
+from ..errors import UsageError, checked
+from ..request import Shapes
+from .flags import (
+    DEFAULT_OUT,
+    NO_SHAPES,
+    EachDevice,
+    Json,
+    OfFamilies,
+    Out,
+    Seed,
+    Settings,
+    takes_classes,
+)
 from .terminal import console_for, print_json
 
 if TYPE_CHECKING:
@@ -18,31 +28,15 @@ if TYPE_CHECKING:
     from ..evaluate.adversarial_inputs import AdversarialCase
 
 
+#: Of the kernels that are tried, where none is asked for.
+HEAD_DIM = 32
+
+
+@takes_classes
 def accuracy_command(
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="A CUDA card (0) or an emulated one (sim:a100); by default an emulated one for each family.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="NAMES", help="Of these data types.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", metavar="NAMES", help="Of these precisions of f32.")
-    ] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="NAMES", help="Of these families.")
-    ] = None,
-    head_dim: Annotated[
-        int, typer.Option("--d", "--head-dim", min=1, max=256, help="Head dim of the kernels.")
-    ] = 32,
-    causal: Annotated[
-        bool | None,
-        typer.Option("--causal/--no-causal", help="Under this mask alone, the causal one or none."),
-    ] = None,
+    device: EachDevice = None,
+    shapes: Shapes = NO_SHAPES,
+    family: OfFamilies = None,
     settings: Settings = None,
     kernel: Annotated[
         str | None,
@@ -85,16 +79,16 @@ def accuracy_command(
     from ..view.accuracy import accuracy_tables, fill_file, finding_line, require_markers, surveyed_line
     from ..view.words import widen
 
-    masks = (False, True) if causal is None else (causal,)
-    families = parse_families(parse_list("--family", family, str))
-    dtypes, precisions = parse_list("--dtype", dtype, str), parse_list("--precision", precision, str)
-    for shape in (*(Shape(dtype=name) for name in dtypes), *(Shape(precision=name) for name in precisions)):
-        shape.problem()  # which says of a name that it is none
+    masks = shapes.causal or (False, True)
+    families = parse_families(family or [])
+    if len(shapes.head_dim) > 1:
+        raise UsageError("kernels of one head dim are tried at a time; give --d one number")
+    head_dim = shapes.head_dim[0] if shapes.head_dim else HEAD_DIM
     wanted = Wanted(
         device=device,
         families=families,
-        dtypes=dtypes,
-        precisions=precisions,
+        dtypes=shapes.dtype,
+        precisions=shapes.precision,
         masks=masks,
         head_dim=head_dim,
         held=parse_settings(one_family(families or tuple(FAMILIES.values())), settings) if settings else {},
@@ -134,7 +128,7 @@ def accuracy_command(
     elif not case:
         widen(console)
         for table in accuracy_tables(error_table(surveyed)):
-            console.print(table.rich())
+            table.print(console)
     if write is not None:
         fill_file(write, surveyed)
     if not all(each.kept for each in surveyed):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError, checked, suggestion
-from ..request import Shape
-from .flags import DEFAULT_OUT, NO_SHAPE, DeviceOption, Jobs, Json, Out, takes, takes_shape
+from ..request import Shapes
+from .flags import DEFAULT_OUT, NO_SHAPES, DeviceOption, Jobs, Json, Minutes, Out, takes, takes_shapes_alone
 from .terminal import console_for, ends_softly, print_json
 
 if TYPE_CHECKING:
@@ -29,24 +29,20 @@ class BenchWords:
         typer.Argument(metavar="[SUITE]...", help="Of report, gpt2, fp32, llm, odd, decode; all by default."),
     ] = None
     device: DeviceOption = "0"
-    shapes: Annotated[
+    named: Annotated[
         list[str] | None,
         typer.Option(
             "--shape",
             metavar="NAME",
-            help="Any shape, named as kernels are: bf16_d128_causal_n8192; repeatable.",
+            help="Any shape, named as kernels are (bf16_d64_n512); repeatable.",
         ),
     ] = None
-    shape: Shape = NO_SHAPE
+    shapes: Shapes = NO_SHAPES
     contenders: Annotated[
         str | None,
-        typer.Option(
-            "--contenders", metavar="NAMES", help="As in flash,cudnn,ladder-4.2.10; all by default."
-        ),
+        typer.Option("--contenders", metavar="NAMES", help="As in flash,cudnn; all by default."),
     ] = None
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="After these nothing more is begun.")
-    ] = None
+    minutes: Minutes = None
     errors: Annotated[
         bool, typer.Option("--errors", help="Errors on inputs of two kinds beside PyTorch's, and no times.")
     ] = False
@@ -87,10 +83,9 @@ class BenchWords:
         for name in self.suites or []:
             if name not in SUITES:
                 raise UsageError(f"unknown suite {name!r}; {suggestion(name, list(SUITES))}")
-        asked = [checked(lambda text=text: workload_named(text)) for text in self.shapes or []]
-        if self.shape.is_given:
-            problem = self.shape.problem()
-            asked.append(Workload(problem.name, problem))
+        asked = [checked(lambda text=text: workload_named(text)) for text in self.named or []]
+        if self.shapes.is_given:
+            asked += [Workload(problem.name, problem) for problem in self.shapes.problems()]
         suites = list(dict.fromkeys(self.suites or ([] if asked else list(SUITES))))
         contenders = None
         if self.contenders is not None:
@@ -111,7 +106,7 @@ class BenchWords:
         return self.to or self.out / ("bench-errors.json" if self.errors else "bench.json")
 
 
-@takes("words", takes_shape(BenchWords))
+@takes("words", takes_shapes_alone(BenchWords))
 def bench_command(words: BenchWords, json_: Json = False) -> None:
     """Times tuned kernels beside PyTorch, FlexAttention and others, in one run.
 
@@ -121,11 +116,13 @@ def bench_command(words: BenchWords, json_: Json = False) -> None:
     tuned for just it, else by the nearest. What fails leaves an empty cell, and its reason in the JSON.
     """
     from ..bench import figures
+    from ..shelf.library import check_writable
     from ..view.bench import show
     from ..view.drawing import require_matplotlib
 
     if words.plots is not None:
         require_matplotlib()
+        check_writable(words.plots, "plots", "--plots")
     console = console_for(json_)
 
     def say(text: str) -> None:
@@ -149,7 +146,7 @@ def _recorded(words: BenchWords) -> BenchRun:
     """The runs of the files that are named, put together."""
     from ..bench import figures
 
-    if words.suites or words.shapes or words.shape.is_given or words.errors:
+    if words.suites or words.named or words.shapes.is_given or words.errors:
         raise UsageError("--from shows a run as it is; leave suites, shapes and --errors out")
     return figures.merged([figures.read(path) for path in words.from_ or []])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,16 +14,17 @@ from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPES,
+    Family,
+    ForMaybeDevice,
     Jobs,
     Json,
-    ManyCommand,
     Out,
     Settings,
     Storage,
     takes,
     takes_shapes,
 )
-from .terminal import console_for, print_json
+from .terminal import console_for, print_json, waiting
 
 if TYPE_CHECKING:
     from ..shelf.bundle import Pick
@@ -39,10 +41,7 @@ class EmitWords:
         list[str] | None,
         typer.Argument(metavar="[KERNEL]...", help="These, as `list` names them, or their files."),
     ] = None
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="DEVICE", help="For this card: 0, sim:gtx-1080 or a preset's name."),
-    ] = None
+    device: ForMaybeDevice = None
     preset: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +49,7 @@ class EmitWords:
         ),
     ] = None
     shapes: Shapes = NO_SHAPES
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Kernel family.")] = None
+    family: Family = None
     settings: Settings = None
     main: Annotated[
         bool,
@@ -97,21 +96,29 @@ class EmitWords:
             family=None if name is None else checked(lambda: family_named(name)),
             settings=tuple(self.settings or ()),
             embed=(self.jobs or usable_cores()) if self.embed else 0,
+            jobs=self.jobs or usable_cores(),
         )
 
-    def again(self) -> list[str]:
-        """Returns the words that emit a module of the same kernels again."""
-        options = {"device": self.device, "preset": self.preset, "family": self.family}
+    def again(self, picks: Sequence[Pick]) -> list[str]:
+        """Returns the words that emit a module of the same kernels again: on their card, whatever is here or
+        was tuned last by then."""
+        from ...gen.emit.options import card_option
+
         words = [*(self.kernels or self.shapes.words())]
-        words += [f"--{name} {value}" for name, value in options.items() if value is not None]
+        if not self.kernels:
+            kernel = picks[0].match.entry.kernel
+            words.append(card_option(kernel.device, kernel.arch))
+        words += [f"--family {self.family}"] if self.family is not None else []
+        words += [f"--storage {self.storage}"] if self.storage is not None else []
+        words += [f"--out {self.out}"] if self.out != DEFAULT_OUT else []
         return [*words, "--embed"] if self.embed else words
 
 
-@takes("words", takes_shapes(EmitWords), ManyCommand)
+@takes("words", takes_shapes(EmitWords))
 def emit_command(words: EmitWords, json_: Json = False) -> None:
     """Writes the best known kernel: the last tuned one, or the best for what the options ask.
 
-    Example: [bold]flashgen emit best.py --device 0 --d 64 --causal[/bold]
+    Example: [bold]flashgen emit best.py --device h200 --d 64[/bold]
 
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
     capability, few query rows or many, the same mask, the nearest lengths and number of heads. With --set,
@@ -130,13 +137,15 @@ def emit_command(words: EmitWords, json_: Json = False) -> None:
     request = words.request()
     known = known_kernels(words.out, words.storage or default_storage(words.out), words.storage is not None)
     if not request.is_of_several:
-        _write_kernel(words, emit_one(request, known), json_)
+        with waiting(console_for(json_), "choosing the kernel") as note:
+            emitted = emit_one(request, known, note)
+        _write_kernel(words, emitted, json_)
         return
     picks = picks_for(request, known)
     if len(kernels_of(picks)) > 1:
-        _write_module(request, picks, words.again(), json_)
+        _write_module(request, picks, words.again(picks), json_)
     else:
-        emitted = emit_tuned(picks[0].match, request.target.suffix, embed=request.embed)
+        emitted = emit_tuned(picks[0].match, request.target, embed=request.embed)
         _write_kernel(words, emitted, json_)
 
 
@@ -146,7 +155,7 @@ def _write_kernel(words: EmitWords, emitted: Emitted, as_json: bool) -> None:
 
     target = words.target
     beside = files_beside(target, emitted) if words.cmake else {}
-    write_target(target, with_program(emitted) if words.main else emitted.text)
+    write_target(target, with_program(emitted, target) if words.main else emitted.text)
     for path, text in beside.items():
         write_target(path, text)
     if as_json:

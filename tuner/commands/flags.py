@@ -1,74 +1,120 @@
-"""The options that commands share, as Typer wants them declared."""
+"""The options of the command line: each that several commands know is declared here, once.
+
+An option that one command alone knows is declared where that command is.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import UsageError
-from ..request import Shape, Shapes
+from ..request import Shapes
+from .parsing import BOTH_MASKS
 
 T = TypeVar("T")
 
 DEFAULT_OUT = Path("out")
-NO_SHAPE, NO_SHAPES = Shape(), Shapes()
-#: What ``--causal both`` is turned into, since a flag takes no word.
-BOTH_MASKS = "--both-masks"
+NO_SHAPES = Shapes()
+MAX_SEED = 2**32 - 1
+#: Written out: importing the families takes longer than all of `--help`.
+FAMILY_NAMES = "simt, mma, wgmma, ladder"
 
-DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="A CUDA card (0) or an emulated one (sim:gtx-1080).")
+
+# -- cards, families and their parameters --------------------------------------------------------------------
+
+_CARD = "a CUDA card here (0) or a card by its name (h100), which is emulated"
+
+
+def _device(help_text: str, metavar: str = "DEVICE") -> Any:
+    return typer.Option("--device", metavar=metavar, help=help_text)
+
+
+DeviceOption = Annotated[str, _device(f"Where to run: {_CARD}.")]
+Devices = Annotated[
+    str,
+    _device(f"Where to run: {_CARD}; several as in 0,1,2; or all that are here (all).", metavar="DEVICES"),
 ]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", metavar="NAME", help="Data type: f32 (the default), f16 or bf16.")
+MaybeDevice = Annotated[
+    str | None, _device(f"Where to run: {_CARD}. By default the card here, else the file's own, emulated.")
 ]
-Precision = Annotated[
+ForDevice = Annotated[str, _device("For which card: one here (0), or any by its name (h100).")]
+OfDevice = Annotated[
+    str | None, _device("Of this card alone: one here (0), or any by its name (h100, sim:h100).")
+]
+EachDevice = Annotated[
+    str | None, _device(f"Where to run: {_CARD}. By default one for each family, emulated.")
+]
+ForMaybeDevice = Annotated[
     str | None,
-    typer.Option(
-        "--precision",
-        metavar="NAME",
-        help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, "
-        "3xtf32, 3xf16 or tf32 (eleven bits).",
-    ),
+    _device("For which card: one here (0), or any by its name (h100). By default the last tuned on."),
 ]
-HeadDim = Annotated[int | None, typer.Option("--d", "--head-dim", help="Head dim, 1 to 256; 64 by default.")]
-HeadDimV = Annotated[
-    int | None, typer.Option("--dv", "--head-dim-v", help="Head dim of the values; as --d by default.")
+
+
+def _family(help_text: str) -> Any:
+    return typer.Option("--family", metavar="NAME", help=f"{help_text}: {FAMILY_NAMES}.")
+
+
+Families = Annotated[
+    list[str] | None, _family("The kernel family; repeatable; by default all that serve compete")
 ]
-Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; 4 by default.")]
-Heads = Annotated[int | None, typer.Option("--heads", help="Query heads; 16 by default.")]
-KvHeads = Annotated[
-    int | None, typer.Option("--kv-heads", help="Key/value heads, a divisor of --heads; as many by default.")
-]
-Seqlen = Annotated[int | None, typer.Option("--seqlen", help="Length of queries and keys; 4096 by default.")]
-SeqlenQ = Annotated[int | None, typer.Option("--seqlen-q", help="Length of the queries alone.")]
-SeqlenK = Annotated[int | None, typer.Option("--seqlen-k", help="Length of keys and values alone.")]
-Causal = Annotated[
-    bool | None, typer.Option("--causal/--no-causal", help="Causal mask, aligned bottom-right.")
-]
+Family = Annotated[str | None, _family("The kernel family; by default one that serves")]
+OfFamily = Annotated[str | None, _family("Of this kernel family alone")]
+OfFamilies = Annotated[list[str] | None, _family("Of this kernel family alone; repeatable")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Hold a parameter of the family; repeatable."),
 ]
-OfDevice = Annotated[
-    str | None,
-    typer.Option("--device", metavar="DEVICE", help="Of this card: 0, sim:gtx-1080 or a preset's name."),
-]
-OfFamily = Annotated[str | None, typer.Option("--family", metavar="NAME", help="Of this family.")]
+
+
+# -- trials, files and the run itself ------------------------------------------------------------------------
+
+
+def _seed(value: int) -> int:
+    if value > MAX_SEED:
+        raise typer.BadParameter(f"{value} is not in the range 0<=x<={MAX_SEED}.")
+    return value
+
+
 StudyName = Annotated[
     str | None,
     typer.Option("--study", metavar="NAME", help="The study; else the last used that the options fit."),
 ]
+
+
+def finite(value: float | None) -> float | None:
+    """Returns an option's number; raises typer.BadParameter for one that is none or has no end."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number.")
+    return value
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Processes to compile with; all cores by default.")
+    int | None,
+    typer.Option("--jobs", min=1, metavar="COUNT", help="Processes at work; as many as cores by default."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        min=0.01,
+        callback=finite,
+        metavar="NUMBER",
+        help="Minutes after which nothing more is begun.",
+    ),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the search and of the test data.")
+    int,
+    typer.Option(
+        "--seed", min=0, metavar="NUMBER", callback=_seed, help="Seed of the search and of the test data."
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the tuned kernels.")]
 Storage = Annotated[
@@ -82,112 +128,79 @@ Storage = Annotated[
 ]
 
 
-def _shape(
-    dtype: Dtype = None,
-    precision: Precision = None,
-    head_dim: HeadDim = None,
-    head_dim_v: HeadDimV = None,
-    batch: Batch = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    seqlen: Seqlen = None,
-    seqlen_q: SeqlenQ = None,
-    seqlen_k: SeqlenK = None,
-    causal: Causal = None,
-) -> Shape:
-    return Shape(
-        dtype=dtype,
-        precision=precision,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seqlen=seqlen,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=causal,
-    )
+# -- the problem ---------------------------------------------------------------------------------------------
 
 
-def _shapes(
-    suites: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            metavar="NAMES",
-            help="The problems of a suite (report, gpt2, fp32, llm, odd, decode) that the options below fit.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="NAMES", help="Data type: f32 (the default), f16, bf16, e4m3."),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            "--precision",
-            metavar="NAMES",
-            help="How f32 is multiplied: auto (accurate to f32, whichever is fastest; the default), ieee, "
-            "3xtf32, 3xf16 or tf32 (eleven bits).",
-        ),
-    ] = None,
-    head_dim: Annotated[
-        str | None,
-        typer.Option("--d", "--head-dim", metavar="NUMBERS", help="Head dim, 1 to 256; 64 by default."),
-    ] = None,
-    head_dim_v: Annotated[
-        str | None,
-        typer.Option(
-            "--dv", "--head-dim-v", metavar="NUMBERS", help="Head dim of the values; as --d by default."
-        ),
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option("--batch", metavar="NUMBERS", help="Batch size; 4 by default.")
-    ] = None,
-    heads: Annotated[
-        str | None, typer.Option("--heads", metavar="NUMBERS", help="Query heads; 16 by default.")
-    ] = None,
-    kv_heads: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-heads",
-            metavar="NUMBERS",
-            help="Key/value heads, a divisor of --heads; as many by default.",
-        ),
-    ] = None,
-    seqlen: Annotated[
-        str | None,
-        typer.Option("--seqlen", metavar="NUMBERS", help="Length of queries and keys; 4096 by default."),
-    ] = None,
-    seqlen_q: Annotated[
-        str | None, typer.Option("--seqlen-q", metavar="NUMBERS", help="Length of the queries alone.")
-    ] = None,
-    seqlen_k: Annotated[
-        str | None, typer.Option("--seqlen-k", metavar="NUMBERS", help="Length of keys and values alone.")
-    ] = None,
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--no-causal", help="Causal mask, aligned bottom-right; `--causal both` for each."
-        ),
-    ] = None,
-    both_masks: Annotated[bool, typer.Option(BOTH_MASKS, hidden=True)] = False,
-) -> Shapes:
-    return Shapes(
-        suites=parse_list("--suite", suites, str),
-        dtype=parse_list("--dtype", dtype, str),
-        precision=parse_list("--precision", precision, str),
-        head_dim=parse_list("--d", head_dim, int),
-        head_dim_v=parse_list("--dv", head_dim_v, int),
-        batch=parse_list("--batch", batch, int),
-        heads=parse_list("--heads", heads, int),
-        kv_heads=parse_list("--kv-heads", kv_heads, int),
-        seqlen=parse_list("--seqlen", seqlen, int),
-        seqlen_q=parse_list("--seqlen-q", seqlen_q, int),
-        seqlen_k=parse_list("--seqlen-k", seqlen_k, int),
-        causal=(False, True) if both_masks else () if causal is None else (causal,),
-    )
+@dataclass(frozen=True)
+class _ShapeOption:
+    """An option that says what the problem is: what it means, and its default where a problem is made."""
+
+    flags: tuple[str, ...]
+    metavar: str
+    parse: Callable[[str], Any]
+    meaning: str
+    default: str = ""
+
+
+#: By the field of `Shapes` that each fills; `causal` stands apart, for it is a flag.
+SHAPE_OPTIONS = {
+    "suites": _ShapeOption(
+        ("--suite",),
+        "NAMES",
+        str,
+        "The problems of a suite (report, gpt2, fp32, llm, odd, decode) that the options below fit",
+    ),
+    "dtype": _ShapeOption(("--dtype",), "NAMES", str, "Data type: f32, f16, bf16 or e4m3", "f32"),
+    "precision": _ShapeOption(
+        ("--precision",),
+        "NAMES",
+        str,
+        "How f32 is multiplied: auto (accurate to f32, whichever is fastest), ieee, 3xtf32, 3xf16 or tf32 "
+        "(eleven bits)",
+        "auto",
+    ),
+    "head_dim": _ShapeOption(("--d", "--head-dim"), "NUMBERS", int, "Head dim, 1 to 256", "64"),
+    "head_dim_v": _ShapeOption(("--dv", "--head-dim-v"), "NUMBERS", int, "Head dim of the values", "as --d"),
+    "batch": _ShapeOption(("--batch",), "NUMBERS", int, "Batch size", "4"),
+    "heads": _ShapeOption(("--heads",), "NUMBERS", int, "Query heads", "16"),
+    "kv_heads": _ShapeOption(
+        ("--kv-heads",), "NUMBERS", int, "Key/value heads, a divisor of --heads", "as many"
+    ),
+    "seqlen": _ShapeOption(("--seqlen",), "NUMBERS", int, "Length of queries and keys", "4096"),
+    "seqlen_q": _ShapeOption(("--seqlen-q",), "NUMBERS", int, "Length of the queries alone"),
+    "seqlen_k": _ShapeOption(("--seqlen-k",), "NUMBERS", int, "Length of keys and values alone"),
+}
+
+
+def _shape_parameters(
+    *, filters: bool, names: Collection[str] = tuple(SHAPE_OPTIONS)
+) -> Iterator[inspect.Parameter]:
+    """The problem's options as parameters. ``filters``: they choose among what there is, so that what is not
+    given fits any; else they make problems, of defaults where not given. ``names``: of those alone."""
+
+    def parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+        )
+
+    for name, each in SHAPE_OPTIONS.items():
+        if name not in names:
+            continue
+        default = f"; {each.default} by default" if each.default and not filters else ""
+        told = f"{each.meaning}{default}."
+        yield parameter(name, str | None, None, typer.Option(*each.flags, metavar=each.metavar, help=told))
+    told = "With or without the causal mask, aligned bottom-right; `--causal both` means either."
+    yield parameter("causal", bool | None, None, typer.Option("--causal/--no-causal", help=told))
+    yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))
+
+
+def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **texts: str | None) -> Shapes:
+    """Returns the problems that the options' texts mean. Raises UsageError for what none can be."""
+    lists = {
+        name: parse_list(each.flags[0], texts.get(name), each.parse) for name, each in SHAPE_OPTIONS.items()
+    }
+    masks = (False, True) if both_masks else () if causal is None else (causal,)
+    return Shapes(causal=masks, **lists)
 
 
 def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
@@ -202,28 +215,18 @@ def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tupl
         ) from None
 
 
-class ManyCommand(TyperCommand):
-    """A command whose flag ``--causal`` may be followed by the word ``both``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        kept: list[str] = []
-        for word in args:
-            if word == "both" and kept[-1:] == ["--causal"]:
-                kept[-1] = BOTH_MASKS
-            else:
-                kept.append(BOTH_MASKS if word == "--causal=both" else word)
-        return super().parse_args(ctx, kept)
+# -- giving commands options ---------------------------------------------------------------------------------
 
 
 def takes(
-    name: str, make: Callable[..., Any], command_class: type[TyperCommand] = TyperCommand
+    name: str, make: Callable[..., Any], options: Mapping[str, inspect.Parameter] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the options of ``make`` where it declares its argument ``name``.
 
-    ``command_class`` is what parses them. ``make`` may be a dataclass whose fields are options, or what this
-    function made of one, which then has the options of both.
+    ``make`` may be a dataclass whose fields are options, or what this function made of one, which then has
+    the options of both. ``options`` are its parameters where its signature does not say them.
     """
-    options = inspect.signature(make, eval_str=True).parameters
+    options = options or inspect.signature(make, eval_str=True).parameters
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         declared = inspect.signature(command, eval_str=True)
@@ -241,11 +244,22 @@ def takes(
         # typer reads one or the other, depending on its version.
         run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        run.command_class = command_class  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
-takes_shape = takes("shape", _shape)
-takes_shapes = takes("shapes", _shapes, ManyCommand)
+def _takes_shapes(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    parameters = {each.name: each for each in _shape_parameters(**how)}
+    return takes("shapes", shapes_of, parameters)
+
+
+#: The problems to make, and the same for commands that have words of their own for suites.
+takes_shapes, takes_shapes_alone = (
+    _takes_shapes(filters=False),
+    _takes_shapes(filters=False, names=[name for name in SHAPE_OPTIONS if name != "suites"]),
+)
+#: Which of what there is.
+takes_filter = _takes_shapes(filters=True)
+#: Which classes of problems, whatever their sizes.
+takes_classes = _takes_shapes(filters=True, names=("dtype", "precision", "head_dim"))

@@ -9,11 +9,22 @@ import typer
 
 from ..errors import checked
 from ..request import Shapes
-from .flags import DEFAULT_OUT, NO_SHAPES, Json, OfDevice, OfFamily, Out, Seed, Storage, takes_shapes
-from .terminal import console_for, print_json
+from .flags import (
+    DEFAULT_OUT,
+    NO_SHAPES,
+    Json,
+    MaybeDevice,
+    OfDevice,
+    OfFamily,
+    Out,
+    Seed,
+    Storage,
+    takes_filter,
+)
+from .terminal import console_for, print_json, waiting
 
 
-@takes_shapes
+@takes_filter
 def list_command(
     device: OfDevice = None,
     shapes: Shapes = NO_SHAPES,
@@ -35,7 +46,8 @@ def list_command(
 
     limits = None if device is None else limits_named(device)
     kind = None if family is None else checked(lambda: family_named(family))
-    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    with waiting(console_for(json_), "reading the kernels there are"):
+        known = known_kernels(out, storage or default_storage(out), storage is not None)
     entries = fitting(known, shapes, limits, kind)
     if json_:
         print_json([to_dict(entry) for entry in entries])
@@ -100,8 +112,9 @@ def devices_command(json_: Json = False) -> None:
     from ..cards.names import cards, survey
     from ..view.devices import show_devices
 
-    found, trouble = cards()
-    tools = survey()
+    with waiting(console_for(json_), "looking for cards, compilers and libraries"):
+        found, trouble = cards()
+        tools = survey()
     if json_:
         print_json(
             {
@@ -117,14 +130,7 @@ def devices_command(json_: Json = False) -> None:
 
 def validate_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .py or .cu file that flashgen emitted.")],
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="Where to run it; this machine's card, or else the file's own card emulated.",
-        ),
-    ] = None,
+    device: MaybeDevice = None,
     sanitize: Annotated[
         bool,
         typer.Option(
@@ -136,25 +142,38 @@ def validate_command(
 ) -> None:
     """Proves an emitted kernel correct again, on this machine, against float64.
 
-    Example: [bold]flashgen validate best.py --device sim:gtx-1080[/bold]
+    Example: [bold]flashgen validate best.py --device h200[/bold]
 
-    Of a module that holds several, each.
+    Of a module that holds several, each. What the file holds is run, as native code and with your rights:
+    name files that you trust.
     """
-    from ..prove.proof import prove_each
+    from ..prove.proof import prove_emitted
+    from ..shelf.emitted_kernels import read_each
+
+    kernels = read_each(file)
+    console_for(True).print(
+        f"running what {file} holds as native code on this machine, with your rights",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
     proofs = []
-    for proof in prove_each(file, device=device, sanitize=sanitize, seed=seed):
-        proofs.append(proof.to_dict())
-        masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
-        of_several = f", {proof.kernel}," if proof.kernel else ""
-        adversarial = f" and {proof.adversarial} adversarial ones" if proof.adversarial else ""
-        console_for(json_).print(
-            f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
-            f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases{adversarial}, largest "
-            f"error per head {masks} ({proof.bound:.0e} allowed)",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    console = console_for(json_)
+    with waiting(console, f"reading {file}") as doing:
+        for kernel in kernels:
+            proof = prove_emitted(kernel, device=device, sanitize=sanitize, seed=seed, doing=doing)
+            proofs.append(proof.to_dict())
+            masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
+            of_several = f", {proof.kernel}," if proof.kernel else ""
+            adversarial = f" and {proof.adversarial} adversarial ones" if proof.adversarial else ""
+            console.print(
+                f"{proof.file}{of_several} is correct on {proof.device}: {proof.how}"
+                f"{', sanitized' if proof.sanitized else ''}, {proof.cases} cases{adversarial}, largest "
+                f"error per head {masks} ({proof.bound:.0e} allowed)",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     if json_:
         print_json(proofs[0] if len(proofs) == 1 else proofs)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError, checked, suggestion
-from ..request import Shape
+from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
-    NO_SHAPE,
+    NO_SHAPES,
     Jobs,
     Json,
     OfDevice,
@@ -20,7 +20,7 @@ from .flags import (
     Out,
     Storage,
     StudyName,
-    takes_shape,
+    takes_filter,
 )
 from .terminal import console_for, print_json
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..exchange.portable import Trials
 
 
-@takes_shape
+@takes_filter
 def export_command(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The JSON file to write.")],
     style: Annotated[
@@ -39,7 +39,7 @@ def export_command(
     ] = "kernel-tuner",
     study: StudyName = None,
     device: OfDevice = None,
-    shape: Shape = NO_SHAPE,
+    shapes: Shapes = NO_SHAPES,
     family: OfFamily = None,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
@@ -47,13 +47,13 @@ def export_command(
 ) -> None:
     """Writes a study's trials as a Kernel Tuner cache file or as T4 results.
 
-    Example: [bold]flashgen export trials.json --device sim:gtx-1080 --d 64[/bold]
+    Example: [bold]flashgen export trials.json --device gtx-1080 --d 64[/bold]
     """
     from ..exchange.trial_files import FORMATS, export
 
     if style not in FORMATS:
         raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
-    trials, others = _take(shape, device, family, storage, out, study)
+    trials, others = _take(shapes, device, family, storage, out, study)
     export(target, trials, style)
     name, count = trials.about.study, len(trials.ended)
     if json_:
@@ -92,24 +92,22 @@ def import_command(
     console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-@takes_shape
+@takes_filter
 def report_command(
     target: Annotated[
         Path | None,
         typer.Argument(metavar="[FILE.html]", help="File to write; beside the kernel in the out folder."),
     ] = None,
-    study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="Name of a study, or how it starts.")
-    ] = None,
+    study: StudyName = None,
     device: OfDevice = None,
-    shape: Shape = NO_SHAPE,
+    shapes: Shapes = NO_SHAPES,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
     json_: Json = False,
 ) -> None:
     """Writes what tuning found as one HTML file: the winner and why it wins, the search, every parameter.
 
-    Example: [bold]flashgen report --dtype bf16 --d 128 report.html[/bold]
+    Example: [bold]flashgen report report.html --device gtx-1080 --d 64[/bold]
 
     Tells of the problem tuned last, or of the last one that fits the options, with all families that
     competed. The file needs no network.
@@ -125,7 +123,7 @@ def report_command(
     check_target(target)
     card = None if device is None else limits_named(device).slug
     emulated = device is not None and device.startswith("sim:")
-    opened, group, older = open_chosen(where, study=study, shape=shape, card=card, emulated=emulated)
+    opened, group, older = open_chosen(where, study=study, shapes=shapes, card=card, emulated=emulated)
     console = console_for(json_)
     with (
         console.status("counting what each rule removes") if console.is_terminal else contextlib.nullcontext()
@@ -142,12 +140,12 @@ def report_command(
     console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
-@takes_shape
+@takes_filter
 def record_command(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write: space.jsonl.xz or .gz.")],
     study: StudyName = None,
     device: OfDevice = None,
-    shape: Shape = NO_SHAPE,
+    shapes: Shapes = NO_SHAPES,
     family: OfFamily = None,
     storage: Storage = None,
     out: Out = DEFAULT_OUT,
@@ -160,7 +158,7 @@ def record_command(
     from ..exchange.recorded_spaces import check_target, recorded, write
 
     check_target(target)
-    trials, others = _take(shape, device, family, storage, out, study)
+    trials, others = _take(shapes, device, family, storage, out, study)
     space = recorded(trials)
     write(target, space)
     name, count = trials.about.study, len(space.entries)
@@ -174,7 +172,7 @@ def record_command(
 
 
 def _take(
-    shape: Shape, device: str | None, family: str | None, storage: str | None, out: Path, study: str | None
+    shapes: Shapes, device: str | None, family: str | None, storage: str | None, out: Path, study: str | None
 ) -> tuple[Trials, list[str]]:
     """The trials of the study that the options choose, and the names of others that fit them."""
     from ...gen.families import family_named
@@ -183,7 +181,7 @@ def _take(
     from ..store.studies import default_storage
 
     kind = None if family is None else checked(lambda: family_named(family))
-    wanted = fits(shape, None if device is None else limits_named(device), kind)
+    wanted = fits(shapes, None if device is None else limits_named(device), kind)
     return take(storage or default_storage(out), wanted, study)
 
 
@@ -200,13 +198,17 @@ def replay_command(
             "random), or kt:STRATEGY of Kernel Tuner; repeatable. By default all worth comparing.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Starts of each sampler.")] = 20,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, metavar="COUNT", help="Starts of each sampler.")
+    ] = 20,
     evaluations: Annotated[
-        int, typer.Option("--evaluations", min=1, help="Variants each start evaluates.")
+        int, typer.Option("--evaluations", min=1, metavar="COUNT", help="Variants each start evaluates.")
     ] = 200,
     batch: Annotated[
         int,
-        typer.Option("--batch", min=1, help="Proposals of ours out at once, as with many compilers."),
+        typer.Option(
+            "--batch", min=1, metavar="COUNT", help="Proposals out at once, as with many compilers."
+        ),
     ] = 1,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves: a .png, .svg or .pdf.")

@@ -22,9 +22,24 @@ def print_json(data: Any) -> None:
 
 def console_for(as_json: bool) -> Console:
     """Returns where people read: stdout, or stderr when stdout is for JSON alone."""
-    from rich.console import Console
+    from ..view.console import SafeConsole
 
-    return Console(stderr=as_json)
+    return SafeConsole(stderr=as_json)
+
+
+@contextlib.contextmanager
+def waiting(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is waited for, and for how long: ``text``, and then what the function that it
+    yields is given. Nothing of it stays."""
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda text: progress.update(task, description=text)
 
 
 @contextlib.contextmanager

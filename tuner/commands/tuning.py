@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import checked
-from ..request import Shape, Shapes
+from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
-    NO_SHAPE,
     NO_SHAPES,
     DeviceOption,
+    Devices,
+    Families,
+    Family,
+    ForDevice,
     Jobs,
     Json,
-    ManyCommand,
+    Minutes,
     Out,
     Seed,
     Settings,
     Storage,
+    finite,
     takes,
-    takes_shape,
     takes_shapes,
 )
-from .terminal import console_for, ends_softly, print_json
+from .terminal import console_for, ends_softly, print_json, waiting
 
 if TYPE_CHECKING:
     from ..tune.request import TuneRequest
@@ -35,32 +38,19 @@ if TYPE_CHECKING:
 class TuneWords:
     """The options of `flashgen tune` as they are typed."""
 
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="DEVICES",
-            help="A CUDA card (0), several (0,1,2), all of them (all) or an emulated one (sim:gtx-1080).",
-        ),
-    ] = "0"
+    device: Devices = "0"
     shapes: Shapes = NO_SHAPES
-    family: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--family", metavar="NAME", help="Kernel family; repeatable. All that serve compete by default."
-        ),
-    ] = None
+    family: Families = None
     trials: Annotated[
         int | None,
         typer.Option(
             "--trials",
             min=1,
+            metavar="COUNT",
             help="Variants to try in all, of each problem; 200 by default, 24 on an emulated card.",
         ),
     ] = None
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="Time to search for, in all.")
-    ] = None
+    minutes: Minutes = None
     settings: Settings = None
     sampler: Annotated[
         str,
@@ -109,11 +99,11 @@ class TuneWords:
         )
 
 
-@takes("words", takes_shapes(TuneWords), ManyCommand)
+@takes("words", takes_shapes(TuneWords))
 def tune_command(words: TuneWords, json_: Json = False) -> None:
     """Searches for the fastest variant and writes it to the out folder.
 
-    Example: [bold]flashgen tune --device sim:gtx-1080 --d 64[/bold]
+    Example: [bold]flashgen tune --device gtx-1080 --d 64[/bold]
 
     The same command resumes an interrupted run; Ctrl-C ends one with the best so far. Cards of one kind share
     the work, each kind is tuned for itself. So do runs on many hosts that name one --storage.
@@ -121,13 +111,14 @@ def tune_command(words: TuneWords, json_: Json = False) -> None:
     With --suite or lists, as in [bold]--seqlen 512,2048,8192 --causal both[/bold], problems are tuned in
     turn, each from what the ones before taught, and one module is written that holds all their kernels.
     """
-    from ..tune.batch import tune_kinds
-    from ..view.progress import RunView
-    from ..view.tuned import show_batch, show_result
-
-    request = words.request()
-    several = len(request.problems) > 1
     console = console_for(json_)
+    with waiting(console, "starting: looking for the card"):
+        from ..tune.batch import tune_kinds
+        from ..view.progress import RunView
+        from ..view.tuned import show_batch, show_result
+
+        request = words.request()
+    several = len(request.problems) > 1
     with RunView(console) as view, ends_softly(view.note) as stop:
         batches = tune_kinds(request, view=view, stop=stop)
     if json_:
@@ -142,24 +133,18 @@ def tune_command(words: TuneWords, json_: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@takes_shape
+@takes_shapes
 def space_command(
-    device: Annotated[
-        str,
-        typer.Option("--device", metavar="DEVICE", help="A card (0), a preset (gtx-1080) or sim:gtx-1080."),
-    ] = "0",
-    shape: Shape = NO_SHAPE,
-    family: Annotated[
-        str | None,
-        typer.Option("--family", metavar="NAME", help="Kernel family; the first that serves by default."),
-    ] = None,
+    device: ForDevice = "0",
+    shapes: Shapes = NO_SHAPES,
+    family: Family = None,
     settings: Settings = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Survivors to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=0, metavar="COUNT", help="Survivors to list.")] = 20,
     json_: Json = False,
 ) -> None:
     """Shows what each rule removes from a family's space, and the survivors.
 
-    Example: [bold]flashgen space --device sim:rtx-3090 --d 64 --set bc=128 --set stages=2[/bold]
+    Example: [bold]flashgen space --device rtx-3090 --d 64 --set br=64 --set bc=32[/bold]
 
     With --set, also says whether that variant is legal, and which number stands against which limit.
     """
@@ -171,18 +156,24 @@ def space_command(
     from ..serving import serving_families
     from ..view.space import show_space
 
-    problem = shape.problem()
-    kind = None if family is None else checked(lambda: family_named(family))
-    if kind is not None:
-        parse_settings(kind, settings or [])
+    problems = shapes.problems()
+    named = None if family is None else checked(lambda: family_named(family))
+    if named is not None:
+        parse_settings(named, settings or [])
     limits = limits_named(device)
-    kind = kind or serving_families(problem, limits, settings or [])[0]
-    held = parse_settings(kind, settings or [])
-    survey = survey_space(kind, problem, limits, held, prior_of(problem, limits), count=limit)
+    surveys = []
+    console = console_for(json_)
+    for problem in problems:
+        kind = named or serving_families(problem, limits, settings or [])[0]
+        held = parse_settings(kind, settings or [])
+        prior = prior_of(problem, limits)
+        with waiting(console, f"enumerating and ranking the variants of {kind.family}"):
+            surveys.append(survey_space(kind, problem, limits, held, prior, count=limit))
+        if not json_:
+            show_space(console, surveys[-1])
     if json_:
-        print_json(survey.to_dict())
-    else:
-        show_space(console_for(False), survey)
+        told = [survey.to_dict() for survey in surveys]
+        print_json(told[0] if len(told) == 1 else told)
 
 
 def ladder_command(
@@ -197,7 +188,11 @@ def ladder_command(
     limit: Annotated[
         float | None,
         typer.Option(
-            "--limit", min=0.001, metavar="SECONDS", help="Longest launch that is made; then scaled."
+            "--limit",
+            min=0.001,
+            callback=finite,
+            metavar="SECONDS",
+            help="Longest launch that is made; then scaled.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -211,7 +206,7 @@ def ladder_command(
     """
     from ...gen.families.ladder.family import STEPS
     from ..bench.ladder import LIMIT_S, run_ladder
-    from ..bench.ladder_result import CASES
+    from ..bench.ladder_result import CASES, Row
     from ..cards.names import resolve
     from ..option_words import parse_names
     from ..view.ladder import ladder_tables, row_line
@@ -223,7 +218,12 @@ def ladder_command(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    with ends_softly(say) as stop:
+    with waiting(console, "building the first steps") as doing, ends_softly(say) as stop:
+
+        def told(row: Row) -> None:
+            say(row_line(row))
+            doing(f"building and timing what follows {row.name} of {row.case}")
+
         result = run_ladder(
             resolve(device),
             case_names,
@@ -233,7 +233,7 @@ def ladder_command(
             limit_s=LIMIT_S if limit is None else limit,
             seed=seed,
             jobs=jobs,
-            on_row=lambda row: say(row_line(row)),
+            on_row=told,
             stop=stop,
         )
     if json_:

@@ -178,4 +178,5 @@ def _end_with_parent(lifeline: int) -> None:
         os.read(lifeline, 1)
     # An orderly end is the main thread's; one that hangs in a kernel does not come to it.
     time.sleep(ORPHANED_S)
-    os._exit(0)
+    # This process leads the group of all that it started.
+    os.killpg(os.getpid(), signal.SIGKILL)

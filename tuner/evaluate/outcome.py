@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.variant import Variant
@@ -43,12 +47,39 @@ class Measurement:
     busy: str = ""
     """Why the times are doubtful (another process on the GPU, throttling); empty when they are not."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that nothing measured: times that are not positive and finite, or
+        anything that is no number."""
+        # At once where they are plain: a large study has millions of times.
+        plain = set(map(type, self.times_us)) <= {float, int} and _all_within(self.times_us)
+        for us in (self.median_us, *(() if plain else self.times_us)):
+            if not _is_number(us) or not 0 < us < math.inf:
+                raise ValueError(f"{us!r} us is not a time")
+        for name in ("spread", "tflops", "registers", "spill_bytes", "smem_bytes", "occupancy", "error"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}, not a number from 0")
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"times_us": list(self.times_us)}
+        return vars(self) | {"times_us": list(self.times_us)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Measurement:
-        return cls(**{**data, "times_us": tuple(data["times_us"])})
+        """Returns the figures that `to_dict` wrote. Raises TypeError or ValueError for anything else."""
+        measurement = cls(**{**data, "times_us": tuple(data["times_us"])})
+        if type(measurement.predicted) is not bool or not isinstance(measurement.busy, str):
+            raise ValueError("predicted is no truth value, or busy no text")
+        return measurement
+
+
+def _all_within(times_us: Sequence[float]) -> bool:
+    """Whether all times, which are numbers, are positive and finite."""
+    # A sum is no number where one of them is none.
+    return not times_us or (min(times_us) > 0 and max(times_us) < math.inf and sum(times_us) < math.inf)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ It runs behind the `Runner` protocol, so that a CUDA card and an emulated one an
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,11 +28,12 @@ def validate(
     depth: Depth = "quick",
     problem: Problem | None = None,
     max_sample_flops: float = math.inf,
+    tell: Callable[[str], None] = lambda step: None,
 ) -> float:
     """Returns the largest per-head error met on inputs whose scores stay within `plain_score`.
 
     Runs the suite of that depth on inputs drawn from ``seed``, then a sample of ``problem``, shrunk to
-    ``max_sample_flops`` (an emulated card is slow) and to `SAMPLE_BYTES`.
+    ``max_sample_flops`` (an emulated card is slow) and to `SAMPLE_BYTES`. ``tell`` hears each step.
 
     Raises:
         WrongResult, CorruptedMemory, LaunchError: what is wrong with the kernel.
@@ -39,11 +41,13 @@ def validate(
     kernel = build.kernel
     worst = 0.0
     rng = np.random.default_rng([seed, int(kernel.digest, 16)])
-    for case in cases(kernel.variant, kernel.problem, depth, rng):
+    for number, case in enumerate(cases(kernel.variant, kernel.problem, depth, rng), 1):
+        tell(f"case {number}, {case.name}")
         worst = max(worst, _check_case(runner, build, case, rng))
     if problem is not None:
         sample = sample_problem(problem, depth, max_sample_flops)
         if sample is not None:
+            tell(f"a sample of {problem.name} at its real lengths")
             worst = max(worst, _check_sample(runner, build, sample, seed % SAMPLE_SEEDS))
     return worst
 

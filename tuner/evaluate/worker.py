@@ -27,7 +27,8 @@ class Worker:
 
     The process starts with the first request. After a crash, a hang or an error that the device does not
     survive, the next request starts another. Use it from one thread at a time. A card that another process of
-    this host times on is waited for: ``notify`` is told so, ``stop`` ends the wait.
+    this host times on is waited for: ``notify`` is told so, ``stop`` ends the wait. ``doing`` hears how
+    far a full validation is.
     """
 
     def __init__(
@@ -37,12 +38,16 @@ class Worker:
         seed: int = 0,
         deadline_s: float = DEADLINE_S,
         notify: Callable[[str], None] = lambda text: None,
+        doing: Callable[[str], None] = lambda text: None,
         stop: threading.Event | None = None,
     ) -> None:
         self.device = device
         self.deadline_s = deadline_s
-        self.life = WorkerLife(device, notify=notify, stop=stop)
+        self.life = WorkerLife(device, notify=notify, step=self._step, stop=stop)
         self._seed = seed
+        self._doing = doing
+        #: Before what is told of a full validation; None during others, which are short and many.
+        self._which: str | None = None
         self._requests = 0
 
     def start(self) -> None:
@@ -72,14 +77,20 @@ class Worker:
             return failed(build, failure, self.life.seconds)
         return self._measured(build, problem, timing, error, occupancy)
 
-    def validate_full(self, build: Build, problem: Problem) -> float:
-        """Returns the largest per-head error over the full suite and a sample of the real problem.
+    def validate_full(self, build: Build, problem: Problem, which: str = "validating in full") -> float:
+        """Returns the largest per-head error over the full suite and a sample of the real problem. ``which``
+        says what it is to who is told how far it is.
 
         Raises:
             WrongResult, CorruptedMemory, LaunchError, TimedOut, Died: what is wrong with the build.
         """
         # The suite is long on purpose; no candidate waits behind it.
-        return self.life.ask(Validate(build, problem, self._next_seed()), 10 * self.deadline_s)
+        self._which = which
+        self._doing(which)
+        try:
+            return self.life.ask(Validate(build, problem, self._next_seed()), 10 * self.deadline_s)
+        finally:
+            self._which = None
 
     def prove_promise(self, build: Build, breadth: Breadth) -> int:
         """Returns on how many adversarial cases a build keeps its class's promise.
@@ -120,10 +131,12 @@ class Worker:
         errors: dict[int, float] = {}
         for i, build in enumerate(builds):
             try:
-                errors[i] = self.validate_full(build, problem)
+                which = f"validating in full, {i + 1} of {len(builds)}"
+                errors[i] = self.validate_full(build, problem, which)
             except FlashgenError as failure:
                 outcomes[i] = failed(build, failure, self.life.seconds)
         passed = list(errors)
+        self._doing(f"timing {len(passed)} in turns")
         while passed:
             try:
                 found = self._interleave([builds[i] for i in passed], problem, rounds)
@@ -188,6 +201,10 @@ class Worker:
             predicted=self.device.predicted,
         )
         return measured(build, figures, stopped_early=timing.stopped_early, seconds=self.life.seconds)
+
+    def _step(self, text: str) -> None:
+        if self._which is not None:
+            self._doing(f"{self._which}: {text}")
 
     def _next_seed(self) -> int:
         """Fresh inputs for every request, the same again for the same run."""

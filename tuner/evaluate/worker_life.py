@@ -16,7 +16,7 @@ from ..cards.device import Device
 from ..cards.lock import CardLock
 from ..errors import FlashgenError
 from .child_process import ChildProcess, Ended
-from .worker_process import Answer, Request, serve
+from .worker_process import Answer, Request, Step, serve
 
 #: Until the process has imported numpy and opened the device.
 START_DEADLINE_S = 120.0
@@ -57,18 +57,23 @@ class WorkerLife:
 
     After a crash, a hang or an error that the device does not survive, the next request starts another
     process. A card that another process of this host times on is waited for: ``notify`` is told so, ``stop``
-    ends the wait. ``seconds`` is the wall time of each phase of the last request. Use it from one thread at a
-    time; any may call `kill`.
+    ends the wait. ``step`` hears the steps of a request; ``seconds`` is the wall time of each phase of the
+    last one. Use it from one thread at a time; any may call `kill`.
     """
 
     def __init__(
-        self, device: Device, *, notify: Callable[[str], None], stop: threading.Event | None = None
+        self,
+        device: Device,
+        *,
+        notify: Callable[[str], None],
+        step: Callable[[str], None] = lambda text: None,
+        stop: threading.Event | None = None,
     ) -> None:
         self.device = device
         self.process: WorkerProcess | None = None
         self.seconds: dict[str, float] = {}
         self._lock = CardLock(device.lock_key) if device.lock_key else None
-        self._notify = notify
+        self._notify, self._step = notify, step
         self._stop = stop
         self._told_of: set[str] = set()
         self._busy = self._killed = False
@@ -200,6 +205,9 @@ class WorkerLife:
                 raise TimedOut(
                     f"no answer within {deadline_s:.0f} s while it was to {phase}; killed"
                 ) from None
+            if isinstance(message, Step):
+                self._step(message.text)
+                continue
             now = time.monotonic()
             self.seconds[process.phase] = now - phase_began
             if isinstance(message, Answer):

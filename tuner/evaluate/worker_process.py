@@ -84,6 +84,13 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Sent ahead of the answer: where in a phase the process is, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Answer:
     """A request's value or its error, and whether the process can go on."""
 
@@ -142,7 +149,15 @@ def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: Reques
     def run_suite(build: Build, problem: Problem, seed: int, depth: Depth) -> float:
         limit = EMULATED_SAMPLE_FLOPS[depth] if emulated else float("inf")
         pipe.send(Phase(VALIDATING))
-        return validate(runner, build, seed=seed, depth=depth, problem=problem, max_sample_flops=limit)
+        return validate(
+            runner,
+            build,
+            seed=seed,
+            depth=depth,
+            problem=problem,
+            max_sample_flops=limit,
+            tell=lambda step: pipe.send(Step(step)),
+        )
 
     match request:
         case Evaluate(build, problem, best_us, budget_ms, seed):

@@ -10,7 +10,7 @@ from ..store.about import About
 from .checked_values import json_object, located
 from .portable import Ended, Trials
 from .study_block import about_of, block_of
-from .trial_figures import MEASURED, ended_of, figures_of, same_value, variant_of
+from .trial_figures import MEASURED, Document, ended_of, figures_of, variant_of
 
 #: How Kernel Tuner calls each way to fail.
 FAILURES = {
@@ -26,33 +26,34 @@ FAILURES = {
 PHASES = {"compile": "compile_time", "validate": "verification_time", "measure": "benchmark_time"}
 
 
-def to_cache(trials: Trials) -> dict[str, Any]:
-    """Returns the trials as a Kernel Tuner cache file.
+def to_cache(trials: Trials) -> Document:
+    """Returns the trials as a Kernel Tuner cache file, of a variant the last one alone.
 
     Of each parameter it lists the values that were tried: the product of all there are would be millions,
     which Kernel Tuner walks one by one.
     """
     about = trials.about
     names = [p.name for p in about.family.parameters()]
-    tried = [e.outcome.variant.to_dict() for e in trials.ended]
+    # By type too: True is not 1.
+    tried = {
+        name: {(type(value), value) for value in (getattr(e.outcome.variant, name) for e in trials.ended)}
+        for name in names
+    }
     problem = about.problem
-    return {
+    head = {
         "device_name": about.limits.name,
         "kernel_name": f"attention_{problem.stem}_kernel",
         "problem_size": [problem.seqlen_q, problem.num_q_heads, problem.batch],
         "tune_params_keys": names,
         "tune_params": {
-            p.name: [c for c in p.choices if any(same_value(t[p.name], c) for t in tried)]
-            for p in about.family.parameters()
+            p.name: [c for c in p.choices if (type(c), c) in tried[p.name]] for p in about.family.parameters()
         },
         "objective": "time",
         "flashgen": block_of(about),
-        # Last, because Kernel Tuner appends to the file.
-        "cache": {
-            ",".join(str(e.outcome.variant.to_dict()[name]) for name in names): _to_entry(e)
-            for e in trials.ended
-        },
     }
+    by_key = {",".join(str(getattr(e.outcome.variant, name)) for name in names): e for e in trials.ended}
+    # Last, because Kernel Tuner appends to the file.
+    return Document(head, "cache", ((key, _to_entry(each)) for key, each in by_key.items()))
 
 
 def _to_entry(ended: Ended) -> dict[str, Any]:

@@ -7,11 +7,12 @@ figures. Kernels are rendered anew from them whenever one is needed.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import optuna
-from optuna.study import Study, get_all_study_names, load_study
+from optuna.storages import BaseStorage
+from optuna.study import Study, get_all_study_names
 from optuna.trial import TrialState, create_trial
 
 from ...gen.limits import DeviceLimits
@@ -19,15 +20,16 @@ from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
-from ..request import Shape
+from ..request import Shapes
 from ..store.about import About
+from ..store.ended_trials import ended_trials, last_ended
 from ..store.studies import (
     OUTCOME,
+    UNREADABLE,
     distributions,
     open_storage,
     open_study,
     outcome_to_dict,
-    outcomes,
     plain_figures,
     require_existing,
     storage_errors,
@@ -77,36 +79,46 @@ def take(where: str, wanted: Callable[[About], bool], name: str | None = None) -
         names = get_all_study_names(storage)
         if name is not None and name not in names:
             raise FlashgenError(f"{without_password(where)} has no study {name!r}; it has {_listed(names)}")
-        found: list[tuple[datetime.datetime, str, Trials]] = []
-        for each in names if name is None else [name]:
-            trials = _trials(load_study(study_name=each, storage=storage))
-            if trials is not None and trials.ended and (name is not None or wanted(trials.about)):
-                found.append((max(e.at for e in trials.ended), each, trials))
-    if not found:
-        which = f"study {name!r}" if name is not None else "no study that was asked for"
-        raise FlashgenError(
-            f"{which} in {without_password(where)} has a finished trial of this version's families; it has "
-            f"{_listed(names)}"
-        )
-    _, chosen, trials = max(found, key=lambda each: each[:2])
-    return trials, [each for _, each, _ in found if each != chosen]
+        # The last used first, so that no more than one of many large studies is read.
+        fitting = sorted(_used(storage, wanted, name), reverse=True)
+        for _, each in fitting:
+            trials = _trials(storage, each)
+            if trials is not None and trials.ended:
+                others = [other for _, other in fitting if other != each]
+                return trials, sorted(others, key=names.index)
+    which = f"study {name!r}" if name is not None else "no study that was asked for"
+    raise FlashgenError(
+        f"{which} in {without_password(where)} has a finished trial of this version's families; it has "
+        f"{_listed(names)}"
+    )
 
 
-def fits(shape: Shape, limits: DeviceLimits | None, family: type[Variant] | None) -> Callable[[About], bool]:
-    """Returns a test of which studies the options mean: all of the problem that is given of a problem must
-    agree."""
-    problem = shape.problem()
+def _used(
+    storage: BaseStorage, wanted: Callable[[About], bool], name: str | None
+) -> Iterator[tuple[datetime.datetime, str]]:
+    """The studies that are meant and have a finished trial, each with when the last one ended."""
+    for study in storage.get_all_studies():
+        try:
+            about = About.of_study(study.study_name, study.user_attrs)
+        except (KeyError, TypeError, ValueError):
+            continue
+        if study.study_name == name if name is not None else wanted(about):
+            at = last_ended(storage, study._study_id)
+            if at is not None:
+                yield at, study.study_name
+
+
+def fits(
+    shapes: Shapes, limits: DeviceLimits | None, family: type[Variant] | None
+) -> Callable[[About], bool]:
+    """Returns a test of which studies the options mean: what is given of a problem must agree."""
 
     def wanted(about: About) -> bool:
         if limits is not None and not same_card(about.slug, limits.slug):
             return False
         if family is not None and about.family is not family:
             return False
-        if not shape.is_given:
-            return True
-        if shape.has_sizes:
-            return about.problem == problem
-        return (about.problem.stem, about.problem.causal) == (problem.stem, problem.causal)
+        return shapes.fits(about.problem)
 
     return wanted
 
@@ -120,7 +132,7 @@ def put(where: str, trials: Trials) -> Imported:
     study = open_study(storage, where, about.study, about.attributes() if new else {})
     known = added = 0
     with storage_errors(where):
-        have = {outcome.variant for _, outcome in outcomes(study, about.family)}
+        have = {trial.outcome.variant for trial in ended_trials(storage, study._study_id, about.family)}
         for each in trials.ended:
             if each.outcome.variant in have:
                 known += 1
@@ -131,15 +143,16 @@ def put(where: str, trials: Trials) -> Imported:
     return Imported(about.study, without_password(where), added, known)
 
 
-def _trials(study: Study) -> Trials | None:
+def _trials(storage: BaseStorage, name: str) -> Trials | None:
     """None for a study of a family or of parameters that this version does not know."""
+    study_id = storage.get_study_id_from_name(name)
     try:
-        about = About.of_study(study.study_name, study.user_attrs)
+        about = About.of_study(name, storage.get_study_user_attrs(study_id))
         ended = [
-            Ended(outcome, (trial.datetime_complete or datetime.datetime.now()).astimezone(datetime.UTC))
-            for trial, outcome in outcomes(study, about.family)
+            Ended(trial.outcome, (trial.at or datetime.datetime.now()).astimezone(datetime.UTC))
+            for trial in ended_trials(storage, study_id, about.family)
         ]
-    except (KeyError, TypeError, ValueError):
+    except UNREADABLE:
         return None
     return Trials(about, tuple(ended))
 

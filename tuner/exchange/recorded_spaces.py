@@ -7,13 +7,15 @@ search is replayed on them without a card, as often as one likes.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import lzma
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from ...gen.variant import Variant
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.reasons import first_line
+from ..files import open_regular, write_bytes
 from ..predict.catalogue import Catalogue
 from .portable import Trials
 
@@ -141,15 +144,11 @@ def write(path: Path, space: RecordedSpace) -> None:
         "variants": len(space.entries),
     }
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in (head, *map(_to_line, space.entries)))
-    partial = path.with_name(f".{path.name}.partial")
+    packed = io.BytesIO()
+    with opener(packed, "wb") as file:
+        file.write(text.encode("utf-8"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with opener(partial, "wt", encoding="utf-8") as file:
-                file.write(text)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_bytes(path, packed.getvalue())
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written: {error.strerror or error}; free some space or name another file"
@@ -180,7 +179,7 @@ def read(path: Path) -> RecordedSpace:
         entries = {entry.variant: entry for entry in parsed if entry is not None}
         space = RecordedSpace(
             problem=Problem.from_dict(head["problem"]),
-            limits=DeviceLimits(**head["limits"]),
+            limits=DeviceLimits.from_dict(head["limits"]),
             family=family,
             driver=str(head["driver"]),
             toolkit=str(head["toolkit"]),
@@ -189,7 +188,7 @@ def read(path: Path) -> RecordedSpace:
             entries=tuple(entries.values()),
             unknown=parsed.count(None),
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise FlashgenError(
             f"{path} is no recorded space: {why}; `flashgen record` writes one from a study"
@@ -205,7 +204,7 @@ def read(path: Path) -> RecordedSpace:
 def _in_line(number: int, family: type[Variant], line: Any) -> Entry | None:
     try:
         return _from_line(family, line)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"line {number}: {why}") from error
 
@@ -221,14 +220,16 @@ def _from_line(family: type[Variant], line: Mapping[str, Any]) -> Entry | None:
     reason = str(line.get("reason", ""))
     if status is not Status.OK:
         return Entry(variant, status, reason=reason)
-    median_us = 1e3 * float(line["median_ms"])
+    median_us, spread = 1e3 * float(line["median_ms"]), float(line["spread"])
     if not (math.isfinite(median_us) and median_us > 0):
         raise ValueError(f"median_ms is {line['median_ms']}, not a time")
+    if not (math.isfinite(spread) and spread >= 0):
+        raise ValueError(f"spread is {line['spread']}, not a share of the median")
     return Entry(
         variant,
         status,
         median_us=median_us,
-        spread=float(line["spread"]),
+        spread=spread,
         registers=int(line["registers"]),
         spill_bytes=int(line["spill_bytes"]),
         reason=reason,
@@ -239,23 +240,29 @@ def _lines(path: Path) -> Iterator[Any]:
     opener = _opener(path)
     total = 0
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                total += len(line)
+        with open_regular(path, MAX_BYTES) as packed, opener(packed, "rb") as file:
+            number = 0
+            while line := file.readline(MAX_BYTES - total + 1):
+                number, total = number + 1, total + len(line)
                 if total > MAX_BYTES:
                     raise FlashgenError(f"{path} unfolds to over {MAX_BYTES} bytes; replay a smaller space")
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
+                    yield json.loads(line.decode("utf-8"), parse_constant=_refuse)
+                except (ValueError, RecursionError) as error:
+                    why = "it is nested too deeply" if isinstance(error, RecursionError) else error
                     raise FlashgenError(
-                        f"{path} is no recorded space: line {number} is no JSON ({error}); `flashgen record` "
+                        f"{path} is no recorded space: line {number} is no JSON ({why}); `flashgen record` "
                         "writes one from a study"
                     ) from error
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise FlashgenError(
             f"{path} cannot be read: {why}; name a file that `flashgen record` wrote"
         ) from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no figure")
 
 
 def _opener(path: Path) -> Any:

@@ -7,6 +7,8 @@ by `Search` on a study in memory; Kernel Tuner's strategies run in its own simul
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -91,6 +93,15 @@ def _carried_out(
 
 def _receive(replayers: list[Replayer]) -> None:
     _replayers[:] = replayers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """The pool's processes hold the ends of its queues open for each other: none would see the parent die."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _replay_one(task: Task) -> np.ndarray:

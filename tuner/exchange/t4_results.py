@@ -10,7 +10,7 @@ from ..store.about import About
 from .checked_values import json_array, json_object, located, short_text
 from .portable import Ended, Trials
 from .study_block import about_of, block_of
-from .trial_figures import FIGURES, MEASURED, ended_of, figures_of, variant_of
+from .trial_figures import FIGURES, MEASURED, Document, ended_of, figures_of, variant_of
 
 #: The version of T4 that is written.
 T4_VERSION = "1.0.0"
@@ -27,13 +27,13 @@ FAILURES = {
 PHASES = {"compile": "compilation", "validate": "validation", "measure": "benchmark"}
 
 
-def to_results(trials: Trials) -> dict[str, Any]:
+def to_results(trials: Trials) -> Document:
     """Returns the trials as T4 results, in Kernel Tuner's names and milliseconds."""
-    return {
+    head = {
         "schema_version": T4_VERSION,
         "metadata": {"timeunit": "milliseconds", "flashgen": block_of(trials.about)},
-        "results": [_to_result(each) for each in trials.ended],
     }
+    return Document(head, "results", ((None, _to_result(each)) for each in trials.ended))
 
 
 def _to_result(ended: Ended) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...gen.variant import Illegal, Value, Variant
@@ -25,6 +26,16 @@ FIGURES: dict[str, tuple[type, float, str]] = {
     "occupancy": (float, 1.0, ""),
     "error": (float, 1.0, ""),
 }
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file to be: what is said of all trials, then the trials under ``name``, made as they are written:
+    each with its key in an object, with None in a list."""
+
+    head: Mapping[str, Any]
+    name: str
+    entries: Iterator[tuple[str | None, Mapping[str, Any]]]
 
 
 def figures_of(outcome: Outcome) -> dict[str, Any]:

@@ -43,6 +43,11 @@ class Catalogue:
         self.keys = keys[order]
         self.unseen = np.ones(len(keys), dtype=bool)
         self.num_unseen = len(keys)
+        #: What each value of a parameter adds to a variant's key.
+        self._weights = {
+            p.name: {choice: code * int(radix) for code, choice in enumerate(p.choices)}
+            for p, radix in zip(self.family.parameters(), self._radices, strict=True)
+        }
         self._steps = [_distances(p.choices) for p in self.family.parameters()]
 
     def __len__(self) -> int:
@@ -50,23 +55,25 @@ class Catalogue:
 
     def variant(self, row: int) -> Variant:
         parameters = self.family.parameters()
-        return self.family(
-            **{p.name: p.choices[c] for p, c in zip(parameters, self.codes[:, row], strict=True)}
-        )
+        codes = self.codes[:, row].tolist()
+        return self.family.with_values({p.name: p.choices[c] for p, c in zip(parameters, codes, strict=True)})
 
     def row(self, variant: Variant) -> int | None:
         """Returns the row of a variant, None when it is not legal here or of another family."""
         if type(variant) is not self.family:
             return None
-        key = int(self._radices @ np.array(self.encode(variant), dtype=np.int64))
+        try:
+            key = sum(weights[getattr(variant, name)] for name, weights in self._weights.items())
+        except KeyError as error:
+            raise ValueError(f"{variant.name} has the value {error}, which is no choice") from None
         at = int(np.searchsorted(self.keys, key))
         return at if at < len(self.keys) and self.keys[at] == key else None
 
     def row_of(self, parameters: Mapping[str, Value]) -> int | None:
         """Returns the row that a trial's parameters name, None while they are incomplete, and outside."""
-        if parameters.keys() != {p.name for p in self.family.parameters()}:
+        if parameters.keys() != self._weights.keys():
             return None
-        return self.row(self.family(**parameters))
+        return self.row(self.family.with_values(parameters))
 
     def take(self, row: int) -> None:
         """Marks a variant as tried."""

@@ -1,13 +1,15 @@
 """Proving an emitted file again on this machine: `flashgen validate best.py` or ``best.cu``.
 
 A module is imported and called through its ``attention()``; a .cu file, and anything on an emulated card, is
-built from its source. Both masks go through the full suite of `validate`, in a process of its own.
+built from its source. Both masks go through the full suite of `validate`, in a process of its own. That runs
+what the file holds as native code, and a module's Python too, with the user's rights: nothing confines it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from ..cards.names import resolve
 from ..errors import FlashgenError
 from ..evaluate.cases import Depth, cases
 from ..evaluate.worker import DEADLINE_S, Worker
-from ..shelf.emitted_kernels import EmittedKernel, read_each, read_emitted
+from ..shelf.emitted_kernels import EmittedKernel, read_emitted
 from .module_device import ModuleDevice
 from .sanitizers import sanitize_emulated, sanitize_on_card
 from .target import check_fits, default_device
@@ -67,18 +69,19 @@ def prove(path: Path, *, device: str | None = None, sanitize: bool = False, seed
         FlashgenError: the file cannot be read or is none of flashgen's, the device or a tool is missing, or
             the kernel is wrong; then the message names the case.
     """
-    return _prove(read_emitted(path), device, sanitize, seed)
+    return prove_emitted(read_emitted(path), device=device, sanitize=sanitize, seed=seed)
 
 
-def prove_each(
-    path: Path, *, device: str | None = None, sanitize: bool = False, seed: int = 0
-) -> Iterator[Proof]:
-    """Proves every kernel of the file in turn, as `prove` does one: a module may hold several."""
-    for emitted in read_each(path):
-        yield _prove(emitted, device, sanitize, seed)
-
-
-def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int) -> Proof:
+def prove_emitted(
+    emitted: EmittedKernel,
+    *,
+    device: str | None = None,
+    sanitize: bool = False,
+    seed: int = 0,
+    doing: Callable[[str], None] = lambda text: None,
+) -> Proof:
+    """Proves a kernel that was read from an emitted file, as `prove` does a file's only one; ``doing`` hears
+    what is done or waited for."""
     path = emitted.path
     target = resolve(device) if device is not None else default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)
@@ -90,7 +93,10 @@ def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int
         masked = kernel.with_mask(causal)
         mask = "causal" if causal else "full"
         with _named(path, f"{emitted.name}, {mask}" if emitted.name else mask):
-            errors[mask], tried = _prove_mask(emitted, masked, target, sanitize, seed)
+            said = f"{emitted.name}, {mask} mask" if emitted.name else f"{mask} mask"
+            doing(f"{said}: building for {target.limits.name}")
+            tell = functools.partial(_prefixed, doing, said)
+            errors[mask], tried = _prove_mask(emitted, masked, target, sanitize, seed, tell)
         adversarial += tried
         rng = np.random.default_rng([seed, int(masked.digest, 16)])
         count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
@@ -104,8 +110,17 @@ def _prove(emitted: EmittedKernel, device: str | None, sanitize: bool, seed: int
     return Proof(str(path), name, how, sanitize, count, errors, bound, adversarial, emitted.name)
 
 
+def _prefixed(doing: Callable[[str], None], prefix: str, text: str) -> None:
+    doing(f"{prefix}: {text}")
+
+
 def _prove_mask(
-    emitted: EmittedKernel, kernel: Kernel, target: Device, sanitize: bool, seed: int
+    emitted: EmittedKernel,
+    kernel: Kernel,
+    target: Device,
+    sanitize: bool,
+    seed: int,
+    doing: Callable[[str], None],
 ) -> tuple[float, int]:
     """The largest error of the suite, and on how many adversarial cases the kernel keeps its promise."""
     if sanitize:
@@ -120,7 +135,7 @@ def _prove_mask(
         build = Build(kernel, path, registers=0, spill_bytes=0, seconds=0.0)
     else:
         build = target.toolchain().build(kernel)
-    with Worker(device, seed=seed, deadline_s=deadline_s) as worker:
+    with Worker(device, seed=seed, deadline_s=deadline_s, doing=doing) as worker:
         return worker.validate_full(build, kernel.problem), worker.prove_promise(build, "all")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from ..cards.device import Build
 from ..cards.emulated import SimDevice, SimRunner
 from ..errors import FlashgenError, LaunchError
 from ..evaluate.validate import validate
+from ..processes import TookTooLong, run_program
 
 #: What compute-sanitizer looks for, tool by tool.
 SANITIZER_TOOLS = {
@@ -60,18 +60,16 @@ def sanitize_on_card(kernel: Kernel, target: CudaDevice, seed: int) -> float:
             f"from {__name__} import run_quick_suite; run_quick_suite(sys.stdin.buffer)"
         )
         try:
-            done = subprocess.run(
+            done = run_program(
                 [*command, sys.executable, "-c", script],
-                input=_pickled(target, build, seed),
-                capture_output=True,
-                timeout=SANITIZER_TIMEOUT_S,
-                check=False,
+                given=_pickled(target, build, seed),
+                timeout_s=SANITIZER_TIMEOUT_S,
             )
-        except subprocess.TimeoutExpired:
+        except TookTooLong:
             raise LaunchError(f"no end within {SANITIZER_TIMEOUT_S} s under {name}") from None
-        told = (done.stdout + done.stderr).decode(errors="replace")
+        told = done.output
         result = re.search(r"^largest error (\S+)$", told, re.MULTILINE)
-        if done.returncode or result is None:
+        if done.status or result is None:
             raise LaunchError(f"compute-sanitizer {name} ({finds}):\n{told.strip()[-2000:]}")
         error = max(error, float(result[1]))
     return error

@@ -23,9 +23,10 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ..cards.slug import SIM_PREFIX, same_card
 from ..errors import FlashgenError, UsageError
-from ..request import Shape
+from ..request import Shapes
+from ..store.about import card_of
 from ..store.makers import cost_model_of
-from ..store.studies import open_storage, storage_errors, without_password
+from ..store.studies import UNREADABLE, open_storage, storage_errors, without_password
 
 #: Groups that an error lists.
 LISTED = 8
@@ -57,18 +58,18 @@ def check_target(target: Path | None) -> None:
 
 
 def open_chosen(
-    where: str, *, study: str | None, shape: Shape, card: str | None, emulated: bool
+    where: str, *, study: str | None, shapes: Shapes, card: str | None, emulated: bool
 ) -> tuple[BaseStorage, Group, int]:
     """Opens a storage; returns it, the group that `choose_group` finds in it, and how many others there are
     of its problem and card by other versions."""
-    if study is not None and (shape.is_given or card is not None):
+    if study is not None and (shapes.is_given or card is not None):
         raise UsageError(
             "--study names the problem and the card; leave --device and the problem's options out"
         )
     check_storage(where)
     storage = open_storage(where)
     groups = groups_in(storage, where)
-    group = choose_group(groups, where, study=study, shape=shape, card=card, emulated=emulated)
+    group = choose_group(groups, where, study=study, shapes=shapes, card=card, emulated=emulated)
     return storage, group, sum(each.label == group.label for each in groups) - 1
 
 
@@ -89,12 +90,13 @@ def groups_in(storage: BaseStorage, where: str) -> list[Group]:
     found: dict[tuple[Any, ...], dict[str, list[_Found]]] = {}
     with storage_errors(where):
         for study in storage.get_all_studies():
-            about = study.user_attrs
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+            with contextlib.suppress(*UNREADABLE):
+                about = study.user_attrs
+                slug, _ = card_of(about)
                 family_named(about["family"])
-                DeviceLimits(**about["limits"])
+                DeviceLimits.from_dict(about["limits"])
                 makers = (about["toolkit"], cost_model_of(about))
-                key = (str(about["slug"]), Problem.from_dict(about["problem"]), *makers)
+                key = (slug, Problem.from_dict(about["problem"]), *makers)
                 last = _last_start(storage, storage.get_study_id_from_name(study.study_name))
                 found.setdefault(key, {}).setdefault(about["family"], []).append((last, study.study_name))
     groups: list[Group] = []
@@ -121,7 +123,7 @@ def choose_group(
     where: str,
     *,
     study: str | None = None,
-    shape: Shape,
+    shapes: Shapes,
     card: str | None = None,
     emulated: bool = False,
 ) -> Group:
@@ -152,24 +154,15 @@ def choose_group(
         if emulated:
             fitting = [g for g in fitting if g.slug.startswith(SIM_PREFIX)]
         asked.append(f"on {'the emulated ' if emulated else ''}{card}")
-    if shape.is_given:
-        wanted = shape.problem()
-        fitting = [g for g in fitting if _fits(g.problem, wanted, shape)]
-        asked.insert(0, f"of {wanted.name if shape.has_sizes else wanted.stem}")
+    if shapes.is_given:
+        fitting = [g for g in fitting if shapes.fits(g.problem)]
+        asked.insert(0, f"of {' '.join(shapes.words())}")
     if not fitting:
         raise FlashgenError(
             f"{shown} holds no study {' '.join(asked)}; there are {_listed(groups)}: ask for one of them "
             "with --study, or tune first"
         )
     return fitting[0]
-
-
-def _fits(problem: Problem, wanted: Problem, shape: Shape) -> bool:
-    """Head dims and dtype must agree, as when a kernel is emitted; mask and sizes where they were given."""
-    if problem.stem != wanted.stem or (shape.causal is not None and problem.causal != shape.causal):
-        return False
-    sizes = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
-    return not shape.has_sizes or all(getattr(problem, name) == getattr(wanted, name) for name in sizes)
 
 
 def _is_start(asked: str, name: str) -> bool:

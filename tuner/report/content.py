@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...gen.limits import DeviceLimits
@@ -15,10 +16,14 @@ from ..predict.bounds import Bounds
 from ..predict.prediction import Prediction
 from ..search.importance import Importance, Worth
 
+#: Trials of a family that have a prediction: one takes up to a third of a millisecond.
+MOST_PREDICTED = 4000
+
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial; ``number`` counts those of all families in the order in which they ended."""
+    """One trial; ``number`` counts those of all families in the order in which they ended. Of very many not
+    all have a ``prediction``."""
 
     number: int
     outcome: Outcome
@@ -60,11 +65,11 @@ class FamilyPart:
     def name(self) -> str:
         return self.family.family
 
-    @property
+    @cached_property
     def timed(self) -> tuple[Trial, ...]:
         return tuple(t for t in self.trials if t.median_us is not None)
 
-    @property
+    @cached_property
     def best_us(self) -> float:
         return min((t.median_us for t in self.trials if t.median_us is not None), default=float("inf"))
 
@@ -116,11 +121,11 @@ class Report:
     in_flight: int
     older: int
 
-    @property
+    @cached_property
     def timed(self) -> tuple[Trial, ...]:
         return tuple(t for t in self.trials if t.median_us is not None)
 
-    @property
+    @cached_property
     def failed(self) -> tuple[Trial, ...]:
         return tuple(t for t in self.trials if t.median_us is None)
 

@@ -11,7 +11,7 @@ from ..search.importance import varied
 from .charts.bars import Bar, bars
 from .charts.chart import Chart, wide_and_narrow
 from .charts.parallel import MOST_LINES, Line, Stops, parallel
-from .charts.strips import Column, strips
+from .charts.strips import MOST_DOTS, Column, strips
 from .charts.svg import thinned
 from .charts.units import Unit
 from .content import FamilyPart, Winner
@@ -23,13 +23,15 @@ GRADES = (0.1, 0.5)
 
 @dataclass(frozen=True)
 class FamilyView:
-    """The charts that show one family. ``same`` names parameters that had one value alone."""
+    """The charts that show one family. ``same`` names parameters that had one value alone, ``left_out`` says
+    which trials the strips do not draw."""
 
     part: FamilyPart
     strips: tuple[Chart, ...]
     importance: Chart | None
     parallel: Chart | None
     same: tuple[str, ...]
+    left_out: str
 
 
 def family_view(part: FamilyPart, winner: Winner | None, unit: Unit) -> FamilyView:
@@ -46,6 +48,17 @@ def family_view(part: FamilyPart, winner: Winner | None, unit: Unit) -> FamilyVi
         _importance_chart(part) if part.importance else None,
         _parallel_chart(part, [parameters[n] for n in names], winner, unit) if names else None,
         tuple(name for name in parameters if name not in names) if variants else (),
+        _left_out(len(variants)),
+    )
+
+
+def _left_out(count: int) -> str:
+    """Says how many of so many trials a panel draws; nothing where each draws all."""
+    if count <= MOST_DOTS:
+        return ""
+    return (
+        f"Of {count:,} trials a panel draws {MOST_DOTS} at most, as many of each value, evenly chosen from "
+        "its fastest to its slowest; boxes, medians and numbers are of all."
     )
 
 

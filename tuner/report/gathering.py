@@ -14,16 +14,15 @@ from ...gen.problem import Problem
 from ..evaluate.reasons import count_reasons
 from ..predict.bounds import predicted
 from ..predict.catalogue import build_catalogue
+from ..predict.prediction import Prediction
 from ..predict.rank_correlation import spearman
 from ..search.importance import importance
 from ..store.studies import storage_errors
+from .charts.svg import thinned
 from .chosen import Group
-from .content import FamilyPart, Origin, Pruned, Report, Trial
+from .content import MOST_PREDICTED, FamilyPart, Origin, Pruned, Report, Trial
 from .read_study import ReadStudy, read_study
 from .winner import winner_of
-
-#: The attribute of a trial that says what proposed it.
-ORIGIN = "origin"
 
 
 def make_report(
@@ -42,7 +41,7 @@ def make_report(
     with storage_errors(where):
         studies = [read_study(storage, name) for name in group.names]
     about = studies[0].about
-    problem, limits = group.problem, DeviceLimits(**about["limits"])
+    problem, limits = group.problem, DeviceLimits.from_dict(about["limits"])
     by_family = _trials(studies, problem, limits)
     parts = [
         _family_part(study, by_family[study.name], problem, limits, bool(about["predicted"]))
@@ -73,14 +72,24 @@ def _trials(
     studies: Sequence[ReadStudy], problem: Problem, limits: DeviceLimits
 ) -> dict[str, tuple[Trial, ...]]:
     """The trials of each study, numbered across all of them in the order in which they ended."""
-    every = [(trial, outcome, study.name) for study in studies for trial, outcome in study.done]
-    every.sort(key=lambda each: (each[0].datetime_complete or datetime.datetime.min, each[0].number))
+    every = [(trial, study.name) for study in studies for trial in study.done]
+    every.sort(key=lambda each: (each[0].at or datetime.datetime.min, each[0].number))
+    predictions = {study.name: _predictions(study, problem, limits) for study in studies}
     found: dict[str, list[Trial]] = {study.name: [] for study in studies}
-    for number, (trial, outcome, name) in enumerate(every, start=1):
-        prediction = predicted(outcome.variant, problem, limits) if outcome.measurement else None
-        origin = str(trial.user_attrs.get(ORIGIN, ""))
-        found[name].append(Trial(number, outcome, origin, trial.datetime_complete, prediction))
+    for number, (trial, name) in enumerate(every, start=1):
+        prediction = predictions[name].get(trial.number)
+        found[name].append(Trial(number, trial.outcome, trial.origin, trial.at, prediction))
     return {name: tuple(trials) for name, trials in found.items()}
+
+
+def _predictions(study: ReadStudy, problem: Problem, limits: DeviceLimits) -> dict[int, Prediction | None]:
+    """What the cost model says of the study's timed trials, by their number; of at most `MOST_PREDICTED`,
+    evenly chosen from the fastest to the slowest."""
+    timed = [(t.outcome.measurement.median_us, t) for t in study.done if t.outcome.measurement is not None]
+    if len(timed) > MOST_PREDICTED:
+        timed.sort(key=lambda each: each[0])
+        timed = [timed[i] for i in thinned(len(timed), MOST_PREDICTED)]
+    return {trial.number: predicted(trial.outcome.variant, problem, limits) for _, trial in timed}
 
 
 def _family_part(

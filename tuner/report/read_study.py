@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from optuna.storages import BaseStorage
-from optuna.study import load_study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from ...gen.families import family_named
 from ...gen.variant import Variant
-from ..evaluate.outcome import Outcome
-from ..store.studies import OUTCOME, outcome_from_dict
+from ..store.ended_trials import EndedTrial, trial_records
+from ..store.studies import OUTCOME, UNREADABLE
 
 
 @dataclass(frozen=True)
@@ -23,24 +22,24 @@ class ReadStudy:
     name: str
     about: Mapping[str, Any]
     family: type[Variant]
-    done: tuple[tuple[FrozenTrial, Outcome], ...]
+    done: tuple[EndedTrial, ...]
     unreadable: int
     in_flight: int
 
 
 def read_study(storage: BaseStorage, name: str) -> ReadStudy:
-    study = load_study(study_name=name, storage=storage)
-    about = study.user_attrs
+    study_id = storage.get_study_id_from_name(name)
+    about = storage.get_study_user_attrs(study_id)
     family = family_named(about["family"])
-    done: list[tuple[FrozenTrial, Outcome]] = []
+    done: list[EndedTrial] = []
     unreadable = in_flight = 0
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state is TrialState.RUNNING:
+    for record in trial_records(storage, study_id):
+        if record.state is TrialState.RUNNING:
             in_flight += 1
-        if OUTCOME not in trial.user_attrs or not trial.state.is_finished():
+        if OUTCOME not in record.attributes or not record.state.is_finished():
             continue
         try:
-            done.append((trial, outcome_from_dict(family, trial.user_attrs[OUTCOME])))
-        except (KeyError, TypeError, ValueError):
+            done.append(EndedTrial.of(record, family))
+        except UNREADABLE:
             unreadable += 1
     return ReadStudy(name, about, family, tuple(done), unreadable, in_flight)

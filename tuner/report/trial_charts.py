@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...gen.limits import KIB
 from .charts.chart import Chart, wide_and_narrow
-from .charts.points import Mark, history, scatter
+from .charts.points import MOST_MARKS, Mark, history, scatter
 from .charts.units import Unit
-from .content import Report, Trial
+from .content import MOST_PREDICTED, Report, Trial
 
 
 def history_chart(report: Report, unit: Unit, order: dict[str, int]) -> Chart:
@@ -23,7 +23,13 @@ def history_chart(report: Report, unit: Unit, order: dict[str, int]) -> Chart:
     drawing = wide_and_narrow(lambda width: history(marks, failed, count, unit, alt, width))
     key = (*_family_key(report), ("chosen", "winner"), ("best-line", "best so far"))
     note = "Every trial in the order in which it ended; the scale is logarithmic."
+    note += drawn_of(len(marks), MOST_MARKS, ", beside every one that was the best so far")
     return Chart("Best so far", note, *drawing, key=key)
+
+
+def drawn_of(count: int, most: int, beside: str = "") -> str:
+    """Says how many of so many trials a chart draws at most; nothing where it draws all."""
+    return f" Of {count:,} trials {most:,} are drawn, evenly chosen{beside}." if count > most else ""
 
 
 def _family_key(report: Report) -> tuple[tuple[str, str], ...]:
@@ -63,7 +69,7 @@ def resource_charts(report: Report, unit: Unit, order: dict[str, int]) -> tuple[
         Chart(
             "Shared memory",
             f"Upright lines: how many blocks' shared memory fits an SM, and what a block may have "
-            f"({limits.smem_per_block / KIB:g} KiB).",
+            f"({limits.smem_per_block / KIB:g} KiB)." + drawn_of(len(smem), MOST_MARKS),
             scatter(
                 smem,
                 alt.format("shared memory per block", len(smem), min(m.x for m in smem), most),
@@ -78,7 +84,7 @@ def resource_charts(report: Report, unit: Unit, order: dict[str, int]) -> tuple[
         Chart(
             "Registers",
             "As compiled; kernels that share registers out among warpgroups show what a launch gives each "
-            f"thread. At most {limits.max_registers_per_thread}.",
+            f"thread. At most {limits.max_registers_per_thread}." + drawn_of(len(registers), MOST_MARKS),
             scatter(
                 registers,
                 alt.format(
@@ -120,5 +126,8 @@ def model_chart(report: Report, unit: Unit, order: dict[str, int]) -> Chart | No
         square=True,
     )
     note = "On the dashed line both agree; above it the card was slower than predicted."
+    if any(len(part.timed) > MOST_PREDICTED for part in report.families):
+        note += f" Of a family's trials {MOST_PREDICTED:,} were predicted, evenly chosen by their times."
+    note += drawn_of(len(marks), MOST_MARKS)
     key = (*_family_key(report), ("chosen", "winner"))
     return Chart("Predicted and measured", note, drawing, key=key)

@@ -17,6 +17,7 @@ from ..predict.bounds import bounds_of
 from ..search.importance import worth_of
 from ..shelf import library, records
 from ..shelf.winners import TUNED
+from ..store.studies import UNREADABLE
 from .chosen import Group
 from .content import FamilyPart, Winner
 from .read_study import ReadStudy
@@ -75,7 +76,7 @@ def _last_tuned(studies: Sequence[ReadStudy]) -> _Found | None:
     """The winner of the last run that came to its end."""
     tuned: list[TunedKernel] = []
     for study in studies:
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(*UNREADABLE):
             tuned.append(records.from_record(study.about[TUNED], ""))
     if not tuned:
         return None

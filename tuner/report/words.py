@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...gen.emit.options import shape_options
 from ...gen.limits import PRESETS
 from ...gen.problem import Problem
-from ...gen.render import shape_options
 from ..cards.slug import SIM_PREFIX, same_card
 from .charts.units import NO_BREAK
 from .content import Report

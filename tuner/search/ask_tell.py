@@ -80,7 +80,8 @@ class Search:
             self.others.settled(trial.number, row)
             if row is not None:
                 self.earlier.append(outcome)
-                self._note(outcome)
+                self._sampler.hear(trial.number, row, _us(outcome))
+                self._note(outcome, row)
         self.look_at_others()
         self.sweeps = sampler is SamplerName.EXHAUSTIVE or (
             budget is not None and catalogue.num_unseen <= budget - len(self.earlier)
@@ -104,7 +105,7 @@ class Search:
 
     def _note_others(self) -> None:
         for outcome in self.others.outcomes[self._num_noted :]:
-            self._note(outcome)
+            self._note(outcome, self.catalogue.row(outcome.variant))
         self._num_noted = len(self.others.outcomes)
 
     def ask(self) -> Proposal | None:
@@ -157,9 +158,7 @@ class Search:
         Returns whether it was recorded: a coordinator that stood still for too long finds its trial given up
         by another, which tries the variant itself.
         """
-        trial, us = proposal.trial, None
-        if outcome.measurement is not None and outcome.status in (Status.OK, Status.SLOW):
-            us = outcome.measurement.median_us
+        trial, us = proposal.trial, _us(outcome)
         self._pulse.remove(trial)
         try:
             for name, figure in plain_figures(outcome).items():
@@ -176,7 +175,7 @@ class Search:
                 raise
             return False
         self._sampler.hear(trial.number, proposal.row, us)
-        self._note(outcome)
+        self._note(outcome, proposal.row)
         return True
 
     def abandon(self, proposal: Proposal) -> None:
@@ -184,16 +183,12 @@ class Search:
         self._pulse.remove(proposal.trial)
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
-    def _note(self, outcome: Outcome) -> None:
-        self._take(outcome.variant)
+    def _note(self, outcome: Outcome, row: int | None) -> None:
+        if row is not None:
+            self.catalogue.take(row)
         measured = outcome.measurement
         if outcome.status is Status.OK and measured is not None and measured.median_us < self._best_us:
             self._best_us = measured.median_us
-
-    def _take(self, variant: Variant) -> None:
-        row = self.catalogue.row(variant)
-        if row is not None:
-            self.catalogue.take(row)
 
     def _plan(self, known: Iterable[Variant], ranking: Ranking | None) -> None:
         """Queues what is tried first."""
@@ -211,3 +206,10 @@ class Search:
         default = catalogue.nearest(catalogue.family(), among_unseen=False)
         assert default is not None
         queue.append((default, Origin.DEFAULT))
+
+
+def _us(outcome: Outcome) -> float | None:
+    """The time that a study is told, None for a failure."""
+    if outcome.measurement is None or outcome.status not in (Status.OK, Status.SLOW):
+        return None
+    return outcome.measurement.median_us

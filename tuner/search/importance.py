@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState
 
 from ...gen.variant import Value, Variant
 
@@ -44,6 +47,20 @@ class Worth:
         return None if self.rival_us is None else self.rival_us / self.best_us - 1
 
 
+class _Given(InMemoryStorage):
+    """A storage that has had all its trials from the beginning. Adding them one by one copies each deeply,
+    with a distribution per parameter, which are then compared again and again."""
+
+    def __init__(self, trials: list[FrozenTrial]) -> None:
+        super().__init__()
+        self._given = trials
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        return [trial for trial in self._given if states is None or trial.state in states]
+
+
 def varied(variants: Sequence[Variant]) -> list[str]:
     """Returns the parameters that had more than one value, in the family's order."""
     if not variants:
@@ -62,20 +79,27 @@ def importance(variants: Sequence[Variant], times_us: Sequence[float]) -> Import
         return None
     choices = {p.name: p.choices for p in type(variants[0]).parameters()}
     seen = {name: {getattr(v, name) for v in variants} for name in names}
-    distributions = {
+    distributions: dict[str, BaseDistribution] = {
         name: CategoricalDistribution([c for c in choices[name] if c in seen[name]]) for name in names
     }
-    study = optuna.create_study()
-    study.add_trials(
-        [
-            optuna.create_trial(
-                params={name: getattr(variant, name) for name in names},
-                distributions=dict(distributions),
-                value=math.log(us),
-            )
-            for variant, us in zip(variants, times_us, strict=True)
-        ]
-    )
+    now = datetime.datetime.now()
+    trials = [
+        FrozenTrial(
+            number=number,
+            trial_id=number,
+            state=TrialState.COMPLETE,
+            value=math.log(us),
+            datetime_start=now,
+            datetime_complete=now,
+            params={name: getattr(variant, name) for name in names},
+            distributions=distributions,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={},
+        )
+        for number, (variant, us) in enumerate(zip(variants, times_us, strict=True))
+    ]
+    study = optuna.create_study(storage=_Given(trials))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)

@@ -6,6 +6,7 @@ import importlib.util
 from enum import StrEnum
 
 from ..errors import UsageError, suggestion
+from ..extras import getting
 
 
 class SamplerName(StrEnum):
@@ -31,8 +32,5 @@ def parse_sampler(name: str) -> SamplerName:
         known = [each.value for each in SamplerName]
         raise UsageError(f"unknown sampler {name!r}; {suggestion(name, known)}") from None
     if not is_installed(sampler):
-        raise UsageError(
-            f"sampler {name} needs scikit-learn, which is not installed: `pip install scikit-learn`, or "
-            "`pip install -e '.[forest]'` in a checkout of flashgen"
-        )
+        raise UsageError(f"sampler {name} needs scikit-learn, which is not installed: {getting('forest')}")
     return sampler

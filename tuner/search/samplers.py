@@ -44,6 +44,9 @@ TOURNAMENT = 16
 FIRST_LOOK, NEXT_LOOK = 3000, 25
 #: Variants that a model scores at most; of more, the half that the cost model says is fastest, the rest any.
 MOST_SCORED = 3000
+#: Times, and failures, that a model is told of at most. A process learns from 400, and a forest's time grows
+#: with them.
+MOST_TOLD = 2000
 
 
 class Origin(StrEnum):
@@ -190,6 +193,8 @@ class SurrogateSampler(LegalSampler):
         self._ranking = ranking
         self._features = features(catalogue)
         self._draws = np.random.default_rng(seed)
+        self._seed = seed
+        self._order: np.ndarray | None = None
         self._settled: set[int] = set()
         self._times: dict[int, float] = {}
         self._failed: set[int] = set()
@@ -225,14 +230,15 @@ class SurrogateSampler(LegalSampler):
     def _most_promising(self, pending: Sequence[int]) -> Iterator[int]:
         candidates = np.flatnonzero(self._catalogue.unseen)
         columns = self._features
+        times, failed = self._learned_from()
         if self._ranking is not None:
-            self._ranking.of([*self._times, *self._failed, *pending])
+            self._ranking.of([*times, *failed, *pending])
             looked_at = candidates[self._ranking.known[candidates]]
             candidates = looked_at if len(looked_at) else candidates
             columns = with_predictions(columns, self._ranking.log_us)
         if len(candidates) > MOST_SCORED:
             candidates = self._some(candidates)
-        seen = Seen(list(self._times), list(self._times.values()), list(self._failed), pending)
+        seen = Seen(list(times), list(times.values()), failed, pending)
         with single_threaded():
             outlook = Outlook(self._model, columns, seen, candidates, int(self._draws.integers(2**31)))
         for _ in candidates:
@@ -243,6 +249,24 @@ class SurrogateSampler(LegalSampler):
             yield int(candidates[best])
             with single_threaded():
                 outlook.choose(best)
+
+    def _learned_from(self) -> tuple[dict[int, float], list[int]]:
+        """The times and failures that a model is told of: of very many the fastest, which the search is
+        about, and always the same of the rest, so that few of them are new to the cost model."""
+        times, failed = self._times, list(self._failed)
+        if len(times) > MOST_TOLD:
+            by_time = sorted(times, key=times.__getitem__)
+            fastest, rest = by_time[: MOST_TOLD // 2], by_time[MOST_TOLD // 2 :]
+            kept = {*fastest, *self._same_of(rest, MOST_TOLD - len(fastest))}
+            times = {row: log_us for row, log_us in times.items() if row in kept}
+        return times, self._same_of(failed, MOST_TOLD)
+
+    def _same_of(self, rows: list[int], most: int) -> list[int]:
+        if len(rows) <= most:
+            return rows
+        if self._order is None:
+            self._order = np.random.default_rng(self._seed).permutation(len(self._catalogue))
+        return sorted(rows, key=self._order.__getitem__)[:most]
 
     def _some(self, candidates: np.ndarray) -> np.ndarray:
         """Returns as many of the candidates as a model scores."""

@@ -15,7 +15,7 @@ from math import exp, isfinite, log
 
 import numpy as np
 from optuna.storages import BaseStorage
-from optuna.study import get_all_study_names, load_study
+from optuna.study import get_all_study_names
 
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
@@ -23,8 +23,9 @@ from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome, Status
 from ..predict.catalogue import Catalogue
 from ..predict.prior import Prior, prior_of
+from ..store.ended_trials import ended_trials
 from ..store.makers import Makers
-from ..store.studies import outcomes
+from ..store.studies import UNREADABLE
 from .gaussian_process import process
 from .nearness import masks_differ, shape_distance
 
@@ -57,16 +58,21 @@ def neighbours(
         about = storage.get_study_user_attrs(storage.get_study_id_from_name(name))
         if not makers.made(about):
             continue
-        other = Problem.from_dict(about["problem"])
+        try:
+            other = Problem.from_dict(about["problem"])
+        except UNREADABLE:
+            continue
         alike = other.stem == problem.stem and other.has_few_queries == problem.has_few_queries
         if other != problem and alike:
             mask = OTHER_MASK * masks_differ(other, problem)
             near.append((shape_distance(other, problem) + mask, name, other))
     lessons: dict[Problem, Lesson] = {}
     for _, name, other in sorted(near, key=lambda each: each[:2]):
-        study = load_study(study_name=name, storage=storage)
-        ended = tuple(outcome for _, outcome in outcomes(study, family))
-        if other not in lessons and sum(_has_time(outcome) for outcome in ended) >= FEWEST_TIMES:
+        if other in lessons:
+            continue
+        trials = ended_trials(storage, storage.get_study_id_from_name(name), family)
+        ended = tuple(trial.outcome for trial in trials)
+        if sum(_has_time(outcome) for outcome in ended) >= FEWEST_TIMES:
             lessons[other] = Lesson(other, ended)
         if len(lessons) == NEIGHBOURS:
             break

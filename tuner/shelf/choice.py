@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
-from ...gen.limits import DeviceLimits
+from ...gen.limits import PRESETS, DeviceLimits, preset_of
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, shape_distance
-from .library import Entry, shipped_folder
+from .library import Entry, is_shipped
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,30 @@ def last_tuned(known: Sequence[Entry]) -> Match | None:
     return Match(last, f"the last tuned: {_words(last)}", exact=True)
 
 
+def just_this(
+    known: Iterable[Entry], variant: Variant, problem: Problem, limits: DeviceLimits
+) -> Match | None:
+    """Returns what was tuned of that very variant for that very problem on the card, or None: measured first,
+    then the last."""
+    same = [
+        entry
+        for entry in known
+        if entry.kernel.variant == variant
+        and entry.kernel.problem == problem
+        and (same_card(entry.slug, limits.slug) or _is_preset(entry, limits))
+    ]
+    if not same:
+        return None
+    entry = max(same, key=lambda e: (not e.predicted, e.kernel.tuned_at))
+    return Match(entry, f"the variant asked for, as it was tuned: {_words(entry)}", exact=True)
+
+
+def _is_preset(entry: Entry, limits: DeviceLimits) -> bool:
+    """Whether a card's name, as its driver writes it, means the preset."""
+    name = preset_of(entry.kernel.device)
+    return name is not None and PRESETS[name].slug == limits.slug
+
+
 def find(
     known: Iterable[Entry],
     problem: Problem,
@@ -65,7 +89,6 @@ def find(
 
     ``any_shape``: batch, heads and lengths were not asked for; those of ``problem`` are the default ones.
     """
-    shipped = shipped_folder().resolve()
     usable = [
         entry
         for entry in known
@@ -78,14 +101,14 @@ def find(
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
-        is_shipped = entry.json_path is not None and entry.json_path.resolve().is_relative_to(shipped)
+        shipped = is_shipped(entry)
         return (
             entry.predicted,
             not same_card(entry.slug, limits.slug),
             not any_shape and tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),
-            any_shape and is_shipped,
-            0.0 if any_shape and not is_shipped else shape_distance(tuned, problem),
+            any_shape and shipped,
+            0.0 if any_shape and not shipped else shape_distance(tuned, problem),
         )
 
     least = min(map(rank, usable))

@@ -8,7 +8,11 @@ from pathlib import Path
 from ...gen.emit.cuda import read_cuda
 from ...gen.kernel import Kernel
 from ..errors import FlashgenError, UsageError
+from ..files import read_text
 from .module_text import read_module
+
+#: The largest emitted file that is read: a module may carry many kernels compiled.
+MAX_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def read_each(path: Path) -> list[EmittedKernel]:
     if path.suffix not in (".py", ".cu"):
         raise UsageError(f"{path} is neither a .py nor a .cu file; name one that `flashgen emit` wrote")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise FlashgenError(
@@ -59,7 +63,15 @@ def read_each(path: Path) -> list[EmittedKernel]:
             f"{path} takes its source from {error.filename}, which cannot be read: {error.strerror}; emit "
             "it again"
         ) from error
-    except (KeyError, TypeError, ValueError, SyntaxError, AttributeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        SyntaxError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise FlashgenError(
             f"{path} does not read as a kernel of this flashgen ({_why_unread(error)}); name a file that "
             "`flashgen emit` wrote, or emit it again"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ...gen.emit.cuda import emit_cuda
+from ...gen.emit.made import Made
 from ...gen.emit.module import emit_module
 from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
@@ -14,14 +16,14 @@ from ...gen.limits import PRESETS, DeviceLimits
 from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
+from ..cards.names import cards
 from ..cards.slug import same_card
 from ..errors import FlashgenError, UsageError
 from ..predict.catalogue import build_catalogue
-from ..predict.prior import prior_of
-from ..predict.ranking import predicted_fastest
 from ..request import Shape
-from ..serving import serving_families, why_not
+from ..serving import serving_families
 from . import choice, library, records
+from .guess import built_guess
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Emitted:
     device: str
     arch: int
     measurement: Mapping[str, Any] | None
+    build: Mapping[str, Any] | None = None
 
     @property
     def sm(self) -> str:
@@ -54,21 +57,33 @@ class Emitted:
             "device": self.device,
             "arch": self.arch,
             "measurement": self.measurement,
+            "build": self.build,
         }
 
 
-def emit_tuned(match: choice.Match, suffix: str, *, embed: int = 0) -> Emitted:
-    """Emits the matched kernel as it was written when it was tuned, in a module as it is made today.
-    ``embed``: compile it, so many at a time, for the module to carry."""
+def emit_tuned(match: choice.Match, target: Path, *, embed: int = 0) -> Emitted:
+    """Emits the matched kernel as it was rendered when it was tuned, in a file as it is written today.
+
+    ``embed``: compile it, so many at a time, for the module to carry. A .cu file that was edited since stays
+    as it is. Raises FlashgenError where the kernel cannot be read from its files.
+    """
     from .bundle import rendered
 
     entry = match.entry
     tuned = entry.kernel
-    if suffix == ".cu" and entry.rendered is None:
+    kernel = None
+    try:
+        kernel = rendered(entry)
+    except FlashgenError:
+        # Its facts are gone, but not its source.
+        if target.suffix != ".cu":
+            raise
+    edited = entry.rendered is None and kernel is not None and kernel.source == tuned.source
+    if kernel is None or (edited and target.suffix == ".cu"):
         text = tuned.source
     else:
-        kernel = rendered(entry)
-        text = _text(kernel, suffix, tuned.device, records.figures(tuned), _cubins(kernel, embed))
+        made = Made(kernel, tuned.device, records.figures(tuned))
+        text = _text(made, target, _cubins(kernel, embed))
     return Emitted(
         text,
         match.how,
@@ -83,9 +98,16 @@ def emit_tuned(match: choice.Match, suffix: str, *, embed: int = 0) -> Emitted:
 
 
 def emit_untuned(
-    variant: Variant, problem: Problem, limits: DeviceLimits, how: str, suffix: str, *, embed: int = 0
+    variant: Variant,
+    problem: Problem,
+    limits: DeviceLimits,
+    how: str,
+    target: Path,
+    *,
+    build: Mapping[str, Any] | None = None,
+    embed: int = 0,
 ) -> Emitted:
-    """Emits a variant that was not tried. Raises UsageError for an illegal one."""
+    """Emits a variant that was not timed; ``build`` is as in `Made`. Raises UsageError for an illegal one."""
     try:
         kernel = render(variant, problem, limits)
     except Illegal as error:
@@ -93,8 +115,8 @@ def emit_untuned(
             f"{error}; {variant.name} cannot run {problem.name} on {limits.name}: change it with --set, "
             "`flashgen space` lists what is legal"
         ) from error
-    text = _text(kernel, suffix, limits.name, None, _cubins(kernel, embed))
-    return Emitted(text, how, False, False, problem, variant, limits.name, limits.arch, None)
+    text = _text(Made(kernel, limits.name, None, build), target, _cubins(kernel, embed))
+    return Emitted(text, how, False, False, problem, variant, limits.name, limits.arch, None, build)
 
 
 def choose(
@@ -102,53 +124,41 @@ def choose(
     shape: Shape,
     limits: DeviceLimits | None,
     family: type[Variant] | None,
-    suffix: str,
+    target: Path,
     *,
     embed: int = 0,
+    jobs: int = 1,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Emitted:
     """Emits the best known kernel for what was asked, or the cost model's best guess without one. ``embed``
-    is as in `emit_tuned`.
+    is as in `emit_tuned`, ``jobs`` and ``note`` as in `built_guess`.
 
     Raises:
-        FlashgenError: nothing was asked for and nothing was ever tuned.
+        FlashgenError: nothing was asked for and nothing was tuned here.
     """
     if limits is None and not shape.is_given and family is None:
-        match = choice.last_tuned(known)
+        match = choice.last_tuned([entry for entry in known if not library.is_shipped(entry)])
         if match is None:
             raise FlashgenError(
-                "nothing was tuned yet; tune with `flashgen tune --device 0 --d 64` (--device sim:gtx-1080 "
-                "without a GPU), or emit an untuned kernel with --preset or --device"
+                "nothing was tuned here yet: tune with `flashgen tune --device 0 --d 64` (--device gtx-1080 "
+                "without a GPU), or say for which problem and card to take a shipped kernel or a predicted "
+                f"one: `flashgen emit {target.name} --device h200 --dtype bf16 --d 128`"
             )
-        return emit_tuned(match, suffix, embed=embed)
+        return emit_tuned(match, target, embed=embed)
     problem = shape.problem()
+    remark = ""
     if limits is None:
-        limits = card_of_last(known, [problem])
+        limits, remark = card_meant(known, [problem])
     match = choice.find(known, problem, limits, family=family, any_shape=not shape.has_sizes)
     if match is not None:
-        return emit_tuned(match, suffix, embed=embed)
+        return emit_tuned(replace(match, how=match.how + remark), target, embed=embed)
+    families = (family,) if family is not None else serving_families(problem, limits)
+    guess = built_guess(families, problem, limits, jobs=jobs, note=note)
     how = (
         f"nothing was tuned for {class_words(problem)} on {limits.name}: this is the cost model's guess, "
-        "untuned; `flashgen tune` finds better"
+        f"untuned, {guess.how}; `flashgen tune` finds better{remark}"
     )
-    families = (family,) if family is not None else serving_families(problem, limits)
-    return emit_untuned(best_guess(families, problem, limits), problem, limits, how, suffix, embed=embed)
-
-
-def best_guess(families: Sequence[type[Variant]], problem: Problem, limits: DeviceLimits) -> Variant:
-    """Returns the variant of the families that the cost model calls fastest. Raises UsageError when none is
-    legal."""
-    guesses: list[tuple[float, Variant]] = []
-    for family in families:
-        catalogue = build_catalogue(family, problem, limits)
-        if len(catalogue):
-            us, row = predicted_fastest(catalogue, prior_of(problem, limits))[0]
-            guesses.append((us, catalogue.variant(row)))
-    if not guesses:
-        names = " or ".join(repr(family.family) for family in families)
-        reasons = [reason for family in families if (reason := why_not(family, problem, limits))]
-        told = f": {'; '.join(reasons)}" if reasons else "; `flashgen space` says which rules remove them"
-        raise UsageError(f"no variant of {names} is legal for {problem.name} on {limits.name}{told}")
-    return min(guesses, key=lambda guess: guess[0])[1]
+    return emit_untuned(guess.variant, problem, limits, how, target, build=guess.build, embed=embed)
 
 
 def complete(
@@ -180,17 +190,28 @@ def complete(
     return catalogue.variant(row)
 
 
-def card_of_last(known: Sequence[library.Entry], problems: Sequence[Problem]) -> DeviceLimits:
-    """Returns the card to emit for when none was named: that of the kernel tuned last, of one of the
-    problems' types and head dims where there is any."""
+def card_meant(known: Sequence[library.Entry], problems: Sequence[Problem]) -> tuple[DeviceLimits, str]:
+    """Returns the card to emit for when none was named, and where it was neither tuned on nor is it here, a
+    remark that says so.
+
+    It is that of the kernel tuned last here, of one of the problems' types and head dims where there is any;
+    else this machine's; else the shipped kernels'.
+    """
     stems = {problem.stem for problem in problems}
+    here = [entry for entry in known if not library.is_shipped(entry)]
+    if match := choice.last_tuned([e for e in here if e.kernel.problem.stem in stems] or here):
+        return limits_of(match.entry), ""
+    found, _ = cards()
+    if found:
+        return found[0].limits, ""
     match = choice.last_tuned([e for e in known if e.kernel.problem.stem in stems] or known)
     if match is None:
         raise FlashgenError(
-            "nothing was tuned yet, and no card was named; name one with --device or --preset (`flashgen "
-            "devices` lists them)"
+            "nothing was tuned yet, and no card was named; name one with --device (`flashgen devices` lists "
+            "them)"
         )
-    return limits_of(match.entry)
+    limits = limits_of(match.entry)
+    return limits, f" (no card was named and none is here: {limits.name} is the shipped kernels')"
 
 
 def limits_of(entry: library.Entry) -> DeviceLimits:
@@ -202,16 +223,12 @@ def limits_of(entry: library.Entry) -> DeviceLimits:
     raise FlashgenError(f"{entry.kernel.device} resembles no preset; name the card with --device")
 
 
-def _text(
-    kernel: Kernel,
-    suffix: str,
-    device: str,
-    measurement: Mapping[str, Any] | None,
-    cubins: Mapping[bool, bytes] | None = None,
-) -> str:
-    if suffix == ".cu":
-        return emit_cuda(kernel, device=device, measurement=measurement)
-    return emit_module(kernel, device=device, measurement=measurement, cubins=cubins)
+def _text(made: Made, target: Path, cubins: Mapping[bool, bytes] | None = None) -> str:
+    """The text of a file of that name."""
+    told = {"device": made.device, "measurement": made.measurement, "build": made.build}
+    if target.suffix == ".cu":
+        return emit_cuda(made.kernel, **told, stem=target.stem)
+    return emit_module(made.kernel, **told, cubins=cubins, name=target.stem)
 
 
 def _cubins(kernel: Kernel, embed: int) -> dict[bool, bytes] | None:

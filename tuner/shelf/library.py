@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +12,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...gen.kernel import Kernel
-from ..build.cache import write_atomically
 from ..errors import FlashgenError
 from ..evaluate.outcome import TunedKernel
+from ..files import read_text, write_text
 from .records import from_record, to_record
+
+#: The largest record or source that is read, and how much of what is wrong with one is told.
+MAX_BYTES = 32 * 2**20
+MAX_WHY = 300
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,18 @@ class Entry:
         return self.kernel.measurement.predicted
 
 
-def check_writable(folder: Path) -> None:
-    """Raises FlashgenError unless files can be written in ``folder``, which is made where it is missing."""
+def check_writable(folder: Path, what: str = "out", option: str = "--out") -> None:
+    """Raises FlashgenError unless files can be written in ``folder``, which is made where it is missing.
+
+    ``what`` the folder is and the ``option`` that names it are for the message."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise FlashgenError(
-            f"the out folder {folder} cannot be written: {error.strerror or error}; choose another with --out"
+            f"the {what} folder {folder} cannot be written: {error.strerror or error}; choose another with "
+            f"{option}"
         ) from error
 
 
@@ -65,10 +76,9 @@ def write(folder: Path, slug: str, kernel: TunedKernel, cuda: str, module: str) 
     """
     paths = Paths.of(folder, slug, kernel.problem.name)
     try:
-        paths.cu.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(paths.cu, cuda)
-        write_atomically(paths.py, module)
-        write_atomically(paths.json, json.dumps(to_record(kernel), indent=2) + "\n")
+        write_text(paths.cu, cuda)
+        write_text(paths.py, module)
+        write_text(paths.json, json.dumps(to_record(kernel), indent=2) + "\n")
     except OSError as error:
         raise FlashgenError(
             f"{paths.cu.parent} cannot be written: {error.strerror or error}; the tuned kernel is kept with "
@@ -84,15 +94,21 @@ def read(path: Path, slug: str | None = None) -> Entry:
         FlashgenError: it cannot be read, or is not a tuned kernel's record.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        source = path.with_suffix(".cu").read_text(encoding="utf-8")
+        data = json.loads(read_text(path, MAX_BYTES))
+        source = read_text(path.with_suffix(".cu"), MAX_BYTES)
         return Entry(from_record(data, source), slug or path.parent.name, path)
     except OSError as error:
         raise FlashgenError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FlashgenError(
-            f"{path} is not the record of a tuned kernel of this flashgen ({error}); remove it or tune again"
-        ) from error
+    except RecursionError as error:
+        raise FlashgenError(_no_record(path, "it is nested too deeply")) from error
+    except KeyError as error:
+        raise FlashgenError(_no_record(path, f"it has no {error.args[0]}")) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FlashgenError(_no_record(path, str(error)[:MAX_WHY])) from error
+
+
+def _no_record(path: Path, why: str) -> str:
+    return f"{path} is not the record of a tuned kernel of this flashgen ({why}); remove it or tune again"
 
 
 def shipped_folder() -> Path:
@@ -100,22 +116,31 @@ def shipped_folder() -> Path:
     return Path(str(files("flashgen.out")))
 
 
+def is_shipped(entry: Entry) -> bool:
+    """Tells whether a kernel is one of those that come with flashgen: nobody tuned it here."""
+    return entry.json_path is not None and entry.json_path.resolve().is_relative_to(
+        shipped_folder().resolve()
+    )
+
+
 def folders(out: Path) -> list[Path]:
     """Returns the folders in which kernels are looked for, in order and each once: the out folder, then the
     shipped ones."""
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for folder in (out, shipped_folder()):
-        found.setdefault(folder.resolve(), folder)
+        # Not by resolve, which raises for links that lead in a circle.
+        found.setdefault(os.path.realpath(folder), folder)
     return list(found.values())
 
 
 def entries(places: Iterable[Path]) -> list[Entry]:
-    """Returns every readable kernel under ``places``, in their order. Files that are none are passed over."""
+    """Returns every readable kernel under ``places``, in their order. Files that are none are passed over,
+    each named in the log."""
     found: list[Entry] = []
     for place in places:
         for path in sorted(place.glob("*/*.json")):
             try:
                 found.append(read(path))
-            except FlashgenError:
-                continue
+            except FlashgenError as error:
+                _log.warning("passed over: %s", error)
     return found

@@ -12,6 +12,7 @@ from ...gen.families import family_named
 from ...gen.kernel import Kernel
 from ...gen.launch import Launch, TensorMap
 from ...gen.problem import Problem
+from ..files import read_text
 
 #: The table, and the sources of those modules that have one or several in them.
 _TABLE, _SOURCE, _SOURCES = "KERNELS", "SOURCE", "SOURCES"
@@ -42,7 +43,7 @@ def read_module(path: Path, text: str) -> list[tuple[Kernel, str, str]]:
     source = assigned[_SOURCE]
     if isinstance(source, ast.Constant):
         return [(*_kernel_of(facts[0], str(source.value)), "")]
-    kernel, _ = read_cuda(path.with_suffix(".cu").read_text(encoding="utf-8"))
+    kernel, _ = read_cuda(read_text(path.with_suffix(".cu")))
     return [(*_kernel_of(facts[0], kernel.source), "")]
 
 

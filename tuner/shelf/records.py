@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Mapping
 from typing import Any
 
 from ...gen.families import family_named
 from ...gen.problem import Problem
 from ..evaluate.outcome import Measurement, TunedKernel
+from ..printable import is_plain
 
 
 def to_record(kernel: TunedKernel) -> dict[str, Any]:
@@ -35,18 +38,30 @@ def figures(kernel: TunedKernel) -> dict[str, Any]:
 
 
 def from_record(data: dict[str, Any], source: str) -> TunedKernel:
-    """Returns the kernel that `to_record` wrote. Raises KeyError, TypeError or ValueError for anything
-    else."""
+    """Returns the kernel that `to_record` wrote. Raises KeyError, TypeError, ValueError or RecursionError for
+    anything else: texts of one printable line, figures that can have been measured."""
+    texts = {name: _text(data, name) for name in ("device", "driver", "toolkit", "flashgen", "tuned_at")}
+    datetime.datetime.fromisoformat(texts["tuned_at"])
     return TunedKernel(
         problem=Problem.from_dict(data["problem"]),
         variant=family_named(data["family"]).from_dict(data["variant"]),
         source=source,
         measurement=Measurement.from_dict(data["measurement"]),
-        device=data["device"],
-        arch=data["arch"],
-        driver=data["driver"],
-        toolkit=data["toolkit"],
-        flashgen=data["flashgen"],
-        seed=data["seed"],
-        tuned_at=data["tuned_at"],
+        arch=_number(data, "arch"),
+        seed=_number(data, "seed"),
+        **texts,
     )
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data[name]
+    if not isinstance(value, str) or not is_plain(value):
+        raise ValueError(f"{name} is {value!r}, not one line of printable characters")
+    return value
+
+
+def _number(data: Mapping[str, Any], name: str) -> int:
+    value = data[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a whole number from 0")
+    return value

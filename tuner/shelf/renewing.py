@@ -9,8 +9,8 @@ from ...gen.emit.cuda import emit_cuda
 from ...gen.emit.module import emit_thin_module
 from ...gen.render import render
 from ...gen.variant import Illegal
-from ..build.cache import write_atomically
 from ..errors import FlashgenError, UsageError
+from ..files import write_text
 from . import library
 from .emitting import limits_of
 from .records import figures
@@ -38,8 +38,8 @@ def renew(folder: Path) -> Iterator[library.Entry]:
             ) from error
         told = {"device": tuned.device, "measurement": figures(tuned)}
         try:
-            write_atomically(path.with_suffix(".cu"), emit_cuda(kernel, **told))
-            write_atomically(path.with_suffix(".py"), emit_thin_module(kernel, **told))
+            write_text(path.with_suffix(".cu"), emit_cuda(kernel, **told))
+            write_text(path.with_suffix(".py"), emit_thin_module(kernel, **told))
         except OSError as error:
             raise FlashgenError(f"{folder} cannot be written: {error.strerror or error}") from error
         yield entry

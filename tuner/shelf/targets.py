@@ -9,8 +9,8 @@ from pathlib import Path
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
 from ...gen.problem import Problem
-from ..build.cache import write_atomically
 from ..errors import FlashgenError, UsageError
+from ..files import check_regular, read_text, write_text
 from .emitting import Emitted
 
 SUFFIXES = (".cu", ".py")
@@ -26,25 +26,35 @@ def check_target(target: Path, *, native: bool = False) -> None:
         raise UsageError(f"cannot emit {str(target)!r}; name the file .cu (CUDA C++) or .py (Python module)")
     if target.suffix == ".py" and (not target.stem.isidentifier() or keyword.iskeyword(target.stem)):
         raise UsageError(f"{target.name!r} could not be imported; name the module as Python names variables")
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder; name a file in it")
+    try:
+        check_regular(target)
+    except IsADirectoryError:
+        raise UsageError(f"{target} is a folder; name a file in it") from None
+    except OSError as error:
+        raise _unwritable(target, error) from error
 
 
 def write_target(target: Path, text: str) -> None:
     """Writes the file whole or not at all. Raises FlashgenError."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text)
+        write_text(target, text)
     except OSError as error:
-        raise FlashgenError(
-            f"{target} cannot be written: {error.strerror or error}; free some space or name another file"
-        ) from error
+        raise _unwritable(target, error) from error
 
 
-def with_program(emitted: Emitted) -> str:
-    """Returns the text of a .cu that is a program. Raises UsageError for kernels that it could not call."""
+def _unwritable(target: Path, error: OSError) -> FlashgenError:
+    return FlashgenError(
+        f"{target} cannot be written: {error.strerror or error}; free some space or name another file"
+    )
+
+
+def with_program(emitted: Emitted, target: Path) -> str:
+    """Returns the text of a .cu file that is a program, called as ``target`` is.
+
+    Raises UsageError for kernels that it could not call.
+    """
     _check_native(emitted.problem)
-    return emitted.text + program(emitted.problem, emitted.sm)
+    return emitted.text + program(emitted.problem, emitted.sm, target.stem)
 
 
 def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
@@ -59,12 +69,16 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
     beside = {target.with_name(name): text for name, text in files.items()}
     for path in beside:
         # What was written for a file of that name before names it in its first line.
-        if (
-            path.exists()
-            and target.name not in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        ):
+        if path.exists() and target.name not in _first_line(path):
             raise UsageError(f"{path} is another's; emit into an empty folder, as in lib/{target.name}")
     return beside
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return read_text(path).partition("\n")[0]
+    except (OSError, ValueError):
+        return ""
 
 
 def _check_native(problem: Problem) -> None:

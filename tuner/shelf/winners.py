@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from optuna.study import Study, get_all_study_names, load_study
+from optuna.storages import BaseStorage
+from optuna.study import get_all_study_names
 
 from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ..evaluate.outcome import Status
-from ..store.studies import open_storage, outcomes, storage_errors
+from ..store.about import card_of
+from ..store.ended_trials import ended_trials
+from ..store.studies import UNREADABLE, open_storage, storage_errors
 from . import library, records
 
 #: Study attribute that holds the winner's record.
@@ -31,33 +35,35 @@ def kernels_in_storage(where: str) -> list[library.Entry]:
     found: list[library.Entry] = []
     with storage_errors(where):
         for name in get_all_study_names(storage):
-            study = load_study(study_name=name, storage=storage)
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                record = study.user_attrs.get(TUNED) or _best_record(study)
+            study_id = storage.get_study_id_from_name(name)
+            about = storage.get_study_user_attrs(study_id)
+            with contextlib.suppress(*UNREADABLE):
+                slug, _ = card_of(about)
+                record = about.get(TUNED) or _best_record(storage, study_id, about)
                 if record is None:
                     continue
                 kernel = records.from_record(record, "")
-                rendered = render(kernel.variant, kernel.problem, DeviceLimits(**study.user_attrs["limits"]))
+                limits = DeviceLimits.from_dict(about["limits"])
+                rendered = render(kernel.variant, kernel.problem, limits)
                 kernel = replace(kernel, source=rendered.source)
-                found.append(library.Entry(kernel, study.user_attrs["slug"], rendered=rendered))
+                found.append(library.Entry(kernel, slug, rendered=rendered))
     return found
 
 
-def _best_record(study: Study) -> dict[str, Any] | None:
+def _best_record(storage: BaseStorage, study_id: int, about: Mapping[str, Any]) -> dict[str, Any] | None:
     """The record of an unfinished study's best trial."""
-    about = study.user_attrs
     fine = [
-        (outcome.measurement, outcome, trial)
-        for trial, outcome in outcomes(study, family_named(about["family"]))
-        if outcome.status is Status.OK and outcome.measurement is not None
+        (trial.outcome.measurement, trial)
+        for trial in ended_trials(storage, study_id, family_named(about["family"]))
+        if trial.outcome.status is Status.OK and trial.outcome.measurement is not None
     ]
     if not fine:
         return None
-    measurement, best, trial = min(fine, key=lambda each: each[0].median_us)
-    ended = trial.datetime_complete or datetime.datetime.now()
+    measurement, best = min(fine, key=lambda each: each[0].median_us)
+    ended = best.at or datetime.datetime.now()
     return {
         **{k: about[k] for k in ("problem", "family", "device", "driver", "toolkit", "flashgen", "seed")},
-        "variant": best.variant.to_dict(),
+        "variant": best.outcome.variant.to_dict(),
         "measurement": measurement.to_dict(),
         "arch": about["limits"]["arch"],
         "tuned_at": ended.astimezone(datetime.UTC).isoformat(timespec="seconds"),

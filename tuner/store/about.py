@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,22 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..cards.slug import SIM_PREFIX
+from ..printable import is_plain
 from .makers import study_name
+
+#: What `DeviceLimits.slug` makes of a card's name.
+SLUG = re.compile(r"[a-z0-9_]+")
+
+
+def card_of(attributes: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the folder and the name of the card that a study's attributes tell. Raises KeyError or
+    ValueError for a folder that is none, or a name that is more than a line."""
+    slug, device = attributes["slug"], attributes["device"]
+    if not isinstance(slug, str) or not SLUG.fullmatch(slug):
+        raise ValueError(f"slug is {slug!r}, not the folder of a card")
+    if not isinstance(device, str) or not is_plain(device):
+        raise ValueError(f"device is {device!r}, not one line of printable characters")
+    return slug, device
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,14 @@ class About:
     @classmethod
     def of_study(cls, name: str, attributes: Mapping[str, Any]) -> About:
         """Reads what `attributes` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        for key in ("driver", "toolkit", "flashgen"):
+            if not isinstance(attributes[key], str):
+                raise TypeError(f"{key} is {attributes[key]!r}, not a text")
+        if type(attributes["predicted"]) is not bool or type(attributes["seed"]) is not int:
+            raise TypeError("predicted is no truth value, or seed no whole number")
         return cls(
             problem=Problem.from_dict(attributes["problem"]),
-            limits=DeviceLimits(**attributes["limits"]),
+            limits=DeviceLimits.from_dict(attributes["limits"]),
             family=family_named(attributes["family"]),
             predicted=attributes["predicted"],
             driver=attributes["driver"],

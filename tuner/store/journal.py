@@ -2,27 +2,43 @@
 lock whose holder is dead is broken at once instead of after half a minute.
 
 The lock stays Optuna's own, a symbolic link that other programs wait for too. It leads to a file whose name
-says who holds it.
+says who holds it, and which is there for as long as the lock is held.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
+import glob
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal._storage import JournalOperation
 
-from .liveness import is_dead, process_name
+from ..files import check_regular, name_from_file, name_in_file
+from ..processes import is_gone, process_name
 
 LOCK_SUFFIX, HOLDER_SUFFIX = ".lock", ".holder"
 #: How often a lock is tried, and after how long it is left to Optuna, which breaks what does not move.
 TRY_SECONDS, PATIENCE_SECONDS = 0.005, 10.0
+#: A holder's file that is older belongs to a process of another host that was killed: none holds a lock for
+#: longer than Optuna lets it.
+STALE_HOLDER_SECONDS = 600.0
+#: What a line of a journal may be.
+OPERATIONS = frozenset(int(operation) for operation in JournalOperation)
+#: What each line begins with.
+FIRST_KEY = b'{"op_code":'
+#: The longest first line of a journal that is looked at.
+MAX_LINE = 2**20
+
+
+class NoJournal(ValueError):
+    """A file that is another program's, or a journal with something in it that Optuna never wrote."""
 
 
 class Journal(JournalFileBackend):
@@ -31,9 +47,41 @@ class Journal(JournalFileBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        check_regular(path)
+        self._require_journal()
         self._safe_lock = JournalLock(path)
         super().__init__(str(path), self._safe_lock)
         self._mend()
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        number = log_number_from
+        logs = super().read_logs(log_number_from)
+        while True:
+            number += 1
+            try:
+                log = next(logs)
+            except StopIteration:
+                return
+            except RecursionError:
+                raise NoJournal(f"line {number} of it is nested too deeply") from None
+            if not _is_log(log):
+                raise NoJournal(f"line {number} of it is nothing that Optuna writes")
+            yield log
+
+    def _require_journal(self) -> None:
+        """Raises NoJournal for a file that is not Optuna's, before its end is taken for half a line."""
+        try:
+            with self._path.open("rb") as file:
+                line = file.readline(MAX_LINE)
+        except FileNotFoundError:
+            return
+        try:
+            torn = not line.endswith(b"\n") and line[: len(FIRST_KEY)] == FIRST_KEY[: len(line)]
+            ours = torn or _is_log(json.loads(line))
+        except (ValueError, RecursionError):
+            ours = False
+        if line and not ours:
+            raise NoJournal("it is no journal of Optuna's")
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         try:
@@ -71,22 +119,32 @@ class JournalLock(JournalFileSymlinkLock):
     def __init__(self, path: Path) -> None:
         self._link = path.with_name(path.name + LOCK_SUFFIX)
         self._path = path
-        self._pid = 0
         self._clean()
         super().__init__(str(path))
 
     def acquire(self) -> bool:
-        if self._pid != os.getpid():
-            # A forked child holds its locks in its own name.
-            self._pid = os.getpid()
-            holder = self._holder(process_name())
-            holder.touch()
-            atexit.register(holder.unlink, missing_ok=True)
-            self._lock_target_file = str(holder.absolute())
+        holder = self._holder(process_name())
+        holder.touch()
+        # A forked child holds its locks in its own name.
+        self._lock_target_file = str(holder.absolute())
+        try:
+            return self._wait()
+        except BaseException:
+            if not self._leads_to(holder):
+                holder.unlink(missing_ok=True)
+            raise
+
+    def release(self) -> None:
+        super().release()
+        self._holder(process_name()).unlink(missing_ok=True)
+
+    def _wait(self) -> bool:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(FileExistsError):
                 self._link.symlink_to(self._lock_target_file)
+                # Another thread of this process may have let go of it meanwhile.
+                Path(self._lock_target_file).touch()
                 return True
             self._break_dead()
             time.sleep(TRY_SECONDS)
@@ -99,28 +157,43 @@ class JournalLock(JournalFileSymlinkLock):
         with _alone(self._path), contextlib.suppress(OSError):
             # Others of this host may have done so meanwhile, and hold it now.
             if self._holder_is_dead():
+                holder = self._link.readlink()
                 self._link.unlink()
+                holder.unlink(missing_ok=True)
 
     def _holder_is_dead(self) -> bool:
         try:
-            return is_dead(_named_by(Path(self._link.readlink()).name))
+            return is_gone(_named_by(self._link.readlink().name))
         except OSError:
             return False
 
     def _clean(self) -> None:
         """Removes what killed processes left."""
-        for holder in self._path.parent.glob(self._holder("*").name):
-            if is_dead(_named_by(holder.name)) and not self._holder_is_dead():
-                holder.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for holder in self._path.parent.glob(f".{glob.escape(self._path.name)}@*{HOLDER_SUFFIX}"):
+                stale = time.time() - holder.stat().st_mtime > STALE_HOLDER_SECONDS
+                if (stale or is_gone(_named_by(holder.name))) and not self._leads_to(holder):
+                    holder.unlink(missing_ok=True)
+        self._break_dead()
+
+    def _leads_to(self, holder: Path) -> bool:
+        try:
+            return self._link.readlink().name == holder.name
+        except OSError:
+            return False
 
     def _holder(self, process: str) -> Path:
-        name = f".{self._path.name}@{process.replace('/', '+')}{HOLDER_SUFFIX}"
-        return self._path.with_name(name)
+        return self._path.with_name(f".{self._path.name}@{name_in_file(process)}{HOLDER_SUFFIX}")
 
 
 def _named_by(file_name: str) -> str:
     """The process that a holder's file is named after."""
-    return file_name.removesuffix(HOLDER_SUFFIX).rpartition("@")[2].replace("+", "/")
+    return name_from_file(file_name.removesuffix(HOLDER_SUFFIX).rpartition("@")[2])
+
+
+def _is_log(log: object) -> bool:
+    """Whether Optuna may have written that line; an operation that it does not know ends its reading."""
+    return isinstance(log, dict) and log.get("op_code") in OPERATIONS
 
 
 @contextlib.contextmanager

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import socket
 import threading
 import time
 from collections.abc import Hashable
-from pathlib import Path
 
 from optuna.trial import FrozenTrial, Trial
+
+from ..processes import is_gone, process_name
 
 #: User attributes of a trial: who runs it, and how often it said so since.
 OWNER, HEARTBEAT = "owner", "heartbeat"
@@ -25,6 +24,8 @@ OWNER, HEARTBEAT = "owner", "heartbeat"
 BEAT_SECONDS, GRACE_SECONDS = 10.0, 60.0
 
 
+#: Slashes in an owner's name: those of the process's, and one before the number of the run.
+OWNERS_SLASHES = 4
 #: The runs of this process that go on; one process may make several, one after the other or at once.
 _going_on: set[str] = set()
 _run_numbers = itertools.count()
@@ -38,43 +39,15 @@ def owner() -> str:
     return name
 
 
-def process_name() -> str:
-    """Returns the name of this process: an owner's without the number of the run."""
-    pid = os.getpid()
-    return "/".join((socket.gethostname(), str(pid), _started(pid), _namespace()))
-
-
-def _started(pid: int) -> str:
-    try:
-        # Field 22 counted from the program's name, which is in parentheses and may hold spaces.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _namespace() -> str:
-    """Where process numbers mean something: two containers may bear one host's name."""
-    try:
-        return str(Path("/proc/self/ns/pid").stat().st_ino)
-    except OSError:
-        return ""
-
-
 def is_dead(name: str) -> bool:
     """Tells whether that owner is sure to be gone: a process of this host that is no more, or a run of this
     one."""
-    host, pid, started, namespace, number, *_ = [*name.split("/"), "", "", "", "", ""]
-    if host != socket.gethostname() or not pid.isdigit() or namespace not in ("", _namespace()):
-        return False
-    if int(pid) == os.getpid() and started == _started(os.getpid()):
+    process, number = name, ""
+    if name.count("/") == OWNERS_SLASHES:
+        process, _, number = name.rpartition("/")
+    if process == process_name():
         return bool(number) and name not in _going_on
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return _started(int(pid)) != started
+    return is_gone(process)
 
 
 class Watch:

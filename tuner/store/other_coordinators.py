@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ..evaluate.outcome import Outcome
 from ..predict.catalogue import Catalogue
 from .liveness import Watch
-from .studies import OUTCOME, outcome_from_dict
+from .studies import OUTCOME, outcome_of
 
 #: User attribute of a trial whose coordinator has made sure that nobody else tries its variant.
 HELD = "held"
@@ -144,9 +144,9 @@ class OtherCoordinators:
         self._held.pop(trial.number, None)
         if OUTCOME not in trial.user_attrs:
             return None
-        outcome = outcome_from_dict(self._catalogue.family, trial.user_attrs[OUTCOME])
-        row = self._catalogue.row(outcome.variant)
-        if row is None or row in self._done_rows:
+        outcome = outcome_of(trial, self._catalogue.family)
+        row = None if outcome is None else self._catalogue.row(outcome.variant)
+        if outcome is None or row is None or row in self._done_rows:
             return None
         self._catalogue.take(row)
         self._done_rows.add(row)

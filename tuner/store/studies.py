@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+import sqlalchemy
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -29,7 +31,10 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from ...gen.variant import Variant
 from ..errors import FlashgenError
 from ..evaluate.outcome import Measurement, Outcome, Status
-from .journal import Journal
+from ..extras import getting
+from ..files import check_regular
+from .database import UNREADABLE, Database
+from .journal import Journal, NoJournal
 from .liveness import OWNER, is_dead
 
 OUTCOME = "outcome"
@@ -49,6 +54,14 @@ DRIVERS = {
     "postgresql": {"psycopg": "psycopg", "psycopg2": "psycopg2", "pg8000": "pg8000"},
     "mysql": {"pymysql": "pymysql", "mysqldb": "MySQLdb", "mysqlconnector": "mysql.connector"},
 }
+#: The table in which Optuna keeps its studies, and those in which its tables' version is kept.
+STUDIES, VERSIONS = "studies", frozenset({"version_info", "alembic_version"})
+
+_log = logging.getLogger(__name__)
+
+
+class NotOurs(FlashgenError):
+    """A file or a database that holds something else than our trials."""
 
 
 @contextlib.contextmanager
@@ -80,12 +93,17 @@ def _opening_errors(where: str) -> Iterator[None]:
             yield
     except OSError as error:
         raise _unusable(where, error.strerror or str(error)) from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _unusable(where, "it is no journal of Optuna's") from error
+    except NotOurs as error:
+        raise _unusable(where, str(error)) from error
     except ImportError as error:
         raise _no_storage(where, _driver(error)) from error
     except (ValueError, optuna.exceptions.OptunaError) as error:
         raise _no_storage(where, str(error)) from error
+    except RuntimeError as error:
+        # Of tables that another version of Optuna made; it says which, and how to convert them.
+        raise _unusable(where, str(error)) from error
 
 
 def _no_storage(where: str, why: str) -> FlashgenError:
@@ -144,7 +162,7 @@ def open_storage(where: str) -> BaseStorage:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if where.endswith((".journal", ".log")):
             Path(where).parent.mkdir(parents=True, exist_ok=True)
-            return JournalStorage(Journal(Path(where)))
+            return _open_journal(Path(where))
         if where.startswith(PROXY):
             return _open_proxy(where)
         if "://" in where and not where.startswith("sqlite"):
@@ -156,29 +174,21 @@ def open_storage(where: str) -> BaseStorage:
         if path.is_dir():
             raise IsADirectoryError(f"it is a folder; name a file in it, as in {path / DEFAULT_FILE}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_regular(path)
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("it is not writable")
         return _open_sqlite(where if "://" in where else f"sqlite:///{path}")
 
 
-class _Database(RDBStorage):
-    """Optuna's storage, which writes a trial's parameters together, and does not look for what each was like
-    in earlier trials: a family's are always the same. New trials take half as long; cards wait for them."""
-
-    def _set_trial_param_without_commit(
-        self,
-        session: Any,
-        trial_id: int,
-        param_name: str,
-        param_value_internal: float,
-        distribution: BaseDistribution,
-        previous_distribution: BaseDistribution | None = None,
-    ) -> None:
-        known = previous_distribution or distribution
-        with session.no_autoflush:
-            super()._set_trial_param_without_commit(
-                session, trial_id, param_name, param_value_internal, distribution, known
-            )
+def _open_journal(path: Path) -> JournalStorage:
+    try:
+        return JournalStorage(Journal(path))
+    except NoJournal as error:
+        raise NotOurs(str(error)) from error
+    except UNREADABLE as error:
+        raise NotOurs(
+            f"a line of it is nothing that Optuna writes ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _open_sqlite(url: str) -> RDBStorage:
@@ -191,7 +201,8 @@ def _open_database(
     """Two runs that make the same new tables at once stand in each other's way: the later one tries again."""
     for patience in (0.2, 0.5, 1.0, 2.0, None):
         try:
-            storage = _Database(url, engine_kwargs=engine)
+            require_ours(url, engine)
+            storage = Database(url, engine_kwargs=engine)
             _make_missing_indexes(storage)
             prepare(storage)
             return storage
@@ -200,6 +211,23 @@ def _open_database(
                 raise
             time.sleep(patience)
     raise AssertionError("unreachable")
+
+
+def require_ours(url: str, engine: Mapping[str, Any]) -> None:
+    """Raises NotOurs for a database that holds the tables of another program and none of Optuna's: it gets no
+    tables of ours."""
+    made = sqlalchemy.create_engine(url, **engine)
+    try:
+        found = sqlalchemy.inspect(made)
+        names = set(found.get_table_names())
+        has_studies = STUDIES in names and "study_name" in {c["name"] for c in found.get_columns(STUDIES)}
+    finally:
+        made.dispose()
+    # A run killed while it made the tables leaves those of the version alone, or that of the studies too:
+    # all others refer to it.
+    others = sorted(names - VERSIONS)
+    if others and not has_studies:
+        raise NotOurs(f"it is the database of another program, with the tables {', '.join(others[:4])}")
 
 
 def _make_missing_indexes(storage: RDBStorage) -> None:
@@ -222,7 +250,7 @@ def _with_driver(url: str) -> str:
         if _installed(module):
             return f"{dialect}+{name}://{rest}"
     first = next(iter(DRIVERS[dialect].values()))
-    raise ImportError(f"no module {first}", name=f"{first} (pip install 'flashgen[{dialect}]')")
+    raise ImportError(f"no module {first}", name=f"{first} ({getting(dialect)})")
 
 
 def _installed(module: str) -> bool:
@@ -235,7 +263,7 @@ def _installed(module: str) -> bool:
 def _open_proxy(where: str) -> BaseStorage:
     """Optuna's proxy, which stands between many hosts and one database."""
     if not _installed("grpc"):
-        raise ImportError("no module grpc", name="grpc (pip install 'flashgen[grpc]')")
+        raise ImportError("no module grpc", name=f"grpc ({getting('grpc')})")
     from optuna.storages import GrpcStorageProxy
 
     host, _, port = where.removeprefix(PROXY).rstrip("/").partition(":")
@@ -323,17 +351,34 @@ def outcome_from_dict(family: type[Variant], data: Mapping[str, Any]) -> Outcome
     return Outcome(
         variant=family.from_dict(data["variant"]),
         status=Status(data["status"]),
-        reason=data["reason"],
+        reason=str(data["reason"]),
         measurement=Measurement.from_dict(measurement) if measurement else None,
         seconds=dict(data["seconds"]),
     )
 
 
 def outcomes(study: Study, family: type[Variant]) -> list[tuple[FrozenTrial, Outcome]]:
-    """Returns every finished trial of the study with its outcome, oldest first."""
-    states = (TrialState.COMPLETE, TrialState.PRUNED)
-    return [
-        (trial, outcome_from_dict(family, trial.user_attrs[OUTCOME]))
-        for trial in study.get_trials(deepcopy=False, states=states)
-        if OUTCOME in trial.user_attrs
-    ]
+    """Returns every finished trial of the study with its outcome, oldest first. Those that cannot be read are
+    passed over, and counted in the log."""
+    found, unread = [], []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+        if OUTCOME in trial.user_attrs:
+            outcome = outcome_of(trial, family)
+            found.append((trial, outcome)) if outcome is not None else unread.append(trial.number)
+    log_unread(study.study_name, len(found), unread)
+    return found
+
+
+def log_unread(study: str, read: int, unread: Sequence[int]) -> None:
+    """Writes to the log how many of a study's trials could not be read, if any."""
+    if unread:
+        told = f"{len(unread)} of {read + len(unread)} trials of {study}"
+        _log.warning("passed over: %s cannot be read, the first of them trial %d", told, unread[0])
+
+
+def outcome_of(trial: FrozenTrial, family: type[Variant]) -> Outcome | None:
+    """Returns what became of a finished trial, None where that cannot be read."""
+    try:
+        return outcome_from_dict(family, trial.user_attrs[OUTCOME])
+    except UNREADABLE:
+        return None

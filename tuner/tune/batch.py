@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...gen.emit.options import card_option
 from ...gen.problem import Problem
 from ..errors import NotServed, UsageError
 from ..shelf import library
@@ -79,7 +80,8 @@ def tune_kinds(request: TuneRequest, *, view: View, stop: threading.Event) -> li
         compete = functools.partial(request.competing, limits=limits)
         batch = tune_each(request.options(cards), request.problems, compete, view=view, stop=stop)
         if len(batch.results) > 1:
-            batch = write_module(batch, request.out, request.module, request.words, note=view.note)
+            words = [*request.words, card_option(limits.name, limits.arch)]
+            batch = write_module(batch, request.out, request.module, words, note=view.note)
         batches.append(batch)
         if stop.is_set():
             break

@@ -15,13 +15,14 @@ from ..errors import NotServed
 from ..evaluate.outcome import Outcome
 from ..evaluate.reasons import count_alike, count_reasons
 from ..store.studies import storage_errors, without_password
-from .events import FinalsStarted, Report, SearchGoesOn
+from .events import Doing, FinalsStarted, Notice, Report, SearchGoesOn
 from .family_run import FamilyRun, open_family_run
 from .finalists import candidates_of, faster, time_again, winner_of
 from .options import TuneOptions
 from .plan import first_share, second_round
 from .result import TuneResult
 from .spaces import legal_spaces
+from .standing import note_finals, standing_winner
 from .trial_loop import TrialLoop
 from .winner import keep
 from .workshop import MakeEvaluator, Workshop, workshop
@@ -46,6 +47,7 @@ def tune(
     started = time.monotonic()
     stop = stop or threading.Event()
     runs: list[FamilyRun] = []
+    report(Doing("looking for compilers and the trials of earlier runs"))
     with workshop(options, report, stop, make_evaluator) as shop:
         with storage_errors(options.storage):
             for run in _rounds(options, shop, runs, started):
@@ -55,13 +57,20 @@ def tune(
         if not candidates:
             raise NotServed(_nothing_works(everything, options.limits.name, stop.is_set()))
         finalists: list[Outcome] = []
-        if not stop.is_set():
+        standing = standing_winner(runs, options)
+        if standing is not None:
+            report(Notice("nothing was tried since the finals, so their winner stands"))
+        elif not stop.is_set():
             report(FinalsStarted(tuple(candidates)))
             finalists = time_again(candidates, options.problem, options.limits, shop)
         interrupted = stop.is_set()
-    winner = winner_of(finalists, candidates)
+    winner = standing.outcome if standing is not None else winner_of(finalists, candidates)
     winning_study = next(run.search.study for run in runs if run.family is type(winner.variant))
-    kept = keep(options, winner, shop.toolkit, winning_study)
+    report(Doing("writing the fastest"))
+    kept = keep(options, winner, shop.toolkit, winning_study, standing.tuned_at if standing else None)
+    if finalists and not interrupted:
+        with storage_errors(options.storage):
+            note_finals(runs, options, winning_study)
     return TuneResult(
         kernel=kept.kernel,
         slug=kept.slug,
@@ -89,7 +98,7 @@ def _rounds(
 
     ``runs`` fills with the families that were begun.
     """
-    spaces = legal_spaces(options)
+    spaces = legal_spaces(options, shop.report)
     share = first_share(options, len(spaces))
     for space in spaces:
         if shop.stop.is_set():

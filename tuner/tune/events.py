@@ -57,11 +57,26 @@ class FinalsStarted:
 
 
 @dataclass(frozen=True)
+class Doing:
+    """What is done or waited for from now on, until the next event."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """Trials under way: in how many compilers, and how many on a card or before one."""
+
+    compiling: int
+    on_cards: int
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something the user should know while the run goes on."""
 
     text: str
 
 
-Event = SpaceReady | SearchGoesOn | TrialDone | FinalsStarted | Notice
+Event = SpaceReady | SearchGoesOn | TrialDone | FinalsStarted | Doing | InFlight | Notice
 Report = Callable[[Event], None]

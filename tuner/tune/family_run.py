@@ -18,7 +18,7 @@ from ..store.about import About
 from ..store.makers import Makers, name_of_study
 from ..store.studies import open_study, storage_errors
 from ..version import flashgen_version
-from .events import SpaceReady
+from .events import Doing, SpaceReady
 from .options import TuneOptions
 from .spaces import Space
 from .workshop import Workshop
@@ -72,6 +72,7 @@ def open_family_run(
 
     ``share`` is the trials and minutes that the family may spend for now.
     """
+    shop.report(Doing(f"{space.catalogue.family.family}: reading what was tried before"))
     started = time.monotonic()
     device, catalogue = options.device, space.catalogue
     problem, limits = catalogue.problem, catalogue.limits
@@ -93,6 +94,7 @@ def open_family_run(
         name = name_of_study(shop.storage, about.slug, problem, about.family, makers)
         lessons = neighbours(shop.storage, about.slug, problem, makers, about.family)
     study = open_study(shop.storage, options.storage, name, about.attributes())
+    shop.report(Doing(f"{about.family.family}: ranking the variants by the cost model"))
     trials, minutes = share
     search = Search(
         catalogue,

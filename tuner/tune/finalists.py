@@ -12,6 +12,7 @@ from ..build.protocol import Build
 from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.reasons import first_line
+from .events import Doing
 from .workshop import Workshop
 
 #: Candidates re-timed at the end, and the slowdown beyond which one is no candidate.
@@ -34,6 +35,7 @@ def time_again(
     Their builds come from the cache.
     """
     with shop.watch.finals():
+        shop.report(Doing(f"building the {len(candidates)} fastest again"))
         kernels = [render(c.variant, problem, limits) for c in candidates]
         futures = [shop.pool.submit(kernel) for kernel in kernels]
         while not all(future.done() for future in futures):

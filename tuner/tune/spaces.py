@@ -10,6 +10,7 @@ from ...gen.variant import Illegal, Value
 from ..errors import NotServed, UsageError
 from ..predict.catalogue import Catalogue, build_catalogue
 from ..serving import none_serves, why_not
+from .events import Doing, Report
 from .options import TuneOptions
 
 
@@ -25,14 +26,15 @@ class Space:
     seconds: float
 
 
-def legal_spaces(options: TuneOptions) -> list[Space]:
-    """Enumerates the families and returns those with a legal variant.
+def legal_spaces(options: TuneOptions, report: Report = lambda event: None) -> list[Space]:
+    """Enumerates the families and returns those with a legal variant. ``report`` hears which is next.
 
     Raises:
         NotServed: there is none; the message names the reasons.
     """
     spaces = []
     for family in options.families:
+        report(Doing(f"{family.family}: enumerating the legal variants"))
         started = time.monotonic()
         catalogue = build_catalogue(family, options.problem, options.limits, options.held)
         spaces.append(Space(catalogue, time.monotonic() - started))

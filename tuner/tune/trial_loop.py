@@ -15,7 +15,7 @@ from ..errors import BuildError
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.reasons import NUMBER
 from ..search.ask_tell import Proposal
-from .events import Notice, TrialDone
+from .events import InFlight, Notice, TrialDone
 from .family_run import FamilyRun
 from .finalists import faster
 from .workshop import Workshop
@@ -52,6 +52,7 @@ class TrialLoop:
                 # Cards come first: asking takes a good part of the time that a trial does.
                 self._evaluate()
                 self._ask()
+                self._shop.report(InFlight(len(self._building), len(self._running)))
                 if not self._wait():
                     break
                 self._gather()

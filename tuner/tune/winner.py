@@ -36,8 +36,11 @@ class Kept:
     faster: Path | None
 
 
-def keep(options: TuneOptions, winner: Outcome, toolkit: str, study: Study) -> Kept:
-    """Keeps the winner with the trials of its study and as files.
+def keep(
+    options: TuneOptions, winner: Outcome, toolkit: str, study: Study, tuned_at: str | None = None
+) -> Kept:
+    """Keeps the winner with the trials of its study and as files; ``tuned_at`` is when it was timed, where
+    that was not now.
 
     Whichever place fails, the other has the winner, and `emit` finds it.
 
@@ -45,7 +48,8 @@ def keep(options: TuneOptions, winner: Outcome, toolkit: str, study: Study) -> K
         FlashgenError: one of the places cannot be written.
     """
     rendered = render(winner.variant, options.problem, options.limits)
-    kernel = _tuned(options, winner, rendered.source, toolkit)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    kernel = _tuned(options, winner, rendered.source, toolkit, tuned_at or now)
     slug = device_slug(options.device)
     paths = library.Paths.of(options.out, slug, kernel.problem.name)
     faster = _faster_in_library(options, paths.json, kernel)
@@ -65,7 +69,7 @@ def keep(options: TuneOptions, winner: Outcome, toolkit: str, study: Study) -> K
     return Kept(kernel, slug, paths, faster)
 
 
-def _tuned(options: TuneOptions, winner: Outcome, source: str, toolkit: str) -> TunedKernel:
+def _tuned(options: TuneOptions, winner: Outcome, source: str, toolkit: str, tuned_at: str) -> TunedKernel:
     assert winner.measurement is not None
     return TunedKernel(
         problem=options.problem,
@@ -78,7 +82,7 @@ def _tuned(options: TuneOptions, winner: Outcome, source: str, toolkit: str) -> 
         toolkit=toolkit,
         flashgen=flashgen_version(),
         seed=options.seed,
-        tuned_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        tuned_at=tuned_at,
     )
 
 
@@ -89,6 +93,8 @@ def _faster_in_library(options: TuneOptions, path: Path, kernel: TunedKernel) ->
     with contextlib.suppress(FlashgenError):
         known = library.read(path).kernel
         narrowed = bool(options.held) or type(known.variant) not in options.families
-        if narrowed and known.measurement.median_us < kernel.measurement.median_us:
+        faster = known.measurement.median_us < kernel.measurement.median_us
+        # An interrupted run leaves the figures of one trial; timed again, the same variant has others.
+        if narrowed and faster and known.variant != kernel.variant:
             return path
     return None

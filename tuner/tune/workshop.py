@@ -17,7 +17,7 @@ from ..shelf import library
 from ..store.liveness import Pulse
 from ..store.storage_file import StorageFile
 from ..store.studies import open_storage
-from .events import Notice, Report
+from .events import Doing, Notice, Report
 from .options import TuneOptions
 from .wall_time import Stopwatch
 
@@ -53,8 +53,11 @@ def workshop(
     def notify(text: str) -> None:
         report(Notice(text))
 
+    def doing(text: str) -> None:
+        report(Doing(text))
+
     def worker(device: Device) -> Evaluator:
-        return Worker(device, seed=options.seed, notify=notify, stop=stop)
+        return Worker(device, seed=options.seed, notify=notify, doing=doing, stop=stop)
 
     library.check_writable(options.out)
     storage = open_storage(options.storage)

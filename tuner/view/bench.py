@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
-from rich.measure import Measurement
 
 from ...gen.families.ladder.family import STEPS
 from ...gen.problem import Problem
@@ -32,11 +31,9 @@ NOTHING = ""
 
 
 def show(console: Console, run: BenchRun) -> None:
-    """Prints all tables, each as wide as its numbers need: a narrower terminal wraps their lines."""
-    room = console.options.update(width=10_000)
-    for table in (each.rich() for each in tables(run)):
-        console.width = max(console.width, Measurement.get(console, room, table).maximum)
-        console.print(table)
+    """Prints all tables, in parts where they are wider than the terminal."""
+    for table in tables(run):
+        table.print(console)
 
 
 def milliseconds(ms: float | None) -> str:
@@ -285,6 +282,7 @@ def errors_table(errors: Sequence[KernelErrors]) -> Table:
         "largest errors against float64, per head",
         ("dtype", "head dim", "inputs", OURS, *names, "over the least"),
         tuple(lines),
+        repeated=3,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..bench.contenders import LADDER
 from ..bench.figures import OURS, BenchRun, Row, by_suite, contenders_of
+from ..errors import FlashgenError
+from ..files import write_bytes
 from .bench import LAST_STEP, title_of
 
 if TYPE_CHECKING:
@@ -48,7 +51,6 @@ def write_plots(folder: Path, run: BenchRun) -> list[Path]:
     """Writes all plots of a run as PNG and SVG and returns their paths. The same run gives the same files."""
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {name: bars(name, rows, run) for name, rows in by_suite(run.rows).items() if _timed(rows)}
     if _timed(run.rows) and run.ceilings.rates.get("copy"):
         figures["roofline"] = roofline(run)
@@ -56,9 +58,17 @@ def write_plots(folder: Path, run: BenchRun) -> list[Path]:
     for name, figure in figures.items():
         for suffix in SUFFIXES:
             path = folder / f"{name}{suffix}"
+            drawn = io.BytesIO()
             metadata: dict[str, Any] = {"Date": None} if suffix == ".svg" else {"Software": None}
             with matplotlib.rc_context({"svg.hashsalt": "flashgen"}):
-                figure.savefig(path, dpi=120, metadata=metadata)
+                figure.savefig(drawn, dpi=120, format=suffix.removeprefix("."), metadata=metadata)
+            try:
+                write_bytes(path, drawn.getvalue())
+            except OSError as error:
+                raise FlashgenError(
+                    f"{path} cannot be written: {error.strerror or error}; free some space or name another "
+                    "folder with --plots"
+                ) from error
             paths.append(path)
     return paths
 

@@ -27,19 +27,25 @@ FIGURE_WORDS = {
 }
 
 
+#: Columns of a terminal beyond which a kernel's name would be broken in a heading.
+NAMES_IN_HEADINGS = 22
+
+
 def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
     """Prints one line a kernel, under its card. Without files is what a study alone holds."""
     widen(console)
     for slug in dict.fromkeys(entry.slug for entry in entries):
         here = [entry for entry in entries if entry.slug == slug]
-        table = Table(title=f"{slug}: {escape(here[0].kernel.device)}", title_justify="left")
+        predicted = all(entry.predicted for entry in here)
+        kind = " (predicted, not measured)" if predicted else ""
+        table = Table(title=escape(f"{slug}: {here[0].kernel.device}{kind}"), title_justify="left")
         table.add_column("kernel", overflow="fold")
         table.add_column("family")
         for heading in ("time", "TFLOP/s", "error"):
             table.add_column(heading, justify="right", no_wrap=True)
         for entry in here:
             kernel, m = entry.kernel, entry.kernel.measurement
-            kind = " (predicted)" if entry.predicted else ""
+            kind = " (predicted)" if entry.predicted and not predicted else ""
             kept = "" if entry.json_path is not None else " (no files)"
             table.add_row(
                 f"{kernel.problem.name}{kept}",
@@ -57,8 +63,13 @@ def show_difference(console: Console, difference: Difference, *, source: bool) -
     a, b = difference.a, difference.b
     table = Table()
     table.add_column("")
-    for entry in (a, b):
-        table.add_column(name_of(entry), justify="right", overflow="fold")
+    names = [name_of(a), name_of(b)]
+    if max(map(len, names)) > NAMES_IN_HEADINGS:
+        for letter, name in zip("AB", names, strict=True):
+            console.print(f"{letter}: {name}", markup=False, highlight=False)
+        names = ["A", "B"]
+    for name in names:
+        table.add_column(escape(name), justify="right", overflow="fold")
     table.add_column("", justify="right", no_wrap=True)
     for name, pair in (difference.problem | difference.made).items():
         table.add_row(name, *map(_cell, pair), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from ..errors import FlashgenError
 from ..exchange.replay_curves import GOAL, HIGH, LOW, MARKS, Replayed
+from ..files import write_bytes
 from ..search.sampler_names import SamplerName
 from .drawing import require_matplotlib
 from .words import microseconds, problem_words, widen
@@ -175,8 +177,9 @@ def plot(path: Path, replays: Sequence[Replayed]) -> None:
         panel.set_ylabel("share of the optimum, %")
     panels[0].legend(fontsize=7, loc="lower right")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=120, format=path.suffix.removeprefix("."))
+        write_bytes(path, drawn.getvalue())
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written: {error.strerror or error}; free some space or name another file"

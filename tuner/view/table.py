@@ -1,18 +1,25 @@
-"""A table that is printed or written as Markdown."""
+"""A table that is printed, in parts where it is wider than the terminal, or written as Markdown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+
+#: What Rich puts around a cell, and around a row.
+AROUND_CELL, AROUND_ROW = 3, 1
 
 
 @dataclass(frozen=True)
 class Table:
     """A title over cells of text.
 
-    ``left`` is how many columns hold words and stand left-aligned; ``notes`` stand below.
+    ``left`` is how many columns hold words and stand left-aligned; the first ``repeated`` say what a row is
+    of, and stand in each part. ``notes`` stand below.
     """
 
     title: str
@@ -20,6 +27,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     left: int = 0
+    repeated: int = 1
 
     def markdown(self) -> str:
         """Returns the table as Markdown, without its title."""
@@ -27,12 +35,40 @@ class Table:
         text = ["| " + " | ".join(line) + " |" for line in (*lines, *self.rows)]
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
-    def rich(self) -> RichTable:
-        """Returns the table as Rich prints it."""
-        table = RichTable(title=escape(self.title), caption=escape("\n".join(self.notes)) or None)
-        for i, name in enumerate(self.columns):
-            # Numbers are never cut; names may be folded on a narrow terminal.
-            table.add_column(escape(name), justify="left" if i < self.left else "right", overflow="fold")
+    def print(self, console: Console) -> None:
+        """Prints the table, in as many parts as the terminal's width asks for, and its notes."""
+        whole = [self._width(i, [name]) for i, name in enumerate(self.columns)]
+        fits = AROUND_ROW + sum(whole) <= console.width
+        widths = whole if fits else [self._width(i, name.split()) for i, name in enumerate(self.columns)]
+        title = self.title
+        for part in self.parts(widths, console.width):
+            console.print(self._rich(title, part, widths))
+            title = f"{self.title} (continued)"
+        for note in self.notes:
+            console.print(note, markup=False, highlight=False)
+
+    def parts(self, widths: Sequence[int], room: int) -> Iterator[list[int]]:
+        """Yields the columns of each part: as many of those ``widths`` as there is room for, one at least."""
+        lead = list(range(min(self.repeated, len(widths))))
+        part = list(lead)
+        for i in range(len(lead), len(widths)):
+            if len(part) > len(lead) and AROUND_ROW + sum(widths[j] for j in (*part, i)) > room:
+                yield part
+                part = list(lead)
+            part.append(i)
+        yield part
+
+    def _width(self, column: int, heading: Sequence[str]) -> int:
+        """What a column needs for its cells and for a heading in those lines."""
+        cells = [*heading, *(row[column] for row in self.rows)]
+        return AROUND_CELL + max(map(cell_len, cells), default=0)
+
+    def _rich(self, title: str, part: Sequence[int], widths: Sequence[int]) -> RichTable:
+        table = RichTable(title=escape(title))
+        for i in part:
+            justify = "left" if i < self.left else "right"
+            width = widths[i] - AROUND_CELL
+            table.add_column(escape(self.columns[i]), justify=justify, overflow="fold", width=width)
         for row in self.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(row[i]) for i in part))
         return table

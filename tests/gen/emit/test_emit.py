@@ -264,7 +264,45 @@ def test_figures_are_told_as_what_they_are(emit: Callable[..., str]) -> None:
     predicted = told(device="GTX 1080", measurement={**MEASURED, "predicted": True})
     assert "Predicted by a cost model, not measured, for GTX 1080" in predicted
     assert "Measured on" not in predicted and "driver 580" not in predicted
-    assert "Not measured: emitted for NVIDIA H200, of a variant" in told(device="NVIDIA H200")
+    unbuilt = told(device="NVIDIA H200")
+    assert "Not measured: emitted for NVIDIA H200, of a variant that was chosen, not tuned." in unbuilt
+    assert "Not built either: it may spill registers." in unbuilt
+    build = {"toolkit": "nvcc 13.0.88", "registers": 168, "spill_bytes": 0}
+    assert "Built by nvcc 13.0.88: 168 registers per thread, none spilled." in told(
+        device="H200", build=build
+    )
+    assert "12 bytes spilled." in told(device="H200", build={**build, "spill_bytes": 12})
+
+
+@pytest.mark.parametrize(
+    ("device", "card"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("H100 SXM5", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx-1080-ti"),
+        ("GTX 1080", "gtx-1080"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", "sm_90"),
+    ],
+)
+def test_a_file_names_the_card_it_was_made_for(device: str, card: str) -> None:
+    problem: dict[str, Any] = {"batch": 2, "num_q_heads": 8, "num_kv_heads": 2, "seqlen_q": 100}
+    kernel = make(**problem)
+    for emit in (emit_cuda, emit_module):
+        text = " ".join(emit(kernel, device=device).replace("//", "").replace("\\\n", " ").split())
+        sizes = "--d 64 --batch 2 --heads 8 --kv-heads 2 --seqlen-q 100 --family"
+        assert f"--device {card} {sizes}" in text
+
+
+def test_files_call_themselves_by_their_names() -> None:
+    kernel = make()
+    cuda = emit_cuda(kernel, device="H200", stem="mine")
+    assert "-c mine.cu\n" in cuda and "flashgen emit mine.cu " in cuda and "attention_f32_d64.cu" not in cuda
+    module = emit_module(kernel, device="H200", name="mine")
+    assert "from mine import attention" in module and "flashgen emit mine.py " in module
 
 
 def test_the_command_regenerates_the_variant() -> None:
@@ -278,7 +316,7 @@ def test_the_command_regenerates_the_variant() -> None:
     family = type(chosen.variant)
     assert family(**family.parse(settings)) == chosen.variant
     assert words[words.index("--family") + 1] == family.family
-    assert words[words.index("--preset") + 1] == "sm_90"
+    assert words[words.index("--device") + 1] == "h200"
 
 
 def by_hand(source: str = "// by hand\n", arch: int = 90, heads_per_block: int = 1, **problem: Any) -> Kernel:
@@ -424,9 +462,9 @@ def test_the_cuda_file_builds_alone_with_its_launcher(kernel: Kernel, tmp_path: 
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the PATH")
     source = tmp_path / "best.cu"
-    source.write_text(emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED))
+    source.write_text(emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED, stem="best"))
     built = tmp_path / "best.o"
-    build = re.search(r"^// Build: +(nvcc .*) -c ", source.read_text(), re.MULTILINE)
+    build = re.search(r"^//     (nvcc .*) -c best\.cu$", source.read_text(), re.MULTILINE)
     assert build is not None
     command = [*build[1].replace("-O3", "-O1").split(), "-Werror", "all-warnings", "-c"]
     result = subprocess.run([*command, source, "-o", built], capture_output=True, text=True)

@@ -221,8 +221,12 @@ def test_emit_writes_programs_and_libraries(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert emit("plain.cu").exit_code == 0
     assert emit("best.cu", "--main").exit_code == 0
-    plain, main = Path("plain.cu").read_text(), Path("best.cu").read_text()
+    assert "-c plain.cu" in Path("plain.cu").read_text()
+    main = Path("best.cu").read_text()
+    assert emit("best.cu").exit_code == 0
+    plain = Path("best.cu").read_text()
     assert main.startswith(plain) and "int main(int count, char** words)" in main.removeprefix(plain)
+    assert " best.cu -o attention" in main
     result = emit("lib/best.cu", "--cmake")
     assert result.exit_code == 0 and "beside it best.h, CMakeLists.txt, example.cpp" in result.stdout
     assert Path("lib/best.cu").read_text() == plain

@@ -14,13 +14,6 @@
 //   stats_in_registers = true  running maximum and sum in registers
 //   transposed = false         Q and S column by column in shared memory
 //   q_in_registers = false     Q and the weights of a tile in registers
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_61 -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_61 --family ladder --d 64 \
-//                 --set br=128 --set bc=16 --set split_queries=true --set vec=4 \
-//                 --set hoisted=true --set coalesced=true --set stats_in_registers=true --set transposed=false \
-//                 --set q_in_registers=false
 
 // Step 4.2.8 of a ladder from a first fused kernel to a fast one, each step one change on top of the last:
 //   4.2.2   fused tiles in shared memory, one block per head

@@ -18,15 +18,6 @@
 //   min_blocks = 2             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_bf16_d128v40.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d128v40.cu --preset sm_80 --family mma \
-//                 --dtype bf16 --d 128 --dv 40 --causal \
-//                 --set br=32 --set rows_per_warp=32 --set bc=72 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=false --set stages=2 --set rescale=lazy \
-//                 --set poly_exp=3 --set heads=2 --set min_blocks=2 --set block_order=by_head \
-//                 --set evict_first=true
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

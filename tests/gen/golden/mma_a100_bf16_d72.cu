@@ -18,14 +18,6 @@
 //   min_blocks = 3             blocks per SM the compiler must leave registers for
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_bf16_d72.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d72.cu --preset sm_80 --family mma --dtype bf16 --d 72 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=64 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=1 --set rescale=always \
-//                 --set poly_exp=2 --set heads=1 --set min_blocks=3 --set block_order=heaviest_first \
-//                 --set evict_first=true
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

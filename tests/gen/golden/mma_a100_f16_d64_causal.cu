@@ -17,13 +17,6 @@
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_80 --family mma --dtype f16 --d 64 --causal \
-//                 --set br=256 --set rows_per_warp=32 --set bc=128 --set layout=swizzled \
-//                 --set d_steps=whole --set q_in_registers=false --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

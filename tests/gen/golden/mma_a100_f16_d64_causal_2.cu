@@ -18,14 +18,6 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_80 --family mma --dtype f16 --d 64 --causal \
-//                 --set br=192 --set rows_per_warp=32 --set bc=56 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=4 --set rescale=lazy \
-//                 --set poly_exp=8 --set heads=4 --set min_blocks=1 --set block_order=by_head \
-//                 --set evict_first=true
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

@@ -17,13 +17,6 @@
 //   heads = 8                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 4             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f16_d7.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d7.cu --preset sm_80 --family mma --dtype f16 --d 7 \
-//                 --set br=64 --set rows_per_warp=16 --set bc=32 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=4 --set rescale=always \
-//                 --set poly_exp=2 --set heads=8 --set min_blocks=4 --set block_order=by_head
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

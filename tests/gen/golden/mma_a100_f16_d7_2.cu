@@ -17,13 +17,6 @@
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 8             blocks per SM the compiler must leave registers for
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f16_d7.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d7.cu --preset sm_80 --family mma --dtype f16 --d 7 \
-//                 --set br=96 --set rows_per_warp=32 --set bc=40 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=2 --set rescale=lazy \
-//                 --set poly_exp=4 --set heads=1 --set min_blocks=8 --set block_order=heaviest_first
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

@@ -19,14 +19,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xf16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_3xf16_d64.cu --preset sm_80 --family mma --precision 3xf16 --d 64 --causal \
-//                 --set br=96 --set rows_per_warp=32 --set bc=40 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head \
-//                 --set parts=f16 --set evict_first=true
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

@@ -18,14 +18,6 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xf16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_3xf16_d64.cu --preset sm_80 --family mma --precision 3xf16 --d 64 --causal \
-//                 --set br=128 --set rows_per_warp=16 --set bc=72 --set layout=swizzled \
-//                 --set d_steps=whole --set q_in_registers=false --set stages=2 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=4 --set min_blocks=1 --set block_order=by_head \
-//                 --set parts=f16
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

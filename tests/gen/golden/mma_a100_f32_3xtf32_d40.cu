@@ -19,14 +19,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   q_whole = true             3xtf32: split Q for each tile of keys, which halves its shared memory
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xtf32_d40.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_3xtf32_d40.cu --preset sm_80 --family mma --precision 3xtf32 --d 40 \
-//                 --set br=256 --set rows_per_warp=16 --set bc=32 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=always \
-//                 --set poly_exp=0 --set heads=8 --set min_blocks=1 --set block_order=by_head \
-//                 --set q_whole=true --set evict_first=true
 
 #include <cuda_pipeline.h>
 

@@ -20,14 +20,6 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 2              warps with the same rows, which take tiles of keys in turns
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xtf32_d40.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_3xtf32_d40.cu --preset sm_80 --family mma --precision 3xtf32 --d 40 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=112 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=always \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=heaviest_first \
-//                 --set pack_heads=true --set key_warps=2 --set evict_first=true
 
 #include <cuda_pipeline.h>
 

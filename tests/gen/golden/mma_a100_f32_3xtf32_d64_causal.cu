@@ -17,14 +17,6 @@
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 2             blocks per SM the compiler must leave registers for
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_3xtf32_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_3xtf32_d64.cu --preset sm_80 --family mma \
-//                 --precision 3xtf32 --d 64 --causal \
-//                 --set br=32 --set rows_per_warp=16 --set bc=56 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=2 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=heaviest_first
 
 #include <cuda_pipeline.h>
 

@@ -19,14 +19,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d40.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d40.cu --preset sm_80 --family mma --d 40 \
-//                 --set br=160 --set rows_per_warp=16 --set bc=32 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=always \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//                 --set parts=f16 --set pack_heads=true
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

@@ -20,14 +20,6 @@
 //   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d40.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d40.cu --preset sm_80 --family mma --d 40 \
-//                 --set br=32 --set rows_per_warp=32 --set bc=16 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=1 --set rescale=always \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=heaviest_first \
-//                 --set parts=f16 --set pack_heads=true --set evict_first=true
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

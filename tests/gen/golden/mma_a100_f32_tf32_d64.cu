@@ -18,14 +18,6 @@
 //   min_blocks = 4             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_tf32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_tf32_d64.cu --preset sm_80 --family mma --precision tf32 --d 64 \
-//                 --set br=64 --set rows_per_warp=32 --set bc=16 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=true --set stages=4 --set rescale=always \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=4 --set block_order=by_head \
-//                 --set evict_first=true
 
 #include <cuda_pipeline.h>
 

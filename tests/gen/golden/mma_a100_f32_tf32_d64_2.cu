@@ -18,14 +18,6 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_tf32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_tf32_d64.cu --preset sm_80 --family mma --precision tf32 --d 64 \
-//                 --set br=80 --set rows_per_warp=16 --set bc=40 --set layout=swizzled \
-//                 --set d_steps=whole --set q_in_registers=false --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=2 --set min_blocks=1 --set block_order=by_head \
-//                 --set evict_first=true
 
 #include <cuda_pipeline.h>
 

@@ -19,14 +19,6 @@
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   splits = 2                 blocks of a cluster that share the keys of a tile of rows
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 --causal \
-//                 --set br=64 --set rows_per_warp=16 --set bc=16 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=lazy \
-//                 --set poly_exp=4 --set heads=1 --set min_blocks=1 --set block_order=heaviest_first \
-//                 --set pack_heads=true --set splits=2
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

@@ -18,14 +18,6 @@
 //   min_blocks = 3             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d128.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family mma --dtype bf16 --d 128 --causal \
-//                 --set br=16 --set rows_per_warp=16 --set bc=32 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=4 --set rescale=always \
-//                 --set poly_exp=3 --set heads=1 --set min_blocks=3 --set block_order=by_head \
-//                 --set pack_heads=true
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

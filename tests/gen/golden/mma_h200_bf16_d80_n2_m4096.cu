@@ -18,14 +18,6 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   splits = 4                 blocks of a cluster that share the keys of a tile of rows
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_bf16_d80.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d80.cu --preset sm_90 --family mma --dtype bf16 --d 80 \
-//                 --set br=224 --set rows_per_warp=32 --set bc=16 --set layout=padded \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy \
-//                 --set poly_exp=3 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//                 --set splits=4
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

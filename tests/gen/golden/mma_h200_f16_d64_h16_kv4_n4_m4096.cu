@@ -21,14 +21,6 @@
 //   key_warps = 2              warps with the same rows, which take tiles of keys in turns
 //   splits = 8                 blocks of a cluster that share the keys of a tile of rows
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_90 --family mma --dtype f16 --d 64 \
-//                 --set br=32 --set rows_per_warp=32 --set bc=48 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=always \
-//                 --set poly_exp=2 --set heads=1 --set min_blocks=2 --set block_order=by_head \
-//                 --set pack_heads=true --set key_warps=2 --set splits=8 --set evict_first=true
 
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>

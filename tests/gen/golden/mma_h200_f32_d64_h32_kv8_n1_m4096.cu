@@ -20,14 +20,6 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   splits = 4                 blocks of a cluster that share the keys of a tile of rows
 //   evict_first = true         what is copied leaves L2 before anything else does
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_90 --family mma --d 64 \
-//                 --set br=64 --set rows_per_warp=16 --set bc=32 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=always \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=heaviest_first \
-//                 --set pack_heads=true --set splits=4 --set evict_first=true
 
 #include <cuda_pipeline.h>
 

@@ -18,14 +18,6 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_75 -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_75 --family mma --dtype f16 --d 64 \
-//                 --set br=192 --set rows_per_warp=32 --set bc=112 --set layout=swizzled \
-//                 --set d_steps=exact --set q_in_registers=false --set stages=1 --set rescale=lazy \
-//                 --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=heaviest_first \
-//                 --set pack_heads=true
 
 #include <cuda_fp16.h>
 

@@ -17,13 +17,6 @@
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
 //   min_blocks = 4             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_75 -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_75 --family mma --dtype f16 --d 64 \
-//                 --set br=16 --set rows_per_warp=16 --set bc=48 --set layout=padded \
-//                 --set d_steps=whole --set q_in_registers=true --set stages=1 --set rescale=always \
-//                 --set poly_exp=4 --set heads=1 --set min_blocks=4 --set block_order=by_head
 
 #include <cuda_fp16.h>
 

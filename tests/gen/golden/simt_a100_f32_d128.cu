@@ -21,14 +21,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   unroll = 4                 unrolled steps of the two products
 //   sweep = columns            side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d128.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d128.cu --preset sm_80 --family simt --d 128 \
-//                 --set br=32 --set threads_per_block=128 --set lanes=4 --set bc=32 \
-//                 --set vec=2 --set q_in_registers=false --set q_layout=row --set k_layout=transposed \
-//                 --set v_layout=swizzled --set p_layout=row --set p_passes=2 --set stages=1 \
-//                 --set min_blocks=3 --set block_order=by_head --set unroll=4 --set sweep=columns
 
 #include <cuda_pipeline.h>
 

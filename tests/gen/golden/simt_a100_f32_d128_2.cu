@@ -21,14 +21,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   unroll = 4                 unrolled steps of the two products
 //   sweep = columns            side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d128.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d128.cu --preset sm_80 --family simt --d 128 \
-//                 --set br=48 --set threads_per_block=96 --set lanes=16 --set bc=48 \
-//                 --set vec=1 --set q_in_registers=false --set q_layout=swizzled --set k_layout=swizzled \
-//                 --set v_layout=row --set p_layout=swizzled --set p_passes=1 --set stages=2 \
-//                 --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=columns
 
 #include <cuda_pipeline.h>
 

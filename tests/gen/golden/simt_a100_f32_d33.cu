@@ -21,14 +21,6 @@
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   unroll = 2                 unrolled steps of the two products
 //   sweep = rows               side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d33.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d33.cu --preset sm_80 --family simt --d 33 \
-//                 --set br=16 --set threads_per_block=32 --set lanes=4 --set bc=104 \
-//                 --set vec=1 --set q_in_registers=true --set q_layout=padded --set k_layout=padded \
-//                 --set v_layout=padded --set p_layout=row --set p_passes=1 --set stages=2 \
-//                 --set min_blocks=2 --set block_order=heaviest_first --set unroll=2 --set sweep=rows
 
 #include <cuda_pipeline.h>
 

@@ -21,14 +21,6 @@
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   unroll = 2                 unrolled steps of the two products
 //   sweep = rows               side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_80 --family simt --d 64 --causal \
-//                 --set br=64 --set threads_per_block=64 --set lanes=8 --set bc=40 \
-//                 --set vec=4 --set q_in_registers=false --set q_layout=transposed --set k_layout=row \
-//                 --set v_layout=transposed --set p_layout=transposed --set p_passes=1 --set stages=2 \
-//                 --set min_blocks=2 --set block_order=heaviest_first --set unroll=2 --set sweep=rows
 
 #include <cuda_pipeline.h>
 

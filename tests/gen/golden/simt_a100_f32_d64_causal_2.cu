@@ -21,14 +21,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   unroll = 4                 unrolled steps of the two products
 //   sweep = columns            side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_80 -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_80 --family simt --d 64 --causal \
-//                 --set br=256 --set threads_per_block=256 --set lanes=4 --set bc=16 \
-//                 --set vec=4 --set q_in_registers=false --set q_layout=swizzled --set k_layout=swizzled \
-//                 --set v_layout=transposed --set p_layout=padded --set p_passes=2 --set stages=1 \
-//                 --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=columns
 
 #include <cuda_pipeline.h>
 

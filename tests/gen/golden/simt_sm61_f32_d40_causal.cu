@@ -21,14 +21,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   unroll = 2                 unrolled steps of the two products
 //   sweep = rows               side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_61 -c attention_f32_d40.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_d40.cu --preset sm_61 --family simt --d 40 --causal \
-//                 --set br=16 --set threads_per_block=64 --set lanes=4 --set bc=40 \
-//                 --set vec=4 --set q_in_registers=false --set q_layout=padded --set k_layout=padded \
-//                 --set v_layout=swizzled --set p_layout=row --set p_passes=2 --set stages=2 \
-//                 --set min_blocks=2 --set block_order=by_head --set unroll=2 --set sweep=rows
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 1

@@ -21,14 +21,6 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   unroll = 4                 unrolled steps of the two products
 //   sweep = columns            side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_61 -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_61 --family simt --d 64 \
-//                 --set br=32 --set threads_per_block=128 --set lanes=16 --set bc=16 \
-//                 --set vec=1 --set q_in_registers=false --set q_layout=transposed --set k_layout=row \
-//                 --set v_layout=padded --set p_layout=padded --set p_passes=1 --set stages=1 \
-//                 --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=columns
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0

@@ -21,14 +21,6 @@
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   unroll = 4                 unrolled steps of the two products
 //   sweep = rows               side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_61 -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_61 --family simt --d 64 \
-//                 --set br=48 --set threads_per_block=192 --set lanes=8 --set bc=32 \
-//                 --set vec=2 --set q_in_registers=false --set q_layout=row --set k_layout=row \
-//                 --set v_layout=row --set p_layout=swizzled --set p_passes=2 --set stages=1 \
-//                 --set min_blocks=3 --set block_order=heaviest_first --set unroll=4 --set sweep=rows
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0

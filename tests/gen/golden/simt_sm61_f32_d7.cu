@@ -21,14 +21,6 @@
 //   block_order = heaviest_firstwhat neighbouring blocks share: a head, or a length
 //   unroll = 2                 unrolled steps of the two products
 //   sweep = columns            side of a micro-tile that the innermost loop runs along
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_61 -c attention_f32_d7.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d7.cu --preset sm_61 --family simt --d 7 \
-//                 --set br=80 --set threads_per_block=160 --set lanes=4 --set bc=8 \
-//                 --set vec=1 --set q_in_registers=false --set q_layout=padded --set k_layout=row \
-//                 --set v_layout=transposed --set p_layout=transposed --set p_passes=1 --set stages=1 \
-//                 --set min_blocks=4 --set block_order=heaviest_first --set unroll=2 --set sweep=columns
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0

@@ -18,14 +18,6 @@
 //   poly_exp = 4               one exponential in so many is a polynomial, 0 none
 //   section = 0                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d128.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_bf16_d128.cu --preset sm_90 --family wgmma --dtype bf16 --d 128 \
-//                 --set br=192 --set bc=64 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=4 --set section=0 \
-//                 --set min_blocks=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>

@@ -20,14 +20,6 @@
 //   min_blocks = 1             blocks per SM
 //   p_in_shared = true         weights pass by shared memory, which relieves registers
 //   cluster = 4                blocks that share each copy of K and V
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d64.cu --preset sm_90 --family wgmma --dtype bf16 --d 64 --causal \
-//                 --set br=64 --set bc=256 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=1 --set v_stages=4 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=8 --set section=1 \
-//                 --set min_blocks=1 --set p_in_shared=true --set cluster=4
 
 #include <cuda_bf16.h>
 #include <cuda.h>

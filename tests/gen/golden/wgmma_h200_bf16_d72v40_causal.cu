@@ -20,15 +20,6 @@
 //   min_blocks = 1             blocks per SM
 //   cluster = 2                blocks that share each copy of K and V
 //   tail = 16                  keys of a narrow last tile, where no more are left
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_bf16_d72v40.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_bf16_d72v40.cu --preset sm_90 --family wgmma \
-//                 --dtype bf16 --d 72 --dv 40 --causal \
-//                 --set br=128 --set bc=112 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=3 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=exponentials --set rescale=always --set poly_exp=8 --set section=4 \
-//                 --set min_blocks=1 --set cluster=2 --set tail=16
 
 #include <cuda_bf16.h>
 #include <cuda.h>

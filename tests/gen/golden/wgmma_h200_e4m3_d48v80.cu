@@ -18,14 +18,6 @@
 //   poly_exp = 4               one exponential in so many is a polynomial, 0 none
 //   section = 4                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_e4m3_d48v80.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_e4m3_d48v80.cu --preset sm_90 --family wgmma --dtype e4m3 --d 48 --dv 80 \
-//                 --set br=192 --set bc=16 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=1 --set v_stages=3 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=4 --set section=4 \
-//                 --set min_blocks=1
 
 #include <cuda_fp8.h>
 #include <cuda.h>

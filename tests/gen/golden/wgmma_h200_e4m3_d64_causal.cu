@@ -18,14 +18,6 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 8                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 4             blocks per SM
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_e4m3_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_e4m3_d64.cu --preset sm_90 --family wgmma --dtype e4m3 --d 64 --causal \
-//                 --set br=64 --set bc=16 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=4 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=0 --set section=8 \
-//                 --set min_blocks=4
 
 #include <cuda_fp8.h>
 #include <cuda.h>

@@ -19,14 +19,6 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_e4m3_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_e4m3_d64.cu --preset sm_90 --family wgmma --dtype e4m3 --d 64 --causal \
-//                 --set br=128 --set bc=128 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=1 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=8 --set section=1 \
-//                 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_fp8.h>
 #include <cuda.h>

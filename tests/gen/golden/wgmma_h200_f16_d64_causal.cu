@@ -22,15 +22,6 @@
 //   p_in_shared = true         weights pass by shared memory, which relieves registers
 //   cluster_over = heads       what a cluster takes: neighbouring tiles, or heads that share keys
 //   cluster = 2                blocks that share each copy of K and V
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_90 --family wgmma --dtype f16 --d 64 --causal \
-//                 --set br=128 --set bc=32 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=4 --set v_stages=1 --set schedule=chained --set q_in_registers=true \
-//                 --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=2 --set o_apart=true --set p_in_shared=true --set cluster_over=heads \
-//                 --set cluster=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>

@@ -18,14 +18,6 @@
 //   poly_exp = 4               one exponential in so many is a polynomial, 0 none
 //   section = 2                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_90 --family wgmma --dtype f16 --d 64 --causal \
-//                 --set br=256 --set bc=16 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=4 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=4 --set section=2 \
-//                 --set min_blocks=1
 
 #include <cuda_fp16.h>
 #include <cuda.h>

@@ -20,14 +20,6 @@
 //   min_blocks = 3             blocks per SM
 //   cluster_over = heads       what a cluster takes: neighbouring tiles, or heads that share keys
 //   cluster = 2                blocks that share each copy of K and V
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_90 --family wgmma --dtype f16 --d 64 --causal \
-//                 --set br=64 --set bc=48 --set persistent=true --set q_stages=2 \
-//                 --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=8 --set section=1 \
-//                 --set min_blocks=3 --set cluster_over=heads --set cluster=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>

@@ -19,14 +19,6 @@
 //   section = 8                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   tail = 16                  keys of a narrow last tile, where no more are left
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f16_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f16_d64.cu --preset sm_90 --family wgmma --dtype f16 --d 64 --causal \
-//                 --set br=128 --set bc=144 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=2 --set v_stages=4 --set schedule=chained --set q_in_registers=true \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=4 --set section=8 \
-//                 --set min_blocks=1 --set tail=16
 
 #include <cuda_fp16.h>
 #include <cuda.h>

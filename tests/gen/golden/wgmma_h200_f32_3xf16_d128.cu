@@ -19,14 +19,6 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   split_by = tiles           what a warp that splits float32 takes: a third of the rows, or of the tiles
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_3xf16_d128.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_3xf16_d128.cu --preset sm_90 --family wgmma --precision 3xf16 --d 128 \
-//                 --set br=128 --set bc=64 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=3 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=always --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set split_by=tiles
 
 #include <cuda.h>
 #include <cuda_fp16.h>

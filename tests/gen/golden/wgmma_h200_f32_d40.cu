@@ -19,14 +19,6 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   split_by = tiles           what a warp that splits float32 takes: a third of the rows, or of the tiles
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d40.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_d40.cu --preset sm_90 --family wgmma --d 40 \
-//                 --set br=64 --set bc=32 --set persistent=true --set q_stages=1 \
-//                 --set k_stages=4 --set v_stages=4 --set schedule=chained --set q_in_registers=false \
-//                 --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=1 \
-//                 --set min_blocks=1 --set split_by=tiles
 
 #include <cuda.h>
 #include <cuda_fp16.h>

@@ -18,14 +18,6 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 16               heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//
-// Build:      nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c attention_f32_d64.cu
-//             (-DFLASHGEN_CAUSAL=0 builds it without the causal mask)
-// Regenerate: flashgen emit attention_f32_d64.cu --preset sm_90 --family wgmma --d 64 --causal \
-//                 --set br=128 --set bc=48 --set persistent=false --set q_stages=1 \
-//                 --set k_stages=4 --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
-//                 --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=0 --set section=16 \
-//                 --set min_blocks=1
 
 #include <cuda.h>
 #include <cuda_fp16.h>

@@ -80,7 +80,7 @@ def test_tables_fit_a_terminal():
     table = error_table(each)
     wide = replace(table, columns=table.columns * 3)
     for part in accuracy_tables(wide):
-        console.print(part.rich())
+        part.print(console)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and sum("magnitudes" in line for line in lines) == 3
     assert "3.0e-07" in out.getvalue() and "1.0e-07!" in out.getvalue()

@@ -114,7 +114,7 @@ def test_disk_that_fills_during_the_build(folder):
 
 
 def test_disk_that_fills_before_the_record_is_no_hit_later(folder, monkeypatch):
-    monkeypatch.setattr(cache, "write_atomically", _no_space)
+    monkeypatch.setattr(cache, "write_text", _no_space)
     with pytest.raises(FlashgenError, match="No space left"):
         cache.cached(["s"], ".cubin", Builder())
     monkeypatch.undo()

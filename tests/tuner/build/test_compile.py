@@ -124,8 +124,12 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
+#: What begins an object file, for scripts that stand in for a compiler.
+WRITES_OBJECT = "writes_object() { { printf '\\177ELF\\002\\001\\001'; head -c 57 /dev/zero; } > \"$1\"; }"
+
+
 def fake_toolchain(tmp_path, text: str, timeout_s: float = 10.0) -> NvccToolchain:
-    nvcc = toolchain.Nvcc(script(tmp_path / "nvcc", text), "13.0.0", (90,))
+    nvcc = toolchain.Nvcc(script(tmp_path / "nvcc", f"{WRITES_OBJECT}\n{text}"), "13.0.0", (90,))
     return NvccToolchain(nvcc, toolchain.HostCompiler(Path("/bin/true"), "1"), timeout_s)
 
 
@@ -214,14 +218,14 @@ def test_child_that_outlives_its_compiler_is_killed_too(tmp_path):
 
 
 def test_flags_in_the_environment_belong_to_the_key(tmp_path, monkeypatch):
-    text = 'while [ "$1" != -o ]; do shift; done; echo "$NVCC_APPEND_FLAGS" > $2\n'
+    text = 'while [ "$1" != -o ]; do shift; done; writes_object $2; echo "$NVCC_APPEND_FLAGS" >> $2\n'
     text += f"echo \"Compiling entry function '{kernel().symbol}'\"\n"
     text += 'echo "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"; echo "Used 40 registers"'
     compiler = fake_toolchain(tmp_path, text)
     for flags, cached in (("", False), ("--maxrregcount=64", False), ("", True)):
         monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
         build = compiler.build(kernel())
-        assert build.artifact.read_text().strip() == flags and build.cached is cached
+        assert build.artifact.read_bytes()[64:].decode().strip() == flags and build.cached is cached
 
 
 REMARK = "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized"
@@ -234,7 +238,7 @@ ptxas info    : Used 10 registers"""
 def test_a_kernel_whose_products_wait_is_refused_each_time_and_compiled_once(tmp_path):
     runs = tmp_path / "runs"
     # nvcc ... -o CUBIN SOURCE
-    prints = f'echo x >> {runs}; while [ "$1" != -o ]; do shift; done; echo cubin > "$2"; cat <<END\n'
+    prints = f'echo x >> {runs}; while [ "$1" != -o ]; do shift; done; writes_object "$2"; cat <<END\n'
     chain = fake_toolchain(tmp_path, f"{prints}{REMARK}\n{RESOURCES}\nEND")
     for _ in range(2):
         with pytest.raises(BuildError, match=r"^ptxas C7514: Potential Performance Loss: wgmma\.mma_async"):
@@ -276,7 +280,7 @@ def test_temporary_files_stay_in_the_scratch_folder(tmp_path):
 
 def test_pool_returns_errors_as_values_and_goes_on(tmp_path):
     text = 'for a; do last=$a; done; grep -q broken $last && { echo "error: bad" >&2; exit 1; }\n'
-    text += 'while [ "$1" != -o ]; do shift; done; echo cubin > $2\n'
+    text += 'while [ "$1" != -o ]; do shift; done; writes_object $2\n'
     symbol = kernel().symbol
     text += f"echo \"Compiling entry function '{symbol}'\"\n"
     text += 'echo "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"; echo "Used 40 registers"'
@@ -285,7 +289,9 @@ def test_pool_returns_errors_as_values_and_goes_on(tmp_path):
         assert isinstance(bad.result(), BuildError)
         build = good.result()
         assert not isinstance(build, BuildError)
-        assert build.registers == 40 and build.artifact.read_text() == "cubin\n" and not build.cached
+        assert (
+            build.registers == 40 and build.artifact.read_bytes().startswith(b"\x7fELF") and not build.cached
+        )
         again = pool.submit(kernel()).result()
         assert not isinstance(again, BuildError) and again.cached
 

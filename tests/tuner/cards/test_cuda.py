@@ -104,7 +104,7 @@ def test_another_card_of_the_same_number_is_refused():
 def test_absent_pycuda_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     monkeypatch.delitem(sys.modules, "pycuda")
-    with pytest.raises(FlashgenError, match=r"pip install flashgen\[cuda\].*--device sim:"):
+    with pytest.raises(FlashgenError, match=r"pip install -e '\.\[cuda\]'.*--device sim:"):
         cuda.find_device(0)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen import families
+from flashgen.gen.emit.cuda import FACTS
+from flashgen.tuner.cards.names import cards
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 
@@ -91,12 +93,20 @@ def test_help_has_an_example_and_json(flashgen, command):
     ("arguments", "words"),
     [
         ("tune --device sim:gtx-1081", "unknown preset 'gtx-1081'; did you mean 'gtx-1080'?"),
-        ("tune --device gtx-1080", "write --device sim:gtx-1080"),
         ("tune --device gpu", "unknown device 'gpu'"),
         ("tune --device -1", "unknown device '-1'"),
         ("tune --device sim:t4 --d 0", "head_dim is 0; it must lie in 1..256"),
         ("tune --device sim:t4 --d 257", "head_dim is 257; it must lie in 1..256"),
         ("tune --device sim:t4 --seqlen 0", "seqlen_q is 0"),
+        ("tune --device ²", "unknown device '²'"),
+        ("tune --device 99999999999999999999", "unknown device '99999999999999999999'"),
+        (f"tune --device sim:t4 --batch {10**30}", "batch is about 2^100; it must lie in 1..2147483647"),
+        (f"tune --device sim:t4 --heads {2**40}", "num_q_heads is 1099511627776; it must lie in"),
+        (f"tune --device sim:t4 --seqlen {2**64}", "seqlen_q is about 2^65; it must lie in"),
+        (
+            "tune --device sim:t4 --batch 4096 --heads 4096",
+            "q, k, v and o take 65,536 GiB, no card holds more",
+        ),
         (
             "tune --device sim:t4 --heads 12 --kv-heads 5",
             "num_q_heads 12 is not a multiple of num_kv_heads 5",
@@ -158,6 +168,8 @@ def test_an_error_in_json(flashgen):
         ("--trials", "many"),
         ("--trials", "0"),
         ("--minutes", "0"),
+        ("--minutes", "nan"),
+        ("--minutes", "inf"),
         ("--jobs", "0"),
         ("--seed", "-1"),
         ("--d", "x"),
@@ -238,7 +250,11 @@ def test_an_illegal_variant_names_both_numbers(flashgen):
 @pytest.mark.parametrize(
     ("missing", "command", "words"),
     [
-        ("pycuda", "tune --device 0", "flashgen[cuda]"),
+        (
+            "pycuda",
+            "tune --device 0",
+            "`pip install pycuda`, or `pip install -e '.[cuda]'` in a checkout of flashgen",
+        ),
         ("g++", "tune --device sim:gtx-1080 --d 32", "apt install g++"),
         ("out", "tune --device sim:gtx-1080 --d 32 --out blocked/out", "choose another with --out"),
         ("storage", "tune --device sim:gtx-1080 --d 32 --storage blocked/trials.sqlite3", "--storage"),
@@ -413,7 +429,40 @@ def test_emit_writes_the_last_tuned(tuned, flashgen, nothing_shipped):
             expected.variant,
             expected.launches,
         )
-    assert Path("best.cu").read_text() == (folder / result["files"]["cu"]).read_text()
+    again = Path("best.cu").read_text().replace("best.cu", f"{Path(result['files']['cu']).name}")
+    kept = (folder / result["files"]["cu"]).read_text()
+    assert again.partition(FACTS)[0] == kept.partition(FACTS)[0]
+
+
+def test_shipped_kernels_were_not_tuned_here(flashgen):
+    told = flashgen("emit", "best.cu", code=1).stderr
+    assert "nothing was tuned here yet: tune with `flashgen tune --device 0 --d 64`" in told
+    assert not Path("best.cu").exists()
+    # Both ways out that it names are open.
+    flashgen(*told.rpartition("`flashgen ")[2].rstrip("`\n").split())
+    assert "bf16, head dim 128" in Path("best.cu").read_text()
+    told = flashgen("emit", "best.py", "--dtype", "bf16", "--d", "128").stdout
+    assert "no card was named and none is here: NVIDIA H200 is the shipped kernels'" in told or cards()[0]
+
+
+@pytest.mark.parametrize("suffix", ["cu", "py"])
+@pytest.mark.parametrize("where", ["shipped", "tuned here"])
+def test_the_command_in_a_tuned_file_writes_the_very_same_again(tuned, flashgen, suffix, where):
+    """The same card, the same name, and what was measured."""
+    chosen = ["--device", "h200", "--dtype", "bf16", "--d", "128", "--causal", "--seqlen", "512"]
+    if where == "tuned here":
+        shutil.copytree(tuned[0] / "out", "out")
+        chosen = []
+    name = f"best.{suffix}"
+    flashgen("emit", name, *chosen)
+    written = Path(name).read_text()
+    assert ("Measured on NVIDIA H200" if chosen else "Predicted by a cost model") in written
+    after, end = written.partition("Regenerate:")[2], {"py": '"""', "cu": "\n\n"}[suffix]
+    command = after.partition(end)[0].replace("\\\n", " ").replace("//", "").split()
+    assert command[:3] == ["flashgen", "emit", name]
+    Path(name).unlink()
+    flashgen(*command[1:])
+    assert Path(name).read_text() == written
 
 
 def test_emit_renews_the_module_of_an_older_flashgen(tuned, flashgen, nothing_shipped, tmp_path):
@@ -440,8 +489,9 @@ def test_emit_says_when_it_is_a_nearest_match(tuned, flashgen, nothing_shipped):
 def test_emit_finds_what_only_the_trials_hold(tuned, flashgen, nothing_shipped, tmp_path):
     folder, result, _ = tuned
     storage = str(folder / "out" / "tuning.sqlite3")
-    flashgen("emit", "best.cu", "--out", str(tmp_path / "empty"), "--storage", storage)
-    assert Path("best.cu").read_text() == (folder / result["files"]["cu"]).read_text()
+    name = Path(result["files"]["cu"]).name
+    flashgen("emit", name, "--out", str(tmp_path / "empty"), "--storage", storage)
+    assert Path(name).read_text() == (folder / result["files"]["cu"]).read_text()
 
 
 def test_emit_renders_a_variant_untuned(flashgen, nothing_shipped):
@@ -475,12 +525,10 @@ def test_the_command_in_an_emitted_file_writes_it_again(flashgen, nothing_shippe
     flashgen(*command[1:])
 
     def code(text: str) -> str:
-        # --preset sm_61 is another card of that architecture than gtx-1080.
-        return text[text.index("#ifndef FLASHGEN_CAUSAL") :].replace("GTX 1060", "GTX 1080")
+        return text[text.index("#ifndef FLASHGEN_CAUSAL") :] if suffix == "cu" else text
 
-    again = Path(command[2])
-    assert again.stem in names
-    assert code(again.read_text()) == code(written)
+    assert command[2] == f"best.{suffix}" and any(name in written for name in names)
+    assert code(Path(command[2]).read_text()) == code(written)
 
 
 def test_emit_names_the_limit_an_illegal_variant_breaks(flashgen, nothing_shipped):
@@ -502,7 +550,7 @@ def test_emit_names_the_limit_an_illegal_variant_breaks(flashgen, nothing_shippe
 
 
 def test_emit_where_nothing_was_tuned(flashgen, nothing_shipped):
-    assert "nothing was tuned yet" in flashgen("emit", "best.cu", code=1).stderr
+    assert "nothing was tuned here yet" in flashgen("emit", "best.cu", code=1).stderr
     text = flashgen("emit", "best.cu", "--preset", "gtx-1080", "--d", "40", "--family", "ladder").stdout
     assert "nothing was tuned for f32, head dim 40 on GTX 1080" in text and "untuned" in text
     assert "attention_f32_d40" in Path("best.cu").read_text()
@@ -527,6 +575,14 @@ def test_validate_an_emitted_module(tuned, flashgen):
     folder, result, _ = tuned
     proof = json.loads(flashgen("validate", str(folder / result["files"]["py"]), *SIM, "--json").stdout)
     assert proof["worst"] < 2e-6 and set(proof["errors"]) == {"full", "causal"}
+
+
+def test_validate_says_before_that_it_runs_the_file(flashgen, tmp_path):
+    assert "native code" in " ".join(flashgen("validate", "--help").stdout.split())
+    words = ["--preset", "gtx-1080", "--d", "32", *HELD]
+    flashgen("emit", "best.cu", *words)
+    told = flashgen("validate", "best.cu", "--device", "sim:none", code=2).stderr.splitlines()
+    assert told[0].startswith("running what best.cu holds as native code") and told[1].startswith("error: ")
 
 
 def test_devices(flashgen):

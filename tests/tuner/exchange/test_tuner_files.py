@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import json
 import re
@@ -22,9 +21,9 @@ from flashgen.tuner.exchange import kernel_tuner_cache, t4_results
 from flashgen.tuner.exchange.checked_values import CONTROL
 from flashgen.tuner.exchange.portable import Ended, Trials, fits, put, take
 from flashgen.tuner.exchange.trial_figures import FIGURES
-from flashgen.tuner.exchange.trial_files import FORMATS, KERNEL_TUNER, T4, BadFile, export, read
+from flashgen.tuner.exchange.trial_files import FORMATS, KERNEL_TUNER, T4, BadFile, encoded, export, read
 from flashgen.tuner.predict.catalogue import build_catalogue
-from flashgen.tuner.request import Shape
+from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf.winners import kernels_in_storage
 from flashgen.tuner.store.about import About
 from flashgen.tuner.store.studies import open_storage
@@ -46,6 +45,10 @@ ABOUT = About(
     mark="0123abcd",
 )
 NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+
+
+def document_of(trials: Trials, style: str) -> Any:
+    return json.loads(bytes(encoded(trials, style)))
 
 
 def ended(variant, status: Status, number: int) -> Ended:
@@ -136,7 +139,7 @@ def test_the_dashboard_finds_figures_by_name(trials, tmp_path):
 
 
 def test_kernel_tuners_own_fields(trials):
-    data = kernel_tuner_cache.to_cache(trials)
+    data = document_of(trials, KERNEL_TUNER)
     assert list(data)[-1] == "cache" and data["objective"] == "time"
     assert data["tune_params_keys"] == [p.name for p in SIMT.parameters()] == list(data["tune_params"])
     assert all(isinstance(n, int) for n in data["problem_size"])
@@ -159,7 +162,7 @@ def test_kernel_tuners_own_fields(trials):
 
 
 def test_t4s_own_fields(trials):
-    data = t4_results.to_results(trials)
+    data = document_of(trials, T4)
     assert (data["schema_version"], data["metadata"]["timeunit"]) == ("1.0.0", "milliseconds")
     found = {str(e.outcome.status): r for e, r in zip(trials.ended, data["results"], strict=True)}
     said = {status: (r["invalidity"], r["correctness"]) for status, r in found.items()}
@@ -262,7 +265,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize(("attack", "words"), ATTACKS.values(), ids=list(ATTACKS))
 def test_what_is_not_as_it_must_be_is_refused(trials, tmp_path, attack, words):
-    data = copy.deepcopy(kernel_tuner_cache.to_cache(trials))
+    data = document_of(trials, KERNEL_TUNER)
     attack(data)
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(data))
@@ -291,7 +294,7 @@ def test_what_is_no_export_is_refused(tmp_path, text, words):
 
 
 def test_what_terminals_obey_is_dropped(trials, tmp_path):
-    data = kernel_tuner_cache.to_cache(trials)
+    data = document_of(trials, KERNEL_TUNER)
     failed = next(e for e in data["cache"].values() if e["status"] == "wrong")
     failed["reason"] = "\x1b[2Jgone\r\x9b31m"
     path = tmp_path / "trials.json"
@@ -301,7 +304,7 @@ def test_what_terminals_obey_is_dropped(trials, tmp_path):
 
 
 def test_derived_figures_are_not_taken_from_the_file(trials, tmp_path):
-    data = kernel_tuner_cache.to_cache(trials)
+    data = document_of(trials, KERNEL_TUNER)
     entry(data)["time"], entry(data)["tflops"] = 1e-9, 1e9
     path = tmp_path / "trials.json"
     path.write_text(json.dumps(data))
@@ -309,7 +312,7 @@ def test_derived_figures_are_not_taken_from_the_file(trials, tmp_path):
 
 
 def test_a_refused_file_leaves_the_storage_alone(trials, tmp_path):
-    data = kernel_tuner_cache.to_cache(trials)
+    data = document_of(trials, KERNEL_TUNER)
     list(data["cache"].values())[-1]["br"] = "x"
     (tmp_path / "bad.json").write_text(json.dumps(data))
     done = CliRunner().invoke(
@@ -348,14 +351,18 @@ def test_the_study_is_chosen_by_what_it_is_of(trials, tmp_path):
         tuple(Ended(e.outcome, e.at + datetime.timedelta(days=1)) for e in trials.ended),
     )
     put(where, later)
-    anything = fits(Shape(), None, None)
+    anything = fits(Shapes(), None, None)
     chosen, others = take(where, anything)
     assert chosen.about.mark == "ffffffff" and others == [ABOUT.study]
     assert take(where, anything, ABOUT.study)[0].about == ABOUT
-    for asked in (Shape(head_dim=128), Shape(head_dim=64, causal=True, batch=3), Shape(dtype="f16")):
+    for asked in (
+        Shapes(head_dim=(128,)),
+        Shapes(head_dim=(64,), causal=(True,), batch=(3,)),
+        Shapes(dtype=("f16",)),
+    ):
         with pytest.raises(FlashgenError, match="no study that was asked for"):
             take(where, fits(asked, None, None))
-    take(where, fits(Shape(causal=True), CARD, SIMT))
+    take(where, fits(Shapes(causal=(True,)), CARD, SIMT))
     with pytest.raises(FlashgenError, match=r"has no study 'x'; it has .*0123abcd"):
         take(where, anything, "x")
     with pytest.raises(FlashgenError, match="does not exist"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +26,8 @@ from flashgen.gen.render import render
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.adversarial_inputs import adversarial_cases
 from flashgen.tuner.evaluate.validate import validate
+from flashgen.tuner.processes import run_program
+from flashgen.tuner.prove import sanitizers
 from flashgen.tuner.prove.module_device import ModuleDevice
 from flashgen.tuner.prove.proof import prove
 from flashgen.tuner.prove.sanitizers import find_compute_sanitizer, run_quick_suite, sanitize_on_card
@@ -308,7 +309,7 @@ def test_every_tool_of_compute_sanitizer_runs_the_suite(
     assert find_compute_sanitizer() == tool
     monkeypatch.setattr("flashgen.tuner.prove.sanitizers._pickled", lambda *_: b"")
     monkeypatch.setattr(
-        subprocess, "run", _replacing(subprocess.run, "import sys; print('largest error 3e-07')")
+        sanitizers, "run_program", _replacing(run_program, "import sys; print('largest error 3e-07')")
     )
     error = sanitize_on_card(make(), Card(), 0)  # pyright: ignore[reportArgumentType]
     assert error == 3e-7
@@ -320,7 +321,7 @@ def test_every_tool_of_compute_sanitizer_runs_the_suite(
 
 
 def _replacing(run: Any, script: str) -> Any:
-    """subprocess.run with another script for the sanitized interpreter."""
+    """run_program with another script for the sanitized interpreter."""
 
     def replaced(command: list[str], **options: Any) -> Any:
         return run([*command[:-1], script], **options)

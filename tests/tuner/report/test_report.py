@@ -29,7 +29,7 @@ from flashgen.tuner.report.charts.units import Unit
 from flashgen.tuner.report.chosen import choose_group, groups_in
 from flashgen.tuner.report.gathering import make_report
 from flashgen.tuner.report.page import render_html
-from flashgen.tuner.request import Shape
+from flashgen.tuner.request import Shapes
 from flashgen.tuner.search.importance import importance, worth_of
 from flashgen.tuner.store.studies import OUTCOME, distributions, open_storage, open_study, outcome_to_dict
 from optuna.trial import TrialState
@@ -125,7 +125,7 @@ def add_study(storage, family_name, outcomes, mark="0123abcd", slug="h200", **ab
 
 
 def report_on(storage, tmp_path, **options):
-    group = choose_group(groups_in(storage, "memory"), "memory", shape=Shape(), **options)
+    group = choose_group(groups_in(storage, "memory"), "memory", shapes=Shapes(), **options)
     return make_report(storage, "memory", group, out=tmp_path)
 
 
@@ -316,15 +316,15 @@ def test_families_of_one_problem_are_one_group():
     new, old = groups
     assert {name.split("/", 2)[2] for name in new.names} == {"ladder/new", "simt/new"}
     assert [name.split("/", 2)[2] for name in old.names] == ["ladder/old"]
-    assert choose_group(groups, "memory", study=old.names[0], shape=Shape()) == old
-    assert choose_group(groups, "memory", study=new.label, shape=Shape()) == new
-    assert choose_group(groups, "memory", shape=Shape(head_dim=32), card="nvidia_h200") == new
+    assert choose_group(groups, "memory", study=old.names[0], shapes=Shapes()) == old
+    assert choose_group(groups, "memory", study=new.label, shapes=Shapes()) == new
+    assert choose_group(groups, "memory", shapes=Shapes(head_dim=(32,)), card="nvidia_h200") == new
     with pytest.raises(FlashgenError, match="did you mean"):
-        choose_group(groups, "memory", study=groups[0].label[:-1], shape=Shape())
-    with pytest.raises(FlashgenError, match=r"no study of bf16_d64; there are h200/"):
-        choose_group(groups, "memory", shape=Shape(dtype="bf16", head_dim=64))
+        choose_group(groups, "memory", study=groups[0].label[:-1], shapes=Shapes())
+    with pytest.raises(FlashgenError, match=r"no study of --dtype bf16 --d 64; there are h200/"):
+        choose_group(groups, "memory", shapes=Shapes(dtype=("bf16",), head_dim=(64,)))
     with pytest.raises(FlashgenError, match="on the emulated h200"):
-        choose_group(groups, "memory", shape=Shape(), card="h200", emulated=True)
+        choose_group(groups, "memory", shapes=Shapes(), card="h200", emulated=True)
 
 
 @pytest.fixture

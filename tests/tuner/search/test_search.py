@@ -19,9 +19,10 @@ from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.ranking import predicted_fastest
+from flashgen.tuner.search import samplers
 from flashgen.tuner.search.ask_tell import Search
 from flashgen.tuner.search.sampler_names import SamplerName
-from flashgen.tuner.search.samplers import Origin
+from flashgen.tuner.search.samplers import Origin, SurrogateSampler
 from flashgen.tuner.store.liveness import OWNER, owner
 from flashgen.tuner.store.studies import OUTCOME, open_storage, open_study, outcomes
 from optuna.trial import TrialState
@@ -359,3 +360,22 @@ def test_runs_that_start_at_once_share_a_new_file(tmp_path):
         for _ in range(4)
     ]
     assert [run.communicate()[0] for run in runs] == ["shared\n"] * 4
+
+
+def test_a_model_is_told_of_no_more_than_so_many_trials_and_of_the_same_ones(monkeypatch):
+    monkeypatch.setattr(samplers, "MOST_TOLD", 20)
+    catalogue = build_catalogue(LADDER, PROBLEM, CARD)
+    sampler = SurrogateSampler(catalogue, seed=3)
+    for row in range(100):
+        sampler.hear(row, row, None if row % 4 == 0 else 50.0 + (row * 37) % 100)
+    times, failed = sampler._learned_from()
+    every = sampler._times
+    assert len(times) == len(failed) == 20 and set(times.items()) <= set(every.items())
+    assert set(sorted(every, key=every.__getitem__)[:10]) <= set(times)
+    assert list(times) == sorted(times)
+    sampler.hear(100, 100, 1000.0)
+    again, failed_again = sampler._learned_from()
+    assert len(set(times) ^ set(again)) <= 2 and failed == failed_again
+    few = SurrogateSampler(catalogue, seed=3)
+    few.hear(0, 5, 7.0)
+    assert few._learned_from() == (few._times, [])

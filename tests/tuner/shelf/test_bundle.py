@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashgen.gen.emit.cuda import emit_cuda
+from flashgen.gen.emit.cuda import FACTS, emit_cuda
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_thin_module
 from flashgen.gen.kernel import Kernel
@@ -18,7 +18,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.errors import BuildError, FlashgenError, LaunchError
-from flashgen.tuner.prove.proof import prove_each
+from flashgen.tuner.prove.proof import prove_emitted
 from flashgen.tuner.request import Shapes
 from flashgen.tuner.shelf import bundle, library, records
 from flashgen.tuner.shelf.bundle import module_name, pick, widened
@@ -104,6 +104,9 @@ def test_emit_of_lists_and_of_names(flashgen, out, tmp_path):
     assert names(tmp_path / "both.py") == ["f32_d128", "f32_d64", "f32_d64_n512"]
     text = (tmp_path / "both.py").read_text()
     assert "    flashgen emit both.py \\\n        --d 64,128 --device h200\n" in text
+    # On that card, however it was named.
+    flashgen("emit", "both.py", "--d", "64,128", "--preset", "h200")
+    assert (tmp_path / "both.py").read_text() == text
     told = flashgen("emit", "near.py", "--device", "h200", "--seqlen", "512,700,4096", "--json").stdout
     kernels = json.loads(told)["kernels"]
     assert [(each["asked"]["seqlen_q"], each["problem"]["seqlen_q"], each["exact"]) for each in kernels] == [
@@ -117,7 +120,9 @@ def test_emit_of_lists_and_of_names(flashgen, out, tmp_path):
     flashgen("emit", "named.py", "nvidia_h200/f32_d64", str(file))
     assert names(tmp_path / "named.py") == ["f32_d64", "f32_d128"]
     flashgen("emit", "one.cu", "nvidia_h200/f32_d64")
-    assert (tmp_path / "one.cu").read_text() == (out / "nvidia_h200" / "f32_d64.cu").read_text()
+    kept = (out / "nvidia_h200" / "f32_d64.cu").read_text()
+    told = (tmp_path / "one.cu").read_text().replace("one.cu", "f32_d64.cu")
+    assert told.partition(FACTS)[0] == kept.partition(FACTS)[0]
 
 
 def test_emit_of_a_suite(flashgen, tmp_path, monkeypatch):
@@ -216,14 +221,14 @@ def test_each_kernel_of_a_module_is_proved(tmp_path, monkeypatch):
     path, kernels = several(tmp_path)
     proved: list[tuple[str, bool]] = []
 
-    def prove_mask(emitted, kernel, target, sanitize, seed):
+    def prove_mask(emitted, kernel, target, sanitize, seed, _doing):
         if len(proved) == 3:
             raise LaunchError("wrong")
         proved.append((emitted.name, kernel.problem.causal))
-        return 1e-7
+        return 1e-7, 0
 
     monkeypatch.setattr("flashgen.tuner.prove.proof._prove_mask", prove_mask)
-    proofs = prove_each(path, device="sim:gtx-1080")
+    proofs = (prove_emitted(each, device="sim:gtx-1080") for each in read_each(path))
     assert next(proofs).kernel == kernels[0].problem.name and len(proved) == 2
     with pytest.raises(FlashgenError, match=r"several\.py, f32_d16_b1_n64, causal mask: wrong"):
         next(proofs)

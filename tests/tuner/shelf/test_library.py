@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from flashgen.gen.families import FAMILIES
@@ -12,8 +13,8 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cards.slug import same_card
 from flashgen.tuner.errors import FlashgenError
-from flashgen.tuner.shelf import choice, library
-from flashgen.tuner.shelf.emitting import card_of_last
+from flashgen.tuner.shelf import choice, emitting, library
+from flashgen.tuner.shelf.emitting import card_meant
 from flashgen.tuner.shelf.library import Entry
 
 from tests.support.tuned_kernels import H100, H200, LADDER, entry, tuned
@@ -252,11 +253,22 @@ def test_a_prediction_never_shadows_a_measurement():
 def test_the_card_is_that_of_the_last_kernel_of_the_type_and_head_dim():
     here = entry(Problem(head_dim=40))
     tried = entry(limits=preset("gtx-1080"), predicted=True, tuned_at="2026-01-05T00:00:00+00:00")
-    assert card_of_last([here, tried], [Problem(head_dim=40, causal=True)]).arch == H200.arch
-    assert card_of_last([here, tried], [Problem(), Problem(head_dim=40)]).name == "GTX 1080"
-    assert card_of_last([here, tried], [Problem(head_dim=72)]).name == "GTX 1080"
+    assert card_meant([here, tried], [Problem(head_dim=40, causal=True)])[0].arch == H200.arch
+    assert card_meant([here, tried], [Problem(), Problem(head_dim=40)])[0].name == "GTX 1080"
+    assert card_meant([here, tried], [Problem(head_dim=72)]) == (preset("gtx-1080"), "")
+
+
+def test_the_card_where_nothing_was_tuned_is_the_one_here_or_else_that_of_the_shipped_kernels(monkeypatch):
+    shipped = library.entries([library.shipped_folder()])[:1]
+    assert library.is_shipped(shipped[0]) and not library.is_shipped(entry())
+    mine = SimpleNamespace(limits=preset("t4"))
+    monkeypatch.setattr(emitting, "cards", lambda: ([mine], ""))
+    assert card_meant(shipped, [Problem()]) == (preset("t4"), "")
+    monkeypatch.setattr(emitting, "cards", lambda: ([], "no driver"))
+    limits, remark = card_meant(shipped, [Problem()])
+    assert limits.name == "NVIDIA H200" and "no card was named and none is here" in remark
     with pytest.raises(FlashgenError, match="nothing was tuned yet"):
-        card_of_last([], [Problem()])
+        card_meant([], [Problem()])
 
 
 def test_seeds_are_the_nearest_winners_of_the_family():

@@ -117,7 +117,7 @@ def test_list_as_table_and_json(flashgen, tmp_path):
 
 def test_the_list_tells_what_has_no_files():
     assert "f32_d64 (no files)" in shown(show_kernels, [entry(D64)])
-    assert "(predicted)" in shown(show_kernels, [entry(D64, predicted=True)])
+    assert "(predicted, not measured)" in shown(show_kernels, [entry(D64, predicted=True)])
 
 
 # -- two kernels --------------------------------------------------------------------------------------------

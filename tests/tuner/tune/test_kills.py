@@ -1,5 +1,5 @@
-"""The coordinator killed by SIGKILL at random moments, again and again: nothing told is lost, nothing is
-repeated, and the winner is the one of an undisturbed run."""
+"""The coordinator killed at random moments, again and again: nothing told is lost, nothing is repeated, no
+process and no file is left, and the winner is the one of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from optuna.study import get_all_study_names, load_study
 from tests.support import ROOT
 from tests.support.stand_ins import PROBLEM
 
-#: Kills per kind of storage. FLASHGEN_KILLS=500 looks longer.
-KILLS = int(os.environ.get("FLASHGEN_KILLS", "50"))
+#: Kills in all, and where their moments come from. FLASHGEN_KILLS=500 looks longer.
+KILLS, SEED = int(os.environ.get("FLASHGEN_KILLS", "60")), int(os.environ.get("FLASHGEN_SEED", "7"))
 
 
 def live_and_die(out: Path, suffix: str, kills: int) -> list[dict]:
     """The variants that were told, in order, over so many killed lives and one that is let be."""
-    command = [sys.executable, "-m", "tests.support.lives", str(out), suffix, str(kills)]
+    command = [sys.executable, "-m", "tests.support.lives", str(out), suffix, str(kills), str(SEED)]
+    print(f"FLASHGEN_SEED={SEED}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (out / "told").read_text().splitlines()]
@@ -37,6 +38,11 @@ def undisturbed(tmp_path_factory) -> TunedKernel:
     assert len(live_and_die(folder, "journal", 0)) > 50
     (entry,) = library.entries([folder / "out"])
     return entry.kernel
+
+
+def test_a_few_kills_lose_nothing_and_leave_nothing(tmp_path):
+    """As after each life `tests.support.lives` makes sure."""
+    assert live_and_die(tmp_path, "journal", 3)
 
 
 @pytest.mark.thorough

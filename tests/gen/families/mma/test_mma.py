@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -448,10 +449,10 @@ def test_rendering_is_deterministic():
 
 def test_the_header_regenerates_the_variant():
     variant = Mma(br=96, bc=40, q_in_registers=False, rescale="lazy", block_order="heaviest_first")
-    source = render(variant, HALF, preset("h200")).source
+    source = emit_cuda(render(variant, HALF, preset("h200")), device="H200")
     parsed = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
     assert Mma(**Mma.parse(parsed)) == variant
-    assert "--family mma --dtype f16 --d 64 \\" in source
+    assert "--device h200 --dtype f16 --d 64 --family mma" in source
 
 
 # -- rules ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
@@ -60,7 +61,7 @@ def test_rendering_is_deterministic():
 
 def test_the_header_regenerates_the_variant():
     variant = Simt(br=96, bc=48, k_layout="padded", min_blocks=1)
-    source = render(variant, Problem(), PRESETS["h200"]).source
+    source = emit_cuda(render(variant, Problem(), PRESETS["h200"]), device="H200")
     settings = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
     assert Simt(**Simt.parse(settings)) == variant
 

@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.registers import needed_registers
 from flashgen.gen.kernel import Kernel
@@ -508,7 +509,7 @@ def test_what_a_search_proposes_renders_apart(problem):
 def test_the_header_regenerates_the_variant(cluster, over):
     base = Wgmma(br=192, bc=80, schedule="chained", persistent=False, section=4)
     variant = replace(base, cluster=cluster, cluster_over=over)
-    source = render(variant, HALF, H200).source
+    source = emit_cuda(render(variant, HALF, H200), device="H200")
     parsed = dict(s.split("=") for s in re.findall(r"--set (\w+=\w+)", source))
     assert Wgmma(**Wgmma.parse(parsed)) == variant
     # What is implied is not said.

@@ -1,0 +1,41 @@
+"""Problems, variants and cards as options of the command line."""
+
+from __future__ import annotations
+
+from ..limits import preset_of
+from ..problem import Problem
+from ..variant import Variant
+
+
+def shape_options(problem: Problem) -> list[str]:
+    """Returns the command-line options, besides the lengths, that say which problem a kernel is made for."""
+    options = [f"--dtype {problem.dtype}"] if problem.dtype != "f32" else []
+    options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
+    options.append(f"--d {problem.head_dim}")
+    options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
+    options += ["--causal"] if problem.causal else []
+    return options
+
+
+def size_options(problem: Problem) -> list[str]:
+    """Returns the options that say the problem's batch, heads and lengths, where they are not as usual."""
+    usual = Problem(dtype=problem.dtype)
+    options = [f"--batch {problem.batch}"] if problem.batch != usual.batch else []
+    options += [f"--heads {problem.num_q_heads}"] if problem.num_q_heads != usual.num_q_heads else []
+    options += [f"--kv-heads {problem.num_kv_heads}"] if problem.num_kv_heads != problem.num_q_heads else []
+    if problem.seqlen_q == problem.seqlen_k:
+        return options + ([f"--seqlen {problem.seqlen_q}"] if problem.seqlen_q != usual.seqlen_q else [])
+    options += [f"--seqlen-q {problem.seqlen_q}"] if problem.seqlen_q != usual.seqlen_q else []
+    return options + ([f"--seqlen-k {problem.seqlen_k}"] if problem.seqlen_k != usual.seqlen_k else [])
+
+
+def card_option(device: str, arch: int) -> str:
+    """Returns the option that names a card by its preset, or where it is none a card of its architecture."""
+    return f"--device {preset_of(device) or f'sm_{arch}'}"
+
+
+def variant_options(variant: Variant) -> list[str]:
+    """Returns the options that hold a variant's parameters; what others imply is not said."""
+    names = [parameter.name for parameter in variant.named_parameters()]
+    held = [f"--set {name}={str(getattr(variant, name)).lower()}" for name in names]
+    return [f"--family {variant.family}", *held]
