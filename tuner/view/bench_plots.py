@@ -1,4 +1,4 @@
-"""A benchmark run as plots, PNG and SVG: bars by suite, and the roofline. By matplotlib, with no display."""
+"""A benchmark run as plots, PNG and SVG: bars by suite, all in one, the roofline. By matplotlib."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench.contenders import LADDER
-from ..bench.figures import OURS, BenchRun, Row, by_suite, contenders_of
+from ..bench.figures import BEST, OURS, BenchRun, Row, by_suite, contenders_of
 from .bench import LAST_STEP, title_of
+from .bench_overview import overview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +51,8 @@ def write_plots(folder: Path, run: BenchRun) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {name: bars(name, rows, run) for name, rows in by_suite(run.rows).items() if _timed(rows)}
+    if any(row.ratio(BEST) for row in run.rows):
+        figures["overview"] = overview(run)
     if _timed(run.rows) and run.ceilings.rates.get("copy"):
         figures["roofline"] = roofline(run)
     paths = []

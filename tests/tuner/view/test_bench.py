@@ -10,7 +10,7 @@ import pytest
 from flashgen.gen.problem import Problem
 from flashgen.tuner.bench import ceilings, figures
 from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
-from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row
+from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row, by_suite
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
 from flashgen.tuner.view.bench import (
@@ -22,8 +22,10 @@ from flashgen.tuner.view.bench import (
     suite_table,
     summary_table,
     tables,
+    title_of,
 )
-from flashgen.tuner.view.bench_markers import fill, fill_file
+from flashgen.tuner.view.bench_markers import SECTION, fill, fill_file
+from flashgen.tuner.view.bench_overview import overview
 from flashgen.tuner.view.bench_plots import panels_of, write_plots
 from flashgen.tuner.view.table import Table
 from rich.console import Console
@@ -283,9 +285,16 @@ RUNS = sorted((ROOT / "out").glob("bench_*.json"))
 
 
 @pytest.mark.skipif(not RUNS, reason="no run is committed in out/")
-@pytest.mark.parametrize("name", ["README.md", "out/nvidia_h200/README.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("out/*/README.md"))
+        if SECTION.search(path.read_text(encoding="utf-8"))
+    ],
+)
 def test_what_is_committed_is_what_its_run_generates(name: str) -> None:
-    """Mended by ``flashgen bench --from out/bench_nvidia_h200.json --readme README.md``."""
+    """Mended by ``flashgen bench --from out/bench_nvidia_h200.json --readme README.md``, and each other."""
     text = (ROOT / name).read_text(encoding="utf-8")
     assert fill(text, figures.merged([figures.read(path) for path in RUNS])) == text
 
@@ -296,12 +305,22 @@ def test_what_is_committed_is_what_its_run_generates(name: str) -> None:
 def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
     run = replace(RUN, rows=(*rows_of("llm")[:3], *rows_of("gpt2")))
     paths = write_plots(tmp_path, run)
-    names = ["gpt2", "llm", "roofline"]
+    names = ["gpt2", "llm", "overview", "roofline"]
     assert sorted(paths) == sorted(tmp_path / f"{n}.{s}" for n in names for s in ("png", "svg"))
     assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
     before = (tmp_path / "gpt2.svg").read_bytes()
     write_plots(tmp_path, replace(run, rows=tuple(rows_of("gpt2")), ceilings=Ceilings({}, {})))
     assert (tmp_path / "gpt2.svg").read_bytes() == before
+
+
+def test_the_overview_has_a_dot_for_each_workload_and_a_line_for_each_suite() -> None:
+    axis = overview(RUN).axes[0]
+    dots = [dot for drawn in axis.collections for dot in drawn.get_offsets()[:, 0]]
+    timed = [row for row in RUN.rows if row.ratio(BEST)]
+    assert timed and len(dots) == len(timed) + sum(len(row.scaled) for row in RUN.rows)
+    suites = {title_of(name) for name in by_suite(RUN.rows)}
+    assert {label.get_text() for label in axis.get_yticklabels()} == suites
+    assert "faster" in axis.get_xlabel() and RUN.device in axis.get_title()
 
 
 def test_bars_stand_by_head_dim_and_mask() -> None:
