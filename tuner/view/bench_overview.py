@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_INCHES, INCHES_PER_SUITE, MARGIN_INCHES = 9.0, 0.42, 1.25
-#: How far apart the dots of one suite lie across the line, so that equal ones show; the others' line below.
-SPREAD, BELOW = 0.11, 0.24
+WIDTH_INCHES, INCHES_PER_SUITE, MARGIN_INCHES = 9.0, 0.46, 1.25
+#: How far apart the dots of one suite lie across the line, so that equal ones show, and where the lines of
+#: those timed on another day lie below.
+SPREAD, BELOW, NEXT_BELOW = 0.09, 0.22, 0.13
 COLOUR, OTHER_COLOUR = "#d55e00", "#555555"
+#: Those of contenders timed on another day, one after the other.
+MARKERS = "os^D"
 
 
 def overview(run: BenchRun) -> Figure:
@@ -31,9 +34,9 @@ def overview(run: BenchRun) -> Figure:
     axis = figure.subplots()
     for place, (_, rows) in enumerate(suites):
         best = ratios(rows, BEST)
-        _dots(axis, place, best, filled=True, label="than the fastest timed beside it" if not place else "")
+        _dots(axis, place, best, label="than the fastest timed beside it" if not place else "")
         if mean := geomean(best):
-            axis.plot([mean, mean], [place - 0.3, place + 0.2], color=COLOUR, linewidth=2.5, zorder=2)
+            axis.plot([mean, mean], [place - 0.3, place + 0.14], color=COLOUR, linewidth=2.5, zorder=2)
             axis.annotate(
                 f"{mean:.2f}",
                 (mean, place - 0.3),
@@ -43,10 +46,11 @@ def overview(run: BenchRun) -> Figure:
                 va="bottom",
                 fontsize=8,
             )
-    for name in scaled_of(run.rows):
+    for number, name in enumerate(scaled_of(run.rows)):
         for place, (_, rows) in enumerate(suites):
+            y, marker = place + BELOW + NEXT_BELOW * number, MARKERS[number % len(MARKERS)]
             label = f"than {name}, of another day, scaled"
-            _dots(axis, place + BELOW, ratios(rows, name), filled=False, label=label)
+            _dots(axis, y, ratios(rows, name), marker=marker, label=label)
     axis.axvline(1.0, color=OTHER_COLOUR, linewidth=0.8)
     axis.set_xscale("log")
     highest = max((r for _, rows in suites for r in ratios(rows, BEST)), default=2.0)
@@ -84,13 +88,15 @@ def _of_scaled(run: BenchRun) -> list[float]:
     return [ratio for name in scaled_of(run.rows) for ratio in ratios(run.rows, name)]
 
 
-def _dots(axis: Axes, y: float, values: Sequence[float], *, filled: bool, label: str) -> None:
+def _dots(axis: Axes, y: float, values: Sequence[float], *, label: str, marker: str = "") -> None:
+    """Dots around a line, or rings of that marker on it."""
+    filled = not marker
     if values:
-        heights = [y + SPREAD * (i % 3 - 1) * filled for i in range(len(values))]
         axis.scatter(
             sorted(values),
-            heights,
-            s=26 if filled else 14,
+            [y + SPREAD * (i % 3 - 1) * filled for i in range(len(values))],
+            s=26 if filled else 12,
+            marker=marker or "o",
             facecolors=COLOUR if filled else "none",
             edgecolors=COLOUR if filled else OTHER_COLOUR,
             linewidths=0.8,
