@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.problem import TOLERANCES
 from flashgen.gen.variant import Variant
 from flashgen.templates.runtime import Attention
+from flashgen.tuner.bench import figures
 from flashgen.tuner.cli import MODULES, app
+from flashgen.tuner.shelf import library
+from flashgen.tuner.view import bench_markers
 
 from tests.support import ROOT
 from tests.support.markdown import Page, replaced
@@ -26,6 +30,8 @@ PATHS = re.compile(r"((?:gen|tuner|templates|tests|docs|\.ci)/[\w./*{},-]*)(?:::
 #: Options of others than flashgen.
 OTHERS_OPTIONS = {"--update-golden"}
 FIRST_SCREEN_LINES = 25
+#: A time or a speed.
+FIGURE = re.compile(r"\d (?:ms|us|µs|[TG]FLOP/s|[TG]B/s)\b")
 
 
 def named(page: Path) -> str:
@@ -114,6 +120,32 @@ def test_the_readme_names_every_command() -> None:
     rows = [line for line in Page(README).text.splitlines() if line.startswith("| `flashgen ")]
     told = {word for row in rows for word in re.findall(r"`(?:flashgen )?([a-z]+)", row.split(" | ")[0])}
     assert told == set(MODULES)
+
+
+def test_no_figure_is_older_than_its_kernel() -> None:
+    """Figures come from the committed run: what is tuned anew is to be timed anew with the others."""
+    run = figures.read(ROOT / "out" / "bench_nvidia_h200.json")
+    began = datetime.fromisoformat(run.began)
+    folder = ROOT / "out" / "nvidia_h200"
+    kernels = {row.kernel for row in run.rows if row.ours}
+    assert len(kernels) > 50
+    for name in kernels:
+        tuned = library.read(folder / f"{name}.json").kernel
+        assert datetime.fromisoformat(tuned.tuned_at) <= began, f"{name} was tuned after the run"
+
+
+@pytest.mark.parametrize("path", [each for each in PAGES if each.name != "notebook.md"], ids=named)
+def test_figures_are_generated_or_dated(path: Path) -> None:
+    """A time or a speed written by hand says of which day it is; the notebook says so of all its own."""
+    for paragraph in bench_markers.SECTION.sub("", Page(path).text).split("\n\n"):
+        if found := FIGURE.search(paragraph):
+            assert re.search(r"\d+ November 2026|that day", paragraph), f"{found[0]}: {paragraph[:200]}"
+
+
+def test_the_notebook_dates_its_figures() -> None:
+    page = Page(ROOT / "docs" / "notebook.md")
+    first = page.text.partition("\n## ")[0]
+    assert FIGURE.search(page.text) and "November 2026" in first and "NVIDIA\nH200" in first
 
 
 # -- what is generated, and what must be as the code has it --------------------------------------------------
