@@ -54,3 +54,8 @@ def emit_command(report: Report) -> str:
     if card is not None:
         options.insert(0, f"--device sim:{card}" if emulated else f"--preset {card}")
     return " ".join(["flashgen emit best.cu", *options])
+
+
+def command_words(command: str) -> list[str]:
+    """Splits a command where it may go on in a new line: before options, never between one and its value."""
+    return command.replace(" --", "\n--").split("\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from .axes import Axis, padded
-from .svg import CHAR, NARROW, PANEL, dot, rule, series_class, svg, tag, text, thinned, x_ticks, y_grid
+from .svg import CHAR, NARROW, dot, rule, series_class, svg, tag, text, thinned, x_ticks, y_grid
 from .units import Unit
 
 #: Points drawn at most, for the sake of the file's size.
@@ -68,6 +68,7 @@ def history(
 def scatter(
     marks: Sequence[Mark],
     alt: str,
+    width: float,
     *,
     x_name: str,
     y_name: str,
@@ -82,8 +83,8 @@ def scatter(
     With ``square`` both axes are one, and the diagonal says equal; ``fences`` are upright lines with a word
     each.
     """
-    width, left, right, top, bottom = PANEL, 46, PANEL - 12, 26, 40
-    height = 344 if square else 270
+    left, right, top, bottom = 46, width - 12, 26, 40
+    height = min(width, 430) if square else 270
     fences = [(at, words) for at, words in fences if at > 0]
     if square:
         both = [value for m in marks for value in (m.x, m.y)]
