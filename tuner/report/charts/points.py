@@ -41,7 +41,7 @@ def history(
     parts.append(rule(left, height - bottom, right, height - bottom, "axis"))
     parts.append(text(2, 12, f"time, {unit.name}", "title"))
     parts += [text(x(t), height - 18, f"{t:g}", "tick", "middle") for t in x.ticks() if t == int(t)]
-    parts.append(text(right, height - 2, "trial", "title", "end"))
+    parts.append(text(right, height - 4, "trial", "title", "end"))
     if failed:
         parts.append(text(2, 34, "failed", "tick"))
         for number in [failed[i] for i in thinned(len(failed), MOST_MARKS)]:
@@ -94,7 +94,7 @@ def scatter(
         x = padded([*(m.x for m in marks), *(at for at, _ in fences)], left, right, log=log_x, zero=not log_x)
         y = padded([m.y for m in marks], height - bottom, top, log=True)
     parts = y_grid(y, left, right, y_words)
-    parts += [text(2, 12, y_name, "title"), text(right, height - 2, x_name, "title", "end")]
+    parts += [text(2, 12, y_name, "title"), text(right, height - 4, x_name, "title", "end")]
     parts.append(rule(left, height - bottom, right, height - bottom, "axis"))
     parts += x_ticks(x, height - bottom + 16, x_words)
     if square:
