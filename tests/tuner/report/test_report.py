@@ -20,6 +20,7 @@ from flashgen.gen.problem import Problem
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.option_words import word
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.cost_model import predict
 from flashgen.tuner.predict.rank_correlation import spearman
@@ -225,6 +226,24 @@ def test_says_how_much_of_the_cards_peak_the_winner_reaches(tmp_path):
     words, told = words_of(render_html(report)), percent(share).replace("\xa0", " ")
     assert f"{told} of the card's 330 (tensor cores, three products of f16 for one)" in words
     assert "of the card's peak" in words and "of the card's 4,800" in words
+
+
+def test_the_fastest_trials_are_told_by_what_differs_from_the_winner(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    add_study(storage, "ladder", fake_outcomes("ladder", 9, fail_every=0))
+    report = report_on(storage, tmp_path)
+    assert report.winner is not None
+    page = render_html(report)
+    told = [
+        " ".join(cell.split()) for cell in re.findall(r'<td class="settings">(.*?)</td>', page, re.DOTALL)
+    ]
+    fastest = sorted(report.timed, key=lambda trial: trial.median_us or 0)
+    own = report.winner.variant.to_dict()
+    expected = [
+        " ".join(f"{k}={word(v)}" for k, v in trial.variant.to_dict().items() if v != own[k])
+        for trial in fastest
+    ]
+    assert told == ["the winner", *expected[1:]] and all(expected[1:])
 
 
 def test_the_source_lies_folded(page):
