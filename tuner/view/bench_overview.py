@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..bench.figures import BEST, OURS, BenchRun, Row, by_suite, geomean, scaled_of
 from .bench import title_of
+from .bench_colours import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +17,7 @@ WIDTH_INCHES, INCHES_PER_SUITE, MARGIN_INCHES = 9.0, 0.46, 1.25
 #: How far apart the dots of one suite lie across the line, so that equal ones show, and where the lines of
 #: those timed on another day lie below.
 SPREAD, BELOW, NEXT_BELOW = 0.09, 0.22, 0.13
-COLOUR, OTHER_COLOUR = "#d55e00", "#555555"
+COLOUR, OTHER_COLOUR = COLOURS[OURS], "#555555"
 #: Those of contenders timed on another day, one after the other.
 MARKERS = "os^D"
 

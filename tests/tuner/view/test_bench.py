@@ -26,8 +26,12 @@ from flashgen.tuner.view.bench import (
 )
 from flashgen.tuner.view.bench_markers import SECTION, fill, fill_file
 from flashgen.tuner.view.bench_overview import overview
-from flashgen.tuner.view.bench_plots import panels_of, write_plots
+from flashgen.tuner.view.bench_plots import bars, panels_of, write_plots
+from flashgen.tuner.view.bench_roofline import roofline, spread
 from flashgen.tuner.view.table import Table
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.console import Console
 
 from tests.support import ROOT
@@ -342,6 +346,76 @@ def test_bars_stand_by_head_dim_and_mask() -> None:
 
 def speeds_of(row: Row) -> dict[str, float]:
     return {name: row.problem.min_bytes * 1e-6 / cell.ms for name, cell in row.cells.items() if cell.ms}
+
+
+def shipped_run() -> BenchRun:
+    return figures.read(ROOT / "out" / "bench_nvidia_h200.json")
+
+
+def texts_that_touch(figure: Figure) -> list[tuple[str, str]]:
+    """The pairs of words in a figure's drawing, key and titles that lie on each other, or beyond its edge."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (axis,) = figure.axes
+    key = axis.get_legend()
+    assert key is not None
+    shown: list[Text] = [*axis.texts, *key.get_texts(), axis.title, axis.xaxis.label, axis.yaxis.label]
+    boxes = [(t.get_text(), t.get_window_extent(canvas.get_renderer())) for t in shown]
+    width, height = canvas.get_width_height()
+    beyond = [(w, "edge") for w, b in boxes if b.x0 < 0 or b.y0 < 0 or b.x1 > width or b.y1 > height]
+    return beyond + [
+        (words, other)
+        for i, (words, box) in enumerate(boxes)
+        for other, its in boxes[i + 1 :]
+        if min(box.x1, its.x1) - max(box.x0, its.x0) > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1
+    ]
+
+
+def test_plots_have_the_rivals_that_the_tables_have() -> None:
+    """FlashAttention-3, which another run timed, stands in both."""
+    run = shipped_run()
+    rows = figures.by_suite(run.rows)["llm"]
+    names = suite_table("llm", rows, run).columns
+    _, panels = panels_of("llm", rows)
+    for panel in panels:
+        assert panel.across == "sequence length"
+        for _, values in panel.groups:
+            assert all(name in names for name in values) and "fa3, scaled" in values
+    row = rows[0]
+    assert panels[0].groups[0][1]["fa3, scaled"] == pytest.approx(
+        row.problem.flops * 1e-9 / row.scaled["fa3"]
+    )
+
+
+@pytest.mark.parametrize("suite", ["report", "gpt2", "odd"])
+def test_bars_say_what_their_axes_are_and_have_a_whole_key(suite: str) -> None:
+    run = shipped_run()
+    figure = bars(suite, figures.by_suite(run.rows)[suite], run)
+    assert [(a.get_xlabel(), a.get_ylabel()) for a in figure.axes] == [("workload", "TFLOP/s")]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (key,) = figure.legends
+    box = key.get_window_extent(canvas.get_renderer())
+    assert box.x0 >= 0 and box.x1 <= canvas.get_width_height()[0]
+    scaled = [text.get_text() for text in key.get_texts() if text.get_text().endswith("scaled")]
+    assert sorted(scaled) == (["fa3, scaled", "fa4, scaled"] if suite == "odd" else [])
+    assert ("another run" in key.get_title().get_text()) == bool(scaled)
+
+
+@pytest.mark.parametrize("run", [shipped_run(), RUN], ids=["shipped", "made up"])
+def test_words_of_the_roofline_do_not_touch(run: BenchRun) -> None:
+    figure = roofline(run)
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert {"products, 16 bits", "products, f32", "exponentials, head dim 64"} <= set(words)
+    assert any(text.startswith("device memory, 4") for text in words)
+    assert texts_that_touch(figure) == []
+
+
+def test_places_are_moved_apart_no_further_than_they_must() -> None:
+    assert spread([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert spread([0.52, 0.48, 0.1], 0.1) == pytest.approx([0.55, 0.45, 0.1])
+    # Moved, the second would touch the third: all three are one group.
+    assert spread([0.50, 0.50, 0.58], 0.1) == pytest.approx([0.4267, 0.5267, 0.6267], abs=1e-3)
 
 
 # -- ceilings ------------------------------------------------------------------------------------------------
