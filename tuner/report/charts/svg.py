@@ -14,10 +14,12 @@ from markupsafe import Markup
 
 from .axes import Axis
 
-#: Widths that a drawing for wide and one for narrow pages has.
-WIDE, NARROW = 880, 344
-#: Panels that stand side by side on wide pages.
+#: Widths of a drawing: for wide pages, for half of one, and for narrow ones.
+WIDE, HALF, NARROW = 880, 530, 344
+#: Panels of which three stand side by side on wide pages.
 PANEL = 344
+#: Sizes of a chart's text, as the style sheet gives them.
+TICK_SIZE, NAME_SIZE = 11.5, 12.0
 #: Character width of a chart's text, to keep labels apart.
 CHAR = 6.3
 
