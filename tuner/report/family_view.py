@@ -75,7 +75,7 @@ def _strip(part: FamilyPart, parameter: Parameter, chosen: Value | None, unit: U
     ]
     every = [us for times in by_value.values() for us in times]
     alt = f"Time by {parameter.name}: " + "; ".join(
-        f"{c.name}: {len(c.values)} trials, best {unit.words(min(c.values))}" for c in columns
+        f"{c.name}: {len(c.values):,} trials, best {unit.words(min(c.values))}" for c in columns
     )
     return Chart(parameter.name, parameter.doc, strips(columns, every, unit, alt))
 
@@ -144,7 +144,7 @@ def _parallel_chart(
         lines.append(Line((*places, 1 - i / last), grade, label, chosen))
     alt = f"Parallel coordinates of {len(lines)} trials of {part.name} over {len(parameters)} parameters."
     drawing = wide_and_narrow(lambda width: parallel(axes, lines, alt, width))
-    left_out = f" {count - len(lines)} slower ones are left out." if count > len(lines) else ""
+    left_out = f" {count - len(lines):,} slower ones are left out." if count > len(lines) else ""
     return Chart(
         "Trials over all parameters",
         f"A line is a trial; the last axis has them in order of time, the fastest at its end.{left_out}",

@@ -1,4 +1,4 @@
-"""Charts alone: where labels stand."""
+"""Charts alone: where words stand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from flashgen.gen.families import FAMILIES
 from flashgen.tuner.option_words import word
 from flashgen.tuner.report.charts.labels import BOLD, fitted, text_width
 from flashgen.tuner.report.charts.parallel import Line, Stops, parallel
+from flashgen.tuner.report.charts.points import Mark, history
 from flashgen.tuner.report.charts.svg import NAME_SIZE, NARROW, WIDE
+from flashgen.tuner.report.charts.units import Unit
 from flashgen.tuner.report.family_view import ordered
 
 TEXT = re.compile(r'<text x="([-\d.]+)" y="([-\d.]+)" class="([^"]+)"(?: text-anchor="(\w+)")?>([^<]*)')
@@ -58,3 +60,13 @@ def test_labels_that_do_not_fit_are_left_out_evenly():
     assert not any(a.touches(b) for i, a in enumerate(labels) for b in labels[i + 1 :])
     (alone,) = fitted([(0.0, "a name that is far too long")], 0, 60, 12.0)
     assert (alone.left, alone.right) == (0, 60)
+
+
+@pytest.mark.parametrize("trials", [3, 400, 20_000])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_numbers_along_the_history_stay_on_the_page(width, trials):
+    marks = [Mark(float(n), 100.0 / n, 0, f"trial {n}") for n in range(1, trials + 1, max(trials // 50, 1))]
+    drawing = history(marks, [], trials, Unit("us", 1.0), "all", width)
+    assert all(left >= -1 and right <= width + 1 for _, left, right, _ in boxes(drawing))
+    if trials == 20_000:
+        assert ">20,000<" in drawing
