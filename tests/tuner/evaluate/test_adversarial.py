@@ -291,6 +291,17 @@ def test_parts_of_f16_promise_less_where_they_are_asked_for_by_name():
     assert broken(zero_for_nan, {"an element of q inf"}, explicit)
 
 
+def test_a_few_finite_means_near_zero_are_no_head():
+    # Sums of |v| beyond float32 may be infinite. What little is finite is judged by its row's size.
+    def infinite_but_one(problem, q, k, v, scale):
+        o, lse = right(problem, q, k, v, scale)
+        smallest = np.abs(o) == np.abs(o).min()
+        return np.where(smallest, o * np.float32(1.001), np.float32(np.inf)), lse
+
+    (found,) = findings(infinite_but_one, [case_named("v x max", "f32")])
+    assert found.kept and found.head_error == 0
+
+
 def test_a_proof_names_the_case_the_error_and_the_promise():
     eight_bits = Problem(dtype="e4m3", head_dim=16)
     count = prove_promise(Numpy(in_eight_bits), fake_build(problem=eight_bits), "few", emulated=True)
