@@ -195,12 +195,13 @@ def one_unit_for_all(problem, q, k, v, scale):
         large = rounded_in_units(x, x)
         return large + rounded_in_units(x - large, x)
 
-    heads = [np.stack([in_parts(x[:, h]) for h in range(x.shape[1])], axis=1) for x in (q, k, v)]
-    return right(problem, *heads, scale)
+    q, k, v = (np.stack([in_parts(x[:, h]) for h in range(x.shape[1])], axis=1) for x in (q, k, v))
+    return right(problem, q, k, v, scale)
 
 
 def in_eight_bits(problem, q, k, v, scale):
-    return right(problem, *(x.astype(np.float32) for x in (q, k, v)), scale)
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    return right(problem, q, k, v, scale)
 
 
 def nothing(problem, q, k, v, scale):
