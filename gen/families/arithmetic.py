@@ -3,8 +3,8 @@
 #: c[0] + c[1] f + c[2] f^2 + c[3] f^3 is 2^f to 1e-4 for |f| <= 1/2: minimax in relative error.
 EXP2_CUBIC = (0.99992807, 0.69326099, 0.24261117, 0.05517169)
 #: The power of two by which a row's running maximum may lag behind, where outputs follow it lazily.
-LAG = 8
+LAG = 8.0
 #: Powers of two in the units that bring float32 into the range of f16: what the largest element of a row or
 #: tensor is brought to, the least unit, and what a row's largest weight is; where maxima lag, 2^PARTS_LAG
-#: times that, which must not exceed f16.
-TOP_EXPONENT, LEAST_EXPONENT, WEIGHT_EXPONENT, PARTS_LAG = 12, -113, 13, 2
+#: times that, which must not exceed f16 but be seldom exceeded itself.
+TOP_EXPONENT, LEAST_EXPONENT, WEIGHT_EXPONENT, PARTS_LAG = 12, -113, 13, 2.875

@@ -520,10 +520,10 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -589,7 +589,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -600,7 +601,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
   }
 }
@@ -966,4 +967,4 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3c57dd172d71e898", "figures": [1400, 925]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4bb169ba038476b3", "figures": [1400, 925]}

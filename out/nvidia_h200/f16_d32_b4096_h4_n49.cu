@@ -439,10 +439,10 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -508,7 +508,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -519,7 +520,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
   }
 }
@@ -698,4 +699,4 @@ extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9e1edc86a29eef65", "figures": [1378, 887]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "66f2c851a17dccb2", "figures": [1378, 887]}

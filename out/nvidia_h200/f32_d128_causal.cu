@@ -477,7 +477,7 @@ struct SoftmaxState {
 template <int n>
 __device__ __forceinline__ bool raise_maximum(
     const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], const float (&scale)[2]) {
-  // A maximum that is out of date by a factor of 2^2 harms neither range nor precision. As integers, positive
+  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
@@ -487,7 +487,7 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 0; t < n / 4; ++t) {
       bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 2.0f;
+    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 2.875f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
@@ -630,10 +630,10 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -699,7 +699,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -710,7 +711,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
   }
 }
@@ -724,15 +725,15 @@ __device__ __forceinline__ float* output_rows(const AttentionArgs& args, const T
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
 // are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| before its division by `row_sum`.
+// |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 64.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
-// Of a thread's row, over all of its columns: four neighbouring lanes share them.
+// Of a thread's columns of a row.
 __device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], int h) {
   float sums[2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
@@ -740,9 +741,7 @@ __device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], in
     sums[0] += fabsf(o[4 * n + 2 * h]);
     sums[1] += fabsf(o[4 * n + 2 * h + 1]);
   }
-  float sum = sums[0] + sums[1];
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+  return sums[0] + sums[1];
 }
 
 // Divides by the sums and writes a thread's shares of its two rows, but for what is to be computed again.
@@ -996,7 +995,7 @@ __device__ __forceinline__ void consume_tile(
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
     if (!within_range(scale[h] * key_unit, softmax.max[h], value_unit, magnitude, row_sum * kWeightUnit, args.seqlen_k)) {
-      row_sum = kInfinity;
+      row_sum = kInfinity;  // which one lane of four may see alone
     }
     inverse[h] = 1.0f / row_sum;
     const bool inside = row + 8 * h < args.seqlen_q;
@@ -1144,4 +1143,4 @@ extern "C" int attention_f32_d128(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d128", "launches": [{"threads": 384, "smem_bytes": 214016, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4ad690906527f838", "figures": [1503, 908]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d128", "launches": [{"threads": 384, "smem_bytes": 214016, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "ff5b8606ae534b24", "figures": [1503, 908]}

@@ -399,7 +399,7 @@ __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, in
 // where true is returned.
 __device__ __forceinline__ bool raise_maximum(
     const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
-  // A maximum that is out of date by a factor of 2^2 harms neither range nor precision. As integers, positive
+  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
@@ -411,7 +411,7 @@ __device__ __forceinline__ bool raise_maximum(
       for (int t = 0; t < kKeyTiles; ++t) {
         bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
       }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.0f;
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.875f;
     }
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
@@ -598,10 +598,10 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const E
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -667,7 +667,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -678,7 +679,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
   }
 }
@@ -687,11 +688,11 @@ __device__ __forceinline__ void recompute_rows(
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
 // are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| before its division by `row_sum`.
+// |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 64.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
@@ -705,16 +706,13 @@ __device__ __forceinline__ void leave_units(
     for (int h = 0; h < 2; ++h) {
       float& row_sum = warp.row_sum[i][h];
       row_sum *= kWeightUnit;
-      float magnitude = 0.0f, sum = row_sum;  // of this lane's columns and keys, then of all
+      float magnitude = 0.0f, sum = row_sum;
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
         magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
       }
-#pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2) {
-        magnitude += __shfl_xor_sync(0xffffffffu, magnitude, distance);
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      }
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const bool seen = warp.row_max[i][h] != -kInfinity;
       if (seen && !within_range(score_unit, warp.row_max[i][h], value_unit, magnitude, sum, num_keys)) {
         row_sum = kInfinity;
@@ -895,4 +893,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "83bcb469e5855841", "figures": [1473, 896]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0ee6fbacea786ddf", "figures": [1473, 896]}

@@ -426,7 +426,7 @@ __device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, in
 // where true is returned.
 __device__ __forceinline__ bool raise_maximum(
     const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
-  // A maximum that is out of date by a factor of 2^2 harms neither range nor precision. As integers, positive
+  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
@@ -438,7 +438,7 @@ __device__ __forceinline__ bool raise_maximum(
       for (int t = 0; t < kKeyTiles; ++t) {
         bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
       }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.0f;
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.875f;
     }
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
@@ -641,10 +641,10 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const E
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -710,7 +710,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -721,7 +722,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
   }
 }
@@ -730,11 +731,11 @@ __device__ __forceinline__ void recompute_rows(
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
 // are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| before its division by `row_sum`.
+// |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 64.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
@@ -748,16 +749,13 @@ __device__ __forceinline__ void leave_units(
     for (int h = 0; h < 2; ++h) {
       float& row_sum = warp.row_sum[i][h];
       row_sum *= kWeightUnit;
-      float magnitude = 0.0f, sum = row_sum;  // of this lane's columns and keys, then of all
+      float magnitude = 0.0f, sum = row_sum;
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
         magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
       }
-#pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2) {
-        magnitude += __shfl_xor_sync(0xffffffffu, magnitude, distance);
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      }
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const bool seen = warp.row_max[i][h] != -kInfinity;
       if (seen && !within_range(score_unit, warp.row_max[i][h], value_unit, magnitude, sum, num_keys)) {
         row_sum = kInfinity;

@@ -406,10 +406,10 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -475,7 +475,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -486,7 +487,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     const int row = (first_row + i) / group, its_head = head + (first_row + i) % group;
     recompute_row(args, batch, its_head, row, [&](int x, float value) { write(i, x, value); });
   }

@@ -573,10 +573,10 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^23, the maximum is rounded by more than weights
-// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
+// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 8388608.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -642,7 +642,8 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in lane 4 g.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
+// from 4 g on that share it.
 // `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
@@ -653,7 +654,7 @@ __device__ __forceinline__ void recompute_rows(
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
     const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 1)) continue;
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
     recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
   }
 }
@@ -667,15 +668,15 @@ __device__ __forceinline__ float* output_rows(const AttentionArgs& args, const T
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
 // are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| before its division by `row_sum`.
+// |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 64.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
-// Of a thread's row, over all of its columns: four neighbouring lanes share them.
+// Of a thread's columns of a row.
 __device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], int h) {
   float sums[2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
@@ -683,9 +684,7 @@ __device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], in
     sums[0] += fabsf(o[4 * n + 2 * h]);
     sums[1] += fabsf(o[4 * n + 2 * h + 1]);
   }
-  float sum = sums[0] + sums[1];
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+  return sums[0] + sums[1];
 }
 
 // Divides by the sums and writes a thread's shares of its two rows, but for what is to be computed again.
@@ -923,7 +922,7 @@ __device__ __forceinline__ void consume_tile(
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
     if (!within_range(scale[h] * key_unit, softmax.max[h], value_unit, magnitude, row_sum * kWeightUnit, args.seqlen_k)) {
-      row_sum = kInfinity;
+      row_sum = kInfinity;  // which one lane of four may see alone
     }
     inverse[h] = 1.0f / row_sum;
     const bool inside = row + 8 * h < args.seqlen_q;
