@@ -121,7 +121,7 @@ def check(folder: Path, where: str) -> None:
         time.sleep(0.02)
     if Path(where).exists():
         storage = open_storage(where)
-        trials = [trial for study in get_all_study_names(storage) for trial in _trials(storage, study)]
+        trials = [trial for study in get_all_study_names(storage) for trial in trials_of(storage, study)]
         kept = [json.dumps(trial.user_attrs[OUTCOME]["variant"], sort_keys=True) for trial in trials]
         lines = (folder / "told").read_text().splitlines()
         lost = {json.dumps(json.loads(line), sort_keys=True) for line in lines} - set(kept)
@@ -130,7 +130,7 @@ def check(folder: Path, where: str) -> None:
     assert not files, f"files are left: {files}"
 
 
-def _trials(storage: BaseStorage, study: str) -> list[FrozenTrial]:
+def trials_of(storage: BaseStorage, study: str) -> list[FrozenTrial]:
     every = load_study(study_name=study, storage=storage).get_trials(deepcopy=False)
     return [trial for trial in every if OUTCOME in trial.user_attrs]
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from flashgen.tuner.build.cache import cached
 from flashgen.tuner.evaluate.outcome import TunedKernel
+from flashgen.tuner.files import SCRATCH_PREFIX, write_text
 from flashgen.tuner.shelf import library
 from flashgen.tuner.store.studies import OUTCOME, open_storage
 from optuna.study import get_all_study_names, load_study
 
 from tests.support import ROOT
+from tests.support.depth import sampled
+from tests.support.lives import GONE_S, MARK, SIGNALS, processes_marked, trials_of
 from tests.support.stand_ins import PROBLEM
 
 #: Kills in all, and where their moments come from. FLASHGEN_KILLS=500 looks longer.
@@ -66,3 +75,69 @@ def test_nothing_told_is_lost_or_repeated(tmp_path, undisturbed, suffix, kills):
     assert winner.kernel.variant == undisturbed.variant
     assert winner.kernel.measurement == undisturbed.measurement
     compile(library.Paths.of(tmp_path / "out", winner.slug, PROBLEM.name).py.read_text(), "winner", "exec")
+
+
+# -- the program itself, with its compilers and its worker --------------------------------------------------
+
+#: A run that goes on for as long as it is let, many compilers at once.
+TUNE = [
+    "tune",
+    "--device",
+    "sim:gtx-1080",
+    "--d",
+    "32",
+    "--family",
+    "ladder",
+    "--minutes",
+    "5",
+    "--jobs",
+    "2",
+]
+#: How many of the kills are of the real program, and how long a run is let be.
+REAL_KILLS, LONGEST_RUN_S = 10, 7.0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("number", sampled(range(REAL_KILLS), 1))
+def test_a_real_run_killed_at_any_moment_leaves_nothing_and_loses_nothing(tmp_path, monkeypatch, number):
+    rng = random.Random(SEED + number)
+    suffix, signum = rng.choice(["sqlite3", "journal"]), rng.choice(SIGNALS)
+    seconds = rng.uniform(0.3, LONGEST_RUN_S)
+    print(
+        f"FLASHGEN_SEED={SEED}, run {number}: {suffix}, {signal.Signals(signum).name} after {seconds:.2f} s"
+    )
+    where = tmp_path / f"trials.{suffix}"
+    token = f"real-{os.getpid()}-{number}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from flashgen.tuner.start import main; main()", *TUNE, "--storage", where],
+        cwd=tmp_path,
+        env={**os.environ, MARK: token, "FLASHGEN_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    time.sleep(seconds)
+    process.send_signal(signum)
+    said, _ = process.communicate(timeout=120)
+    # Python's own start, before our first statement, knows one answer to Ctrl-C.
+    assert "Traceback" not in said or "flashgen" not in said, said
+    assert process.returncode in ({-signum} if signum == signal.SIGKILL else {0, 1, 130, -signum}), said
+    deadline = time.monotonic() + GONE_S
+    while left := processes_marked(token):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    told = max(map(int, re.findall(r"^trial (\d+)", said, re.MULTILINE)), default=0)
+    if where.exists():
+        storage = open_storage(str(where))
+        kept = [trial for name in get_all_study_names(storage) for trial in trials_of(storage, name)]
+        assert len(kept) >= told
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith((".holder", ".lock"))]
+    # Whoever writes next to what was half written removes it.
+    for folder in {
+        path.parent for path in tmp_path.rglob(f"{SCRATCH_PREFIX}*") if path.parent.name != "cache"
+    }:
+        write_text(folder / "next", "")
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    cached(["next"], ".next", lambda path: {"bytes": path.write_bytes(b"x")})
+    assert not list(tmp_path.rglob(f"{SCRATCH_PREFIX}*"))
