@@ -26,13 +26,19 @@
 // 35.3 TFLOP/s, 127 registers per thread, occupancy 25 %. Largest error per head against float64: 9.3e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_ieee_d32.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_ieee_d32.cu --preset sm_90 --family simt --precision ieee --d 32 \
-//                 --set br=128 --set threads_per_block=128 --set lanes=4 --set bc=32 \
-//                 --set vec=4 --set q_in_registers=false --set q_layout=transposed --set k_layout=transposed \
-//                 --set v_layout=row --set p_layout=transposed --set p_passes=1 --set stages=2 \
-//                 --set min_blocks=4 --set block_order=by_head --set unroll=4 --set sweep=columns
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_ieee_d32_b13600_h1_n128.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_ieee_d32_b13600_h1_n128.cu \
+//         --device h200 --precision ieee --d 32 --batch 13600 --heads 1 --seqlen 128 --family simt \
+//         --set br=128 --set threads_per_block=128 --set lanes=4 --set bc=32 --set vec=4 \
+//         --set q_in_registers=false --set q_layout=transposed --set k_layout=transposed --set v_layout=row \
+//         --set p_layout=transposed --set p_passes=1 --set stages=2 --set min_blocks=4 \
+//         --set block_order=by_head --set unroll=4 --set sweep=columns
 
 #include <cuda_pipeline.h>
 
@@ -414,8 +420,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     }
     const int row = first_row + warp_row + row_of(i);
     if (row >= args.seqlen_q) continue;
-    // A row that sees no key is zero, its log-sum-exp -inf.
-    const float inverse = row_sum[i] > 0.0f ? 1.0f / row_sum[i] : 0.0f;
+    // A row that sees no key is zero, its log-sum-exp -inf. One whose scores are all -inf is no number.
+    const bool sees_keys = (kCausal ? min(args.seqlen_k, row + diagonal + 1) : args.seqlen_k) > 0;
+    const float inverse = sees_keys ? 1.0f / row_sum[i] : 0.0f;
     const float carried = parked ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
 #pragma unroll
     for (int c = 0; c < kTd; c += kOVec) {
@@ -466,4 +473,4 @@ extern "C" int attention_f32_ieee_d32(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "ieee"}, "family": "simt", "variant": {"br": 128, "threads_per_block": 128, "lanes": 4, "bc": 32, "vec": 4, "q_in_registers": false, "q_layout": "transposed", "k_layout": "transposed", "v_layout": "row", "p_layout": "transposed", "p_passes": 1, "stages": 2, "min_blocks": 4, "block_order": "by_head", "unroll": 4, "sweep": "columns"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_ieee_d32", "launches": [{"threads": 128, "smem_bytes": 52736, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "98710acc37cad522", "figures": [1623, 308]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "ieee"}, "family": "simt", "variant": {"br": 128, "threads_per_block": 128, "lanes": 4, "bc": 32, "vec": 4, "q_in_registers": false, "q_layout": "transposed", "k_layout": "transposed", "v_layout": "row", "p_layout": "transposed", "p_passes": 1, "stages": 2, "min_blocks": 4, "block_order": "by_head", "unroll": 4, "sweep": "columns"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_ieee_d32", "launches": [{"threads": 128, "smem_bytes": 52736, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "776511522ffd319a", "figures": [1620, 1009]}

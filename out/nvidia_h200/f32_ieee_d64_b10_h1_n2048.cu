@@ -26,13 +26,19 @@
 // 41.0 TFLOP/s, 254 registers per thread, occupancy 12 %. Largest error per head against float64: 8.8e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
-// Build:      nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c attention_f32_ieee_d64.cu
-//             (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
-// Regenerate: flashgen emit attention_f32_ieee_d64.cu --preset sm_90 --family simt --precision ieee --d 64 \
-//                 --set br=160 --set threads_per_block=256 --set lanes=16 --set bc=128 \
-//                 --set vec=4 --set q_in_registers=false --set q_layout=padded --set k_layout=padded \
-//                 --set v_layout=row --set p_layout=transposed --set p_passes=2 --set stages=2 \
-//                 --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=columns
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_ieee_d64_b10_h1_n2048.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_ieee_d64_b10_h1_n2048.cu \
+//         --device h200 --precision ieee --d 64 --batch 10 --heads 1 --seqlen 2048 --family simt \
+//         --set br=160 --set threads_per_block=256 --set lanes=16 --set bc=128 --set vec=4 \
+//         --set q_in_registers=false --set q_layout=padded --set k_layout=padded --set v_layout=row \
+//         --set p_layout=transposed --set p_passes=2 --set stages=2 --set min_blocks=1 \
+//         --set block_order=by_head --set unroll=4 --set sweep=columns
 
 #include <cuda_pipeline.h>
 
@@ -450,8 +456,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     const int row = first_row + warp_row + row_of(i);
     if (row >= args.seqlen_q) continue;
-    // A row that sees no key is zero, its log-sum-exp -inf.
-    const float inverse = row_sum[i] > 0.0f ? 1.0f / row_sum[i] : 0.0f;
+    // A row that sees no key is zero, its log-sum-exp -inf. One whose scores are all -inf is no number.
+    const bool sees_keys = (kCausal ? min(args.seqlen_k, row + diagonal + 1) : args.seqlen_k) > 0;
+    const float inverse = sees_keys ? 1.0f / row_sum[i] : 0.0f;
     const float carried = parked ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
 #pragma unroll
     for (int c = 0; c < kTd; c += kOVec) {
@@ -502,4 +509,4 @@ extern "C" int attention_f32_ieee_d64(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 10, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "ieee"}, "family": "simt", "variant": {"br": 160, "threads_per_block": 256, "lanes": 16, "bc": 128, "vec": 4, "q_in_registers": false, "q_layout": "padded", "k_layout": "padded", "v_layout": "row", "p_layout": "transposed", "p_passes": 2, "stages": 2, "min_blocks": 1, "block_order": "by_head", "unroll": 4, "sweep": "columns"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_ieee_d64", "launches": [{"threads": 256, "smem_bytes": 220288, "rows_per_block": 160, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a5d353ba9ce3e079", "figures": [1623, 308]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 10, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "ieee"}, "family": "simt", "variant": {"br": 160, "threads_per_block": 256, "lanes": 16, "bc": 128, "vec": 4, "q_in_registers": false, "q_layout": "padded", "k_layout": "padded", "v_layout": "row", "p_layout": "transposed", "p_passes": 2, "stages": 2, "min_blocks": 1, "block_order": "by_head", "unroll": 4, "sweep": "columns"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_ieee_d64", "launches": [{"threads": 256, "smem_bytes": 220288, "rows_per_block": 160, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e9cc9dd186557cca", "figures": [1620, 997]}

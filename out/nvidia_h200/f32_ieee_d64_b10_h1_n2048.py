@@ -22,10 +22,11 @@ it (PyCUDA keeps the result in its cache). Make that call before capturing a CUD
 Regenerate:
 
     flashgen emit f32_ieee_d64_b10_h1_n2048.py \
-        --preset sm_90 --family simt --precision ieee --d 64 --set br=160 --set threads_per_block=256 \
-        --set lanes=16 --set bc=128 --set vec=4 --set q_in_registers=false --set q_layout=padded \
-        --set k_layout=padded --set v_layout=row --set p_layout=transposed --set p_passes=2 --set stages=2 \
-        --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=columns
+        --device h200 --precision ieee --d 64 --batch 10 --heads 1 --seqlen 2048 --family simt --set br=160 \
+        --set threads_per_block=256 --set lanes=16 --set bc=128 --set vec=4 --set q_in_registers=false \
+        --set q_layout=padded --set k_layout=padded --set v_layout=row --set p_layout=transposed \
+        --set p_passes=2 --set stages=2 --set min_blocks=1 --set block_order=by_head --set unroll=4 \
+        --set sweep=columns
 """
 
 import sys
@@ -154,7 +155,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f32_ieee_d64_a5d353ba")
+_bound = Attention(KERNELS, operator="attention_f32_ieee_d64_e9cc9dd1")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -22,10 +22,11 @@ it (PyCUDA keeps the result in its cache). Make that call before capturing a CUD
 Regenerate:
 
     flashgen emit f32_ieee_d64_b2_h1_n32768.py \
-        --preset sm_90 --family simt --precision ieee --d 64 --set br=256 --set threads_per_block=256 \
-        --set lanes=8 --set bc=96 --set vec=4 --set q_in_registers=false --set q_layout=transposed \
-        --set k_layout=transposed --set v_layout=row --set p_layout=transposed --set p_passes=1 \
-        --set stages=1 --set min_blocks=1 --set block_order=by_head --set unroll=4 --set sweep=rows
+        --device h200 --precision ieee --d 64 --batch 2 --heads 1 --seqlen 32768 --family simt --set br=256 \
+        --set threads_per_block=256 --set lanes=8 --set bc=96 --set vec=4 --set q_in_registers=false \
+        --set q_layout=transposed --set k_layout=transposed --set v_layout=row --set p_layout=transposed \
+        --set p_passes=1 --set stages=1 --set min_blocks=1 --set block_order=by_head --set unroll=4 \
+        --set sweep=rows
 """
 
 import sys
@@ -154,7 +155,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f32_ieee_d64_7324e045")
+_bound = Attention(KERNELS, operator="attention_f32_ieee_d64_f7739250")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 
