@@ -77,7 +77,10 @@ def test_what_version_0_1_0_found_is_reported_and_emitted(journal, tmp_path):
     out = ("--storage", journal, "--out", tmp_path / "out")
     target = tmp_path / "page.html"
     assert "mma" in run("list", *out, "--device", "sim:h200", "--dtype", "f16", "--d", "16", "--json")
-    assert "f32_d16_b1_h1_n64" in run("report", target, *out, "--dtype", "f32", "--d", "16") and target.stat().st_size > 10_000
+    assert (
+        "f32_d16_b1_h1_n64" in run("report", target, *out, "--dtype", "f32", "--d", "16")
+        and target.stat().st_size > 10_000
+    )
     assert "predicted" in run("emit", tmp_path / "best.cu", *out, "--device", "sim:h200", *SIZES)
     assert "attention_f32_d16" in (tmp_path / "best.cu").read_text()
     assert "f16_d16" in run("report", target, *out, "--dtype", "f16", "--d", "16")
