@@ -711,12 +711,13 @@ __device__ __forceinline__ void recompute_rows(
 // Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
-// are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| over a lane's columns before its division by `row_sum`.
+// are too small for parts (of 4096 keys, were all of them just so small), below 2^-19 of these. `score_unit` is that of
+// products of Q and K, `magnitude` the sum of |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const float least = value_unit * (kDv / 256.0f) * (min(num_keys, 4096) + row_sum);
+  const bool outputs_keep = magnitude >= least && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
@@ -917,4 +918,4 @@ extern "C" int attention_f32_d160(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 64, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d160", "launches": [{"threads": 256, "smem_bytes": 168000, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7d2b3eb4bc81bfd1", "figures": [1475, 831]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "bc": 64, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d160", "launches": [{"threads": 256, "smem_bytes": 168000, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "dcf1a72b4d1514e4", "figures": [1475, 831]}

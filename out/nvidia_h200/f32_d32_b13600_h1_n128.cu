@@ -687,12 +687,13 @@ __device__ __forceinline__ void recompute_rows(
 // Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
-// are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| over a lane's columns before its division by `row_sum`.
+// are too small for parts (of 4096 keys, were all of them just so small), below 2^-19 of these. `score_unit` is that of
+// products of Q and K, `magnitude` the sum of |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const float least = value_unit * (kDv / 256.0f) * (min(num_keys, 4096) + row_sum);
+  const bool outputs_keep = magnitude >= least && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
@@ -893,4 +894,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0ee6fbacea786ddf", "figures": [1473, 896]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a5ea08903dba0479", "figures": [1473, 896]}

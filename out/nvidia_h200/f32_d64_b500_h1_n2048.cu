@@ -541,9 +541,9 @@ __device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, cons
   for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// The largest of some units and of another.
-__device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8], float other) {
-  int bits = __float_as_int(other);  // as integers, positive floats compare as they are
+// The largest of some units.
+__device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8]) {
+  int bits = 0;  // as integers, positive floats compare as they are
 #pragma unroll
   for (int t = 0; t < kKeyTiles; t += 2) {
     bits = __vimax3_s32(bits, __float_as_int(units[t]), __float_as_int(units[t + 1]));
@@ -551,11 +551,16 @@ __device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8], flo
   return __int_as_float(bits);
 }
 
-// Scores from their keys' units to what they are, but for those of Q. The largest unit so far is kept.
-__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8], float& largest) {
+// The largest units of K and V so far.
+struct LargestUnits {
+  float of_keys = 0.0f, of_values = 0.0f;
+};
+
+// Scores from their keys' units to what they are, but for those of Q.
+__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8], LargestUnits& largest) {
 #pragma unroll
   for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
-  largest = largest_unit(units, largest);
+  largest.of_keys = fmaxf(largest.of_keys, largest_unit(units));
   __syncwarp();  // one lane tells for all that the units are read
 }
 
@@ -566,7 +571,7 @@ struct Weights {
 
 // Makes them of a tile's weights, in the units of its values, and returns the largest of these, in which products are.
 __device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weights& p, const float (&units)[kBc / 8]) {
-  const float largest = largest_unit(units, 0.0f);
+  const float largest = largest_unit(units);
   const float inverse = inverse_of(largest);
 #pragma unroll
   for (int i = 0; i < kBc / 4; ++i) {
@@ -740,12 +745,13 @@ __device__ __forceinline__ float* output_rows(const AttentionArgs& args, const T
 // Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
-// are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| over a lane's columns before its division by `row_sum`.
+// are too small for parts (of 4096 keys, were all of them just so small), below 2^-19 of these. `score_unit` is that of
+// products of Q and K, `magnitude` the sum of |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const float least = value_unit * (kDv / 256.0f) * (min(num_keys, 4096) + row_sum);
+  const bool outputs_keep = magnitude >= least && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
@@ -929,7 +935,7 @@ __device__ __forceinline__ void consume_tile(
   split_q(scale, q, warp, consumer, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
 #pragma unroll
   for (int h = 0; h < 2; ++h) scale[h] = fmaxf(scale[h] * (fabsf(args.scale) * kLog2e), 1e-37f);
-  float key_unit = 0.0f, value_unit = 0.0f;  // the largest so far
+  LargestUnits largest;
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
@@ -957,7 +963,7 @@ __device__ __forceinline__ void consume_tile(
     order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
-    apply_units(s, smem.k_units[k_pipe.stage], key_unit);
+    apply_units(s, smem.k_units[k_pipe.stage], largest);
     if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
@@ -967,7 +973,7 @@ __device__ __forceinline__ void consume_tile(
     weigh(s, softmax, scale);
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
     v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
-    value_unit = fmaxf(value_unit, v_unit);
+    largest.of_values = fmaxf(largest.of_values, v_unit);
     if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
@@ -980,7 +986,7 @@ __device__ __forceinline__ void consume_tile(
       v_pipe.advance();
       wgmma_wait<1>();
       hold(s);
-      apply_units(s, smem.k_units[k_pipe.stage], key_unit);
+      apply_units(s, smem.k_units[k_pipe.stage], largest);
       if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
@@ -996,7 +1002,7 @@ __device__ __forceinline__ void consume_tile(
       if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_stage]);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
-      value_unit = fmaxf(value_unit, v_unit);
+      largest.of_values = fmaxf(largest.of_values, v_unit);
       if (grown) rescale_output(o, rescale);
     }
     start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
@@ -1015,7 +1021,8 @@ __device__ __forceinline__ void consume_tile(
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
-    if (!within_range(scale[h] * key_unit, softmax.max[h], value_unit, magnitude, row_sum * kWeightUnit, args.seqlen_k)) {
+    const float score_unit = scale[h] * largest.of_keys, sum = row_sum * kWeightUnit;
+    if (!within_range(score_unit, softmax.max[h], largest.of_values, magnitude, sum, args.seqlen_k)) {
       row_sum = kInfinity;  // which one lane of four may see alone
     }
     inverse[h] = 1.0f / row_sum;
@@ -1165,4 +1172,4 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 500, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "49227710828fe156", "figures": [1504, 954]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 500, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "33d478da954c8dce", "figures": [1504, 954]}

@@ -180,8 +180,8 @@ class _Rows:
         return found
 
     def _spreading(self, promise: Promise) -> np.ndarray:
-        """Columns that a value may make NaN in rows that do not see it."""
-        odd = ~np.isfinite(self.v).all(axis=0)
+        """Columns that a value may make NaN in rows that do not see it: rounded, the largest are infinite."""
+        odd = ~(np.abs(self.v) < FLOAT_MAX * promise.headroom).all(axis=0)
         return np.broadcast_to(odd & (not promise.isolates_values), (len(self.q), odd.size))
 
     def _mattering(self, scores: np.ndarray, eta: np.ndarray) -> np.ndarray:

@@ -717,12 +717,13 @@ __device__ __forceinline__ void recompute_rows(
 // Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
-// are too small for parts, below 2^-19 of these. `score_unit` is that of products of Q and K, `magnitude` the sum of
-// |o| over a lane's columns before its division by `row_sum`.
+// are too small for parts (of 4096 keys, were all of them just so small), below 2^-19 of these. `score_unit` is that of
+// products of Q and K, `magnitude` the sum of |o| over a lane's columns before its division by `row_sum`.
 __device__ __forceinline__ bool within_range(
     float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
   const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
-  const bool outputs_keep = magnitude >= value_unit * (kDv / 256.0f) * (num_keys + row_sum) && magnitude < kInfinity;
+  const float least = value_unit * (kDv / 256.0f) * (min(num_keys, 4096) + row_sum);
+  const bool outputs_keep = magnitude >= least && magnitude < kInfinity;
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
