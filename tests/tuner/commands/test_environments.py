@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
     "read-only current folder": Fault(
         EMIT, (1,), "best.cu cannot be written", prepare=lambda f: f.chmod(0o555), before=plain_root
     ),
-    "unreadable out": Fault(LIST, (0, 1), prepare=lambda f: (f / "out").chmod(0), before=plain_root),
+    "unreadable out": Fault(LIST, (0, 1, 2), prepare=lambda f: (f / "out").chmod(0), before=plain_root),
     "unreadable record": Fault(
         LIST,
         (0,),
