@@ -90,6 +90,15 @@ class DeviceLimits:
         return rates.get(self.arch, 1024) / (2 if geforce else 1)
 
     @property
+    def tensor_tflops(self) -> float:
+        """Peak of the tensor cores on 16-bit numbers with float32 sums, by whichever instruction, as data
+        sheets give it: for data-center cards from Hopper on at a lower clock than multiply-adds run at."""
+        per_sm, clock_mhz = {90: (4096, 1830), 100: (8192, 1855)}.get(
+            self.arch, (self.mma_flops_per_sm, self.clock_mhz)
+        )
+        return 1e-6 * self.num_sms * per_sm * min(clock_mhz, self.clock_mhz)
+
+    @property
     def fp32_tflops(self) -> float:
         """Peak of FFMA alone."""
         return 2e-6 * self.num_sms * self.fp32_lanes_per_sm * self.clock_mhz

@@ -46,15 +46,16 @@ class Promise:
 UNIT = 2.0**-24
 #: Weights of f16 are multiples of 2^-24 of the largest.
 F16_WEIGHT_FLOOR = 2.0**-25
-#: Exponentials by polynomials, and the second parts of TF32, end at float32's smallest normal number.
-NORMAL_WEIGHT_FLOOR = 2.0**-126
+#: Exponentials by polynomials, and the second parts of TF32, end at float32's smallest normal
+#: number; twice that, for what else is lost beside it.
+NORMAL_WEIGHT_FLOOR = 2.0**-125
 #: Rescaling waits until a row's maximum has grown by 2^8.
 LAZY_HEADROOM = 2.0**-8
 #: What parts of f16, with one power of two for all columns of v, may make of a row: beyond that it is
 #: computed again in double precision (templates/common/f16_parts.cu.jinja).
 F16_PARTS_SHARE = 2.0**-19
 
-#: Of parts of TF32, the small one is a multiple of TF32's smallest number.
+#: Numbers of TF32, and the small parts of float32 in two of them, are multiples of this.
 TF32_PARTS_LEAST = 2.0**-136
 
 _FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT, isolates_values=False)
@@ -66,7 +67,13 @@ PROMISES = {
     "3xtf32": replace(
         _FLOAT32, least=TF32_PARTS_LEAST, weight_floor=NORMAL_WEIGHT_FLOOR, isolates_values=True
     ),
-    "tf32": Promise(tolerance=1e-3, roundoff=2.0**-11, headroom=LAZY_HEADROOM, isolates_values=False),
+    "tf32": Promise(
+        tolerance=1e-3,
+        roundoff=2.0**-11,
+        least=TF32_PARTS_LEAST,
+        headroom=LAZY_HEADROOM,
+        isolates_values=False,
+    ),
     "f16": Promise(tolerance=2e-3, roundoff=2 * UNIT, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False),
     "bf16": Promise(
         tolerance=1e-2,

@@ -9,8 +9,8 @@
 //   bc = 48                    keys per tile
 //   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 4               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
@@ -18,11 +18,10 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 8                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   split_by = tiles           what a warp that splits float32 takes: a third of the rows, or of the tiles
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 1.68 ms (median), spread 0.2 %,
-// 163.6 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.3e-07.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask: 1.885 ms (median), spread 1.1 %,
+// 145.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.2e-07.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -33,9 +32,9 @@
 //
 //     flashgen emit f32_d128_causal.cu \
 //         --device h200 --d 128 --causal --family wgmma --set br=128 --set bc=48 --set persistent=false \
-//         --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --set q_stages=1 --set k_stages=4 --set v_stages=2 --set schedule=chained \
 //         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-//         --set section=8 --set min_blocks=1 --set split_by=tiles
+//         --set section=8 --set min_blocks=1
 
 #include <cuda.h>
 #include <cuda_fp16.h>
@@ -80,7 +79,7 @@ constexpr int kBc = 48;  // keys per tile
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kKStages = 4, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns. They come as two boxes of 32 floats, whose rows of 128 bytes
@@ -830,13 +829,13 @@ __device__ __forceinline__ void produce_tile(
   }
 }
 
-// Splits a tile of K or V.
+// Splits a tile of K or V, some octets of rows by each warp.
 template <int kBoxes>
-__device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8], Barrier& full) {
+__device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8], Barrier& full, int warp) {
   constexpr int kOctets = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int i = 0; i < kBc / 8; i += kOctets) {
+  for (int i = warp * kOctets; i < kBc / 8; i += kSplitters * kOctets) {
     float found[kOctets];
     split_rows<kOctets, kBoxes, sizeof(KChunk) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
 #pragma unroll
@@ -849,31 +848,20 @@ __device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8]
   if (lane < kArrivals) barrier_arrive(&full);
 }
 
-// Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by one warp, one after
-// the other: after `ahead` more it is this one's. What was in its stage before must have been split: else the wait for
-// what comes, which tells phases by their parity alone, could end a phase early.
+// Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by all warps.
 __device__ __forceinline__ void split_tiles(
-    SharedStorage& smem, const Tile& tile, int& ahead, PipelineState<kKStages>& k_pipe,
-    PipelineState<kVStages>& v_pipe) {
+    SharedStorage& smem, const Tile& tile, int warp, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   for (int n = tile.last_tile; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) {
       const int stage = k_pipe.stage;
-      if (ahead == 0) {
-        barrier_wait(&smem.k_full[stage], k_pipe.phase ^ 1);
-        barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);
-        split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage]);
-      }
-      ahead = ahead == 0 ? kSplitters - 1 : ahead - 1;
+      barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);
+      split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage], warp);
       k_pipe.advance();
     }
     if (n < tile.last_tile) {
       const int stage = v_pipe.stage;
-      if (ahead == 0) {
-        barrier_wait(&smem.v_full[stage], v_pipe.phase ^ 1);
-        barrier_wait(&smem.v_raw_full[stage], v_pipe.phase);
-        split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage]);
-      }
-      ahead = ahead == 0 ? kSplitters - 1 : ahead - 1;
+      barrier_wait(&smem.v_raw_full[stage], v_pipe.phase);
+      split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage], warp);
       v_pipe.advance();
     }
   }
@@ -1026,12 +1014,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
-      barrier_init(&smem.k_full[i], kArrivals);
+      barrier_init(&smem.k_full[i], kArrivals * kSplitters);
       barrier_init(&smem.k_raw_full[i], 1);
       barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
-      barrier_init(&smem.v_full[i], kArrivals);
+      barrier_init(&smem.v_full[i], kArrivals * kSplitters);
       barrier_init(&smem.v_raw_full[i], 1);
       barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
     }
@@ -1053,8 +1041,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       });
     }
     if (warp > 0) {
-      int ahead = warp - 1;  // that come before this warp's next tile
-      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, ahead, k_pipe, v_pipe); });
+      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, warp - 1, k_pipe, v_pipe); });
     }
   } else {
     take_registers<216>();
@@ -1143,4 +1130,4 @@ extern "C" int attention_f32_d128(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d128", "launches": [{"threads": 384, "smem_bytes": 214016, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "ff5b8606ae534b24", "figures": [1503, 908]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d128", "launches": [{"threads": 384, "smem_bytes": 214016, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "67600bcd6fb73cdb", "figures": [1395, 888]}

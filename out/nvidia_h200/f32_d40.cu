@@ -5,12 +5,12 @@
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 80                    keys per tile
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 32                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 4               K tiles in shared memory
+//   v_stages = 4               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
@@ -20,9 +20,9 @@
 //   min_blocks = 1             blocks per SM
 //   split_by = tiles           what a warp that splits float32 takes: a third of the rows, or of the tiles
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 1.329 ms (median), spread 0.2 %,
-// 129.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.9e-07.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 1.351 ms (median), spread 1.0 %,
+// 127.1 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 4.3e-07.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -32,8 +32,8 @@
 // Regenerate:
 //
 //     flashgen emit f32_d40.cu \
-//         --device h200 --d 40 --family wgmma --set br=192 --set bc=80 --set persistent=true \
-//         --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --device h200 --d 40 --family wgmma --set br=256 --set bc=32 --set persistent=true \
+//         --set q_stages=1 --set k_stages=4 --set v_stages=4 --set schedule=chained \
 //         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
 //         --set section=1 --set min_blocks=1 --set split_by=tiles
 
@@ -75,13 +75,13 @@ constexpr int kD = 40;  // head dim of queries and keys
 constexpr int kDv = 40;  // head dim of values and outputs
 constexpr int kVec = 4;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 80;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
+constexpr int kBr = 256;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 32;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 640;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns. They come as two boxes of 32 floats, whose rows of 128 bytes
@@ -138,7 +138,7 @@ struct SharedStorage {
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
   Barrier k_raw_full[kKStages], v_raw_full[kVStages];  // their bytes have arrived, and are still to be split
 };
-static_assert(sizeof(SharedStorage) == 173056, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 132096, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -262,23 +262,18 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n80k16_f16_ss(
-    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n32k16_f16_ss(
+    float (&d)[16], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "%40, %41, p, 1, 1, 0, 0;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -598,12 +593,12 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long q_step = step_of_columns<QChunk>(q, step), k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n80k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
-    wgmma_m64n80k16_f16_ss(s, q_step, k_step + kSmallK, true);
+    wgmma_m64n32k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
+    wgmma_m64n32k16_f16_ss(s, q_step, k_step + kSmallK, true);
   }
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
-    wgmma_m64n80k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
+    wgmma_m64n32k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
   }
   wgmma_commit();
 }
@@ -1074,7 +1069,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, ahead, k_pipe, v_pipe); });
     }
   } else {
-    take_registers<144>();
+    take_registers<96>();
     const int consumer = warp / 4 - 1;
     if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
@@ -1143,12 +1138,12 @@ extern "C" int attention_f32_d40(const AttentionArgs* args, cudaStream_t stream)
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 32, 80,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 32, 32,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 32, 80,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 32, 32,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1161,4 +1156,4 @@ extern "C" int attention_f32_d40(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 40, "head_dim_v": 40, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d40", "launches": [{"threads": 512, "smem_bytes": 173056, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "bc58a27d6bbc73bf", "figures": [1504, 886]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 40, "head_dim_v": 40, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 256, "bc": 32, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d40", "launches": [{"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3c23e7dabe34f9d4", "figures": [1504, 885]}

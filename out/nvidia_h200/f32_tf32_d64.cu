@@ -7,20 +7,20 @@
 // Family mma:
 //   br = 128                   query rows per block
 //   rows_per_warp = 32         query rows that one warp owns
-//   bc = 64                    keys per tile
-//   layout = swizzled          how rows in shared memory avoid bank conflicts
+//   bc = 32                    keys per tile
+//   layout = padded            how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
 //   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 2             blocks per SM the compiler must leave registers for
+//   min_blocks = 3             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 1.767 ms (median), spread 0.8 %,
-// 155.6 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 4.8e-04.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 1.747 ms (median), spread 1.2 %,
+// 157.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.4e-04.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -31,8 +31,8 @@
 //
 //     flashgen emit f32_tf32_d64.cu \
 //         --device h200 --precision tf32 --d 64 --family mma --set br=128 --set rows_per_warp=32 \
-//         --set bc=64 --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=1 \
-//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=2 --set block_order=by_head
+//         --set bc=32 --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=2 \
+//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head
 
 #include <cuda_pipeline.h>
 
@@ -63,19 +63,19 @@ constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 4;  // elements per access of global memory
 
 constexpr int kBr = 128;  // query rows per block
-constexpr int kBc = 64;  // keys per tile
+constexpr int kBc = 32;  // keys per tile
 constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 128;
-constexpr int kStages = 1;  // K/V tiles in shared memory
+constexpr int kStages = 2;  // K/V tiles in shared memory
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 8 along the head dim in q k^T
 constexpr int kValueTiles = 8;  // columns of eight in a warp's outputs
 
 // Elements between rows in shared memory.
-constexpr int kQStride = 64;
-constexpr int kKStride = 64;
-constexpr int kVStride = 64;
+constexpr int kQStride = 68;
+constexpr int kKStride = 68;
+constexpr int kVStride = 68;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -87,7 +87,7 @@ struct SharedStorage {
   alignas(16) Element k[kStages][kBc * kKStride];
   alignas(16) Element v[kStages][kBc * kVStride];
 };
-static_assert(sizeof(SharedStorage) == 65536, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -135,18 +135,15 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
 }
 
 __device__ __forceinline__ int q_offset(int row, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return row * kQStride + (x ^ (row % 8 * 4));
+  return row * kQStride + x;
 }
 
 __device__ __forceinline__ int k_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kKStride + (x ^ (key % 8 * 4));
+  return key * kKStride + x;
 }
 
 __device__ __forceinline__ int v_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kVStride + (x ^ (key % 8 * 4));
+  return key * kVStride + x;
 }
 
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
@@ -169,7 +166,7 @@ __device__ __forceinline__ void fetch_q(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 4; ++r) {
     const int row = first_row + r * 8;
 #pragma unroll
     for (int x = 0; x < kD; x += 64) {
@@ -184,7 +181,7 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, lo
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
   const int first_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 4; ++r) {
     const int row = first_row + r * 8;
 #pragma unroll
     for (int x = 0; x < kDv; x += 64) {
@@ -308,6 +305,10 @@ __device__ __forceinline__ void weigh_share(
 __device__ __forceinline__ void multiply_qk(
     Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
+  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 4);
+
+  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
+
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -321,7 +322,7 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q + q_offset(16 * i + lane % 16, step * 8 + lane / 16 * 4);
+      const Element* row = q_lane + 16 * i * kQStride + step * 8;
       ldmatrix_x4(a[i], row);
     }
 #pragma unroll
@@ -333,7 +334,7 @@ __device__ __forceinline__ void multiply_qk(
     for (int t = 0; t < kKeyTiles; t += 2) {
       // Two tiles of eight keys, each as two halves of the step.
       unsigned b[4];
-      ldmatrix_x4(b, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, step * 8 + lane / 8 % 2 * 4));
+      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 8);
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const unsigned b_rounded[2] = {to_tf32(__uint_as_float(b[2 * u])), to_tf32(__uint_as_float(b[2 * u + 1]))};
@@ -348,10 +349,10 @@ __device__ __forceinline__ void multiply_qk(
 __device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
   float base[kRowTiles][2];
   get_base(warp, base);
-  weigh_share(s, warp, base, scale, 0, 8, 0, 1);
+  weigh_share(s, warp, base, scale, 0, 4, 0, 1);
 }
 
-// o = o rescale + p v for one tile of keys. 64 keys at a time are summed apart from zero: a tensor core cuts
+// o = o rescale + p v for one tile of keys. 32 keys at a time are summed apart from zero: a tensor core cuts
 // off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
 __device__ __forceinline__ void multiply_pv(
     Warp& warp, const Scores& p, const Element* v, const float (&rescale)[kRowTiles][2]) {
@@ -370,17 +371,18 @@ __device__ __forceinline__ void multiply_pv(
       }
     }
   }
+  const Element* v_lane = v + v_offset(lane % 4 * 2, lane / 4);
 
 #pragma unroll
   for (int n = 0; n < kValueTiles; ++n) {
 #pragma unroll
-    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 8) {
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
       float sum[kRowTiles][4] = {};
 #pragma unroll
-      for (int t = first_tile; t < min(first_tile + 8, kKeyTiles); ++t) {
+      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); ++t) {
         // Read one by one, since an operand wants its two keys in neighbouring registers.
-        const float first = *(v + v_offset(t * 8 + lane % 4 * 2, n * 8 + lane / 4));
-        const float second = *(v + v_offset((t * 8 + 1) + lane % 4 * 2, n * 8 + lane / 4));
+        const float first = *(v_lane + t * 8 * kVStride + n * 8);
+        const float second = *(v_lane + (t * 8 + 1) * kVStride + n * 8);
         const unsigned b[2] = {to_tf32(first), to_tf32(second)};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) mma_m16n8k8_tf32(sum[i], p_rounded[i][t], b);
@@ -519,7 +521,7 @@ __device__ __forceinline__ unsigned write_rows(
   return untrusted;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
     attention_f32_tf32_d64_kernel(const AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -564,42 +566,43 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
   k += (first_tile * kBc + int(threadIdx.x) / 16) * args.k_stride_row + threadIdx.x % 16 * kVec;
   v += (first_tile * kBc + int(threadIdx.x) / 16) * args.v_stride_row + threadIdx.x % 16 * kVec;
-  if (first_tile < last_tile) {
-    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
-    k += kBc * args.k_stride_row;
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    const int tile = first_tile + stage;
+    if (tile < last_tile) {
+      fetch_k(smem.k[stage], k, args.k_stride_row, args.seqlen_k - tile * kBc);
+      k += kBc * args.k_stride_row;
+      fetch_v(smem.v[stage], v, args.v_stride_row, args.seqlen_k - tile * kBc);
+      v += kBc * args.v_stride_row;
+    }
+    __pipeline_commit();
   }
-  __pipeline_commit();
 
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
   if (args.scale < 0.0f) {
-    __pipeline_wait_prior(0);
+    __pipeline_wait_prior(kStages - 2);
 
     __syncthreads();
     negate_q(smem.q, warp_row);
   }
 
   for (int tile = first_tile; tile < last_tile; ++tile) {
-    __pipeline_wait_prior(0);
-
-    __syncthreads();  // K is there, and no warp needs V any more
-    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
-    v += kBc * args.v_stride_row;
-    __pipeline_commit();
-
-    Scores s;
-    if (tile < end_tile) multiply_qk(s, warp_q, smem.k[0]);
-    __pipeline_wait_prior(0);
-
-    __syncthreads();  // V is there, and no warp needs K any more
-    if (tile + 1 < last_tile) {
-      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
+    __pipeline_wait_prior(kStages - 2);
+    __syncthreads();  // this tile is there, and no warp needs the one before it
+    const int far_tile = tile + kStages - 1, far_stage = (far_tile - first_tile) % kStages;
+    if (far_tile < last_tile) {
+      fetch_k(smem.k[far_stage], k, args.k_stride_row, args.seqlen_k - far_tile * kBc);
       k += kBc * args.k_stride_row;
+      fetch_v(smem.v[far_stage], v, args.v_stride_row, args.seqlen_k - far_tile * kBc);
+      v += kBc * args.v_stride_row;
     }
     __pipeline_commit();
-
+    const int stage = (tile - first_tile) % kStages;
     if (tile < end_tile) {
+      Scores s;
+      multiply_qk(s, warp_q, smem.k[stage]);
       if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
       float rescale[kRowTiles][2];
       if (!raise_maximum(s, warp, rescale, scale)) {
@@ -607,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < kRowTiles; ++i) rescale[i][0] = rescale[i][1] = 1.0f;
       }
       weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[0], rescale);
+      multiply_pv(warp, s, smem.v[stage], rescale);
     }
   }
   const unsigned untrusted = write_rows(
@@ -651,4 +654,4 @@ extern "C" int attention_f32_tf32_d64(const AttentionArgs* args, cudaStream_t st
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 64, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 65536, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2c696403b7480ab5", "figures": [1383, 828]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "tf32"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_tf32_d64", "launches": [{"threads": 128, "smem_bytes": 69632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4fde6ed34137d28b", "figures": [1383, 826]}

@@ -1,4 +1,4 @@
-"""What each step of the ladder brings: all steps, the tuned kernel and PyTorch, on the report's cases.
+"""What each step of the ladder brings: all steps, the tuned kernels and PyTorch, on the report's cases.
 
 Every kernel is checked against float64 before it is timed. The first steps would take minutes on the longest
 cases: there a kernel is first timed at a fraction of the length, and where one launch at full length would
@@ -12,23 +12,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ...gen.families.ladder.family import STEPS, steps
 from ...gen.families.simt.family import Simt
 from ...gen.kernel import Kernel
+from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Variant
-from ..build.compile import CompilePool
+from ..build.compile import CompilePool, usable_cores
 from ..build.protocol import Build
 from ..cards.device import Device
 from ..errors import BuildError, FlashgenError
 from ..evaluate.measure import median, tflops
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.worker import Worker
+from ..serving import serving_families
 from ..shelf import choice, library
-from ..shelf.emitting import complete
-from .ladder_result import CASES, FUSED, TUNED, UNFUSED, LadderResult, Row
+from ..shelf.guess import built_guess
+from .ladder_result import CASES, FASTEST, FUSED, SIMT, UNFUSED, LadderResult, Row
 from .peers import PeerTime, torch_installed, torch_times
 
 #: A launch expected to take longer is not made.
@@ -54,7 +57,8 @@ def run_ladder(
     on_row: Callable[[Row], None] | None = None,
     stop: threading.Event | None = None,
 ) -> LadderResult:
-    """Builds, checks and times every step and the tuned kernel on every case, then PyTorch's attention.
+    """Builds, checks and times every step on every case, then the fastest known kernel of the steps' own
+    arithmetic, the fastest of any family, and PyTorch's attention.
 
     ``out``: where tuned kernels are looked for. Setting ``stop`` ends the run with the rows so far.
 
@@ -73,7 +77,10 @@ def run_ladder(
         return stop is not None and stop.is_set()
 
     with CompilePool(toolchain, jobs) as pool:
-        contenders = [c for case in cases for c in _contenders(device, case, step_names, out)]
+        known = library.entries(library.folders(out))
+        contenders = [
+            c for case in cases for c in _contenders(device, case, step_names, known, jobs or usable_cores())
+        ]
         builds = _submit(pool, contenders)
         with Worker(device, seed=seed, deadline_s=60 + LAUNCHES_PER_REQUEST * limit_s) as worker:
             timer = _Timer(worker, device.predicted, limit_s)
@@ -121,31 +128,68 @@ class _Contender:
     variant: Variant
     kernel: Kernel | None
     reason: str = ""
+    tuned: bool | None = None
 
 
-def _contenders(device: Device, case: str, step_names: Sequence[str], out: Path) -> Iterator[_Contender]:
+def _contenders(
+    device: Device,
+    case: str,
+    step_names: Sequence[str],
+    known: Sequence[library.Entry],
+    jobs: int = 1,
+) -> Iterator[_Contender]:
     problem = CASES[case]
-    variants: dict[str, tuple[str, Variant]] = {
-        name: (STEPS[name].title, variant)
+    chosen = [
+        _Choice(name, STEPS[name].title, variant)
         for name, variant in steps(problem.head_dim).items()
         if name in step_names
-    }
-    variants[TUNED] = _tuned(device, problem, out)
-    for name, (title, variant) in variants.items():
+    ]
+    # The steps multiply by float32 multiply-adds alone, and so does what was tuned for that.
+    plain = replace(problem, precision="ieee")
+    simt = _tuned(SIMT, known, (problem, plain), device.limits, (Simt,), jobs)
+    chosen.append(simt)
+    families = serving_families(problem, device.limits)
+    if families != (Simt,):
+        fastest = _tuned(FASTEST, known, (problem,), device.limits, families, jobs)
+        chosen += [fastest] if fastest.variant != simt.variant else []
+    for name, title, variant, tuned in chosen:
         try:
-            yield _Contender(case, name, title, variant, render(variant, problem, device.limits))
+            kernel, reason = render(variant, problem, device.limits), ""
         except Illegal as error:
-            yield _Contender(case, name, title, variant, None, str(error))
+            kernel, reason = None, str(error)
+        yield _Contender(case, name, title, variant, kernel, reason, tuned)
 
 
-def _tuned(device: Device, problem: Problem, out: Path) -> tuple[str, Variant]:
-    """The best known simt variant for the problem and where it comes from; the default one where none is."""
-    known = library.entries(library.folders(out))
-    match = choice.find(known, problem, device.limits, family=Simt)
-    if match is not None:
-        return f"tuned simt: {match.how}", match.entry.kernel.variant
-    variant = complete(Simt, problem, device.limits, {}, Simt())
-    return "simt, untuned: `flashgen tune` finds a faster one", variant
+class _Choice(NamedTuple):
+    """A contender's name, title and variant, and whether a search found it."""
+
+    name: str
+    title: str
+    variant: Variant
+    tuned: bool | None = None
+
+
+def _tuned(
+    name: str,
+    known: Sequence[library.Entry],
+    problems: Sequence[Problem],
+    limits: DeviceLimits,
+    families: Sequence[type[Variant]],
+    jobs: int,
+) -> _Choice:
+    """The best known variant of the families for one of the problems, and what it was tuned for; what the
+    cost model guesses for the first where none is known."""
+    theirs = [entry for entry in known if type(entry.kernel.variant) in families]
+    matches = [match for problem in problems if (match := choice.find(theirs, problem, limits)) is not None]
+    if matches:
+        match = min(matches, key=lambda match: not match.exact)
+        variant = match.entry.kernel.variant
+        return _Choice(name, f"{variant.family}, tuned: {match.how}", variant, True)
+    guess = built_guess(families, problems[0], limits, jobs=jobs)
+    title = (
+        f"{guess.variant.family}, untuned, as the cost model guesses ({guess.how}): `flashgen tune` finds "
+    )
+    return _Choice(name, title + "a faster one", guess.variant, False)
 
 
 def _submit(pool: CompilePool, contenders: Sequence[_Contender]) -> dict[str, Future[Build | BuildError]]:
@@ -161,6 +205,7 @@ def _bare_row(contender: _Contender, status: Status, reason: str) -> Row:
         title=contender.title,
         status=status,
         reason=reason,
+        tuned=contender.tuned,
         variant=contender.variant,
     )
 

@@ -15,7 +15,9 @@ from ..suites import SUITES
 #: The report's cases, by its numbers.
 CASES: dict[str, Problem] = SUITES["report"].problems
 
-TUNED, FUSED, UNFUSED = "simt", "fused", "unfused"
+#: The contenders beside the steps: what the steps' own arithmetic reaches, what the card does by whichever
+#: family, and PyTorch.
+SIMT, FASTEST, FUSED, UNFUSED = "simt", "fastest", "fused", "unfused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +26,12 @@ class Row:
 
     case: str
     name: str
-    """The name of the contender: a step, or ``simt``, ``fused``, ``unfused``."""
+    """The name of the contender: a step, or ``simt``, ``fastest``, ``fused``, ``unfused``."""
     title: str
     status: Status
     reason: str = ""
+    tuned: bool | None = None
+    """Whether a search found the kernel; None of the steps and of PyTorch."""
     variant: Variant | None = None
     median_us: float | None = None
     measurement: Measurement | None = None
@@ -39,6 +43,11 @@ class Row:
     @property
     def is_step(self) -> bool:
         return self.name in STEPS
+
+    @property
+    def label(self) -> str:
+        """What the contender is called in tables: the fastest by its family."""
+        return self.variant.family if self.name == FASTEST and self.variant is not None else self.name
 
     @property
     def tflops(self) -> float | None:
@@ -99,6 +108,8 @@ class LadderResult:
             "name": row.name,
             "title": row.title,
             "status": row.status,
+            "family": None if row.variant is None else row.variant.family,
+            "tuned": row.tuned,
             "reason": row.reason,
             "ms": None if row.median_us is None else row.median_us / 1000,
             "tflops": row.tflops,

@@ -38,7 +38,7 @@ class Finding:
 
     ``error`` is infinite for what is finite and should not be, or the other way round: then ``where`` tells
     it all. ``head_error`` is the largest ‖o - ref‖ / ‖ref‖ of a head, whatever is allowed, over the rows
-    whose scores float32 can hold, as far as they are finite.
+    whose scores float32 can hold and that are finite.
     """
 
     case: str
@@ -146,7 +146,8 @@ def _difference(o: np.ndarray, allowed: Allowed) -> np.ndarray:
 
 def _head_errors(o: np.ndarray, allowed: Allowed) -> float:
     """The largest ‖o - ref‖ / ‖ref‖ of a head, over what is finite in both and within float32's range."""
-    compared = np.isfinite(allowed.o) & ~allowed.open_rows[..., None]
+    compared = np.isfinite(o) & np.isfinite(allowed.o) & ~allowed.open_rows[..., None]
+    compared = compared.all(axis=-1, keepdims=True)
     norms = _norm(np.where(compared, allowed.o, 0.0), (2, 3))
     distances = _norm(np.where(compared, _difference(o, allowed), 0.0), (2, 3))
     return float(np.where(distances == 0, 0.0, distances / norms).max())
@@ -199,11 +200,11 @@ def _not_finite(o: np.ndarray, lse: np.ndarray, allowed: Allowed) -> tuple[float
 
 
 def _by_head(o: np.ndarray, allowed: Allowed, promise: Promise) -> tuple[float, float, float, str]:
-    compared = np.isfinite(o) & np.isfinite(allowed.o)
+    # Rows of which only some columns are finite are left to the others: a few means near zero are no head.
+    compared = (np.isfinite(o) & np.isfinite(allowed.o)).all(axis=-1, keepdims=True)
     norms = _norm(np.where(compared, allowed.o, 0.0), (2, 3))
-    error = _norm(_difference(o, allowed), (2, 3))
+    error = _norm(np.where(compared, _difference(o, allowed), 0.0), (2, 3))
     bound = promise.tolerance * norms + _norm(np.where(compared, allowed.slack, 0.0), (2, 3))
-    # A head's rows of means near zero are judged by their measure, row by row.
     norms = np.where(norms == 0, 1.0, norms)
     return _worst(error / norms, bound / norms, "‖o - ref‖ / ‖ref‖ of head {1}")
 

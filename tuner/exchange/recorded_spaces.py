@@ -27,7 +27,7 @@ from ..errors import FlashgenError
 from ..evaluate.outcome import Outcome, Status
 from ..evaluate.reasons import first_line
 from ..files import open_regular, write_bytes
-from ..predict.catalogue import Catalogue
+from ..predict.catalogue import Catalogue, build_catalogue
 from .portable import Trials
 
 VERSION = 1
@@ -88,8 +88,12 @@ class RecordedSpace:
 
 
 def recorded(trials: Trials) -> RecordedSpace:
-    """Returns a study's finished trials as a recorded space. Raises FlashgenError for one that stopped slow
-    variants early: their times are none to replay."""
+    """Returns a study's finished trials as a recorded space.
+
+    Raises:
+        FlashgenError: the study stopped slow variants early, whose times are none to replay, or it has not
+            tried all that are legal with the values that it held: the best of some is no optimum.
+    """
     slow = sum(e.outcome.status is Status.SLOW for e in trials.ended)
     if slow:
         raise FlashgenError(
@@ -97,6 +101,7 @@ def recorded(trials: Trials) -> RecordedSpace:
             "since they were clearly beaten; tune with --sampler exhaustive and another --storage, and "
             "record that"
         )
+    _require_exhaustive(trials)
     about = trials.about
     return RecordedSpace(
         problem=about.problem,
@@ -108,6 +113,25 @@ def recorded(trials: Trials) -> RecordedSpace:
         predicted=about.predicted,
         entries=tuple(_entry(e.outcome) for e in trials.ended),
     )
+
+
+def _require_exhaustive(trials: Trials) -> None:
+    """Raises FlashgenError where a legal variant was not tried. A parameter of one value alone was held."""
+    about = trials.about
+    tried = {each.outcome.variant for each in trials.ended}
+    held = {
+        name: next(iter(values))
+        for name in (p.name for p in about.family.parameters())
+        if len(values := {getattr(variant, name) for variant in tried}) == 1
+    }
+    # One variant holds all its values and would be the whole of them.
+    catalogue = build_catalogue(about.family, about.problem, about.limits, held if len(tried) > 1 else {})
+    count = sum(catalogue.row(variant) is not None for variant in tried)
+    if count < len(catalogue):
+        raise FlashgenError(
+            f"{count} of {len(catalogue)} legal variants of {about.study} were tried, so that its optimum is "
+            f"not known; tune with --sampler exhaustive --trials {len(catalogue)}, and record that"
+        )
 
 
 def _entry(outcome: Outcome) -> Entry:

@@ -126,7 +126,10 @@ class Replayer:
 
     @property
     def rho(self) -> float | None:
-        """Spearman's of recorded and predicted times, None where it is none."""
+        """Spearman's of recorded and predicted times; None where it is none, and where the recorded ones are
+        predictions themselves."""
+        if self.space.predicted:
+            return None
         pairs = [
             (entry.median_us, us)
             for entry, us in zip(self.space.entries, self.predicted_us, strict=True)

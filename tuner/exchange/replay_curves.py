@@ -45,7 +45,8 @@ class Curves:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The curves of all methods on one space. ``rho`` is Spearman's of recorded and predicted times."""
+    """The curves of all methods on one space. ``rho`` is Spearman's of measured and predicted times, None
+    where nothing was measured."""
 
     name: str
     space: RecordedSpace
@@ -78,6 +79,7 @@ class Replayed:
             "problem": space.problem.to_dict(),
             "family": space.family.family,
             "card": space.limits.name,
+            "predicted": space.predicted,
             "variants": len(space.entries),
             "timed": sum(e.median_us is not None for e in space.entries),
             "best_us": space.best_us,

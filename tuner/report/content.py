@@ -13,6 +13,7 @@ from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..evaluate.outcome import Measurement, Outcome
 from ..predict.bounds import Bounds
+from ..predict.peak import Peak
 from ..predict.prediction import Prediction
 from ..search.importance import Importance, Worth
 
@@ -103,11 +104,13 @@ class Origin:
 @dataclass(frozen=True)
 class Report:
     """Everything that a report tells of a problem on a card. ``families`` has the fastest first; ``older``
-    counts groups of the same problem and card by other versions, of which nothing is told."""
+    counts groups of the same problem and card by other versions, of which nothing is told. ``peak`` is what
+    the card's arithmetic could do, by its data sheet."""
 
     problem: Problem
     device: str
     limits: DeviceLimits
+    peak: Peak | None
     slug: str
     predicted: bool
     about: Mapping[str, str]
@@ -136,6 +139,7 @@ class Report:
             "problem": self.problem.to_dict(),
             "device": self.device,
             "predicted": self.predicted,
+            "peak_tflops": self.peak.tflops if self.peak else None,
             "studies": list(self.studies),
             "trials": len(self.trials),
             "statuses": dict(self.statuses),
@@ -146,6 +150,7 @@ class Report:
                 "family": winner.variant.family,
                 "variant": winner.variant.to_dict(),
                 "median_us": winner.measurement.median_us,
+                "peak_share": self.peak.share(winner.measurement.tflops) if self.peak else None,
                 "retimed": winner.retimed,
                 "limiter": bounds.limiter.name if bounds else None,
                 "parts_us": {part.name: part.us for part in bounds.parts} if bounds else None,

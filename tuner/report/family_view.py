@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from ...gen.variant import Parameter, Value
 from ..option_words import word
-from ..search.importance import varied
+from ..search.importance import ENOUGH_TRIALS, varied
 from .charts.bars import Bar, bars
 from .charts.chart import Chart, wide_and_narrow
 from .charts.parallel import MOST_LINES, Line, Stops, parallel
 from .charts.strips import MOST_DOTS, Column, strips
-from .charts.svg import thinned
+from .charts.svg import HALF, WIDE, thinned
 from .charts.units import Unit
 from .content import FamilyPart, Winner
 from .words import percent
@@ -34,8 +34,9 @@ class FamilyView:
     left_out: str
 
 
-def family_view(part: FamilyPart, winner: Winner | None, unit: Unit) -> FamilyView:
-    """Draws what is shown of one family, the parameters that matter most first."""
+def family_view(part: FamilyPart, winner: Winner | None, unit: Unit, alone: bool) -> FamilyView:
+    """Draws what is shown of one family, the parameters that matter most first. ``alone``: no other shares
+    the page's width."""
     variants = [t.variant for t in part.timed]
     names = varied(variants)
     shares = part.importance.shares if part.importance else {}
@@ -45,7 +46,7 @@ def family_view(part: FamilyPart, winner: Winner | None, unit: Unit) -> FamilyVi
     return FamilyView(
         part,
         tuple(_strip(part, parameters[name], chosen.get(name), unit) for name in by_share),
-        _importance_chart(part) if part.importance else None,
+        _importance_chart(part, WIDE if alone else HALF) if part.importance else None,
         _parallel_chart(part, [parameters[n] for n in names], winner, unit) if names else None,
         tuple(name for name in parameters if name not in names) if variants else (),
         _left_out(len(variants)),
@@ -74,7 +75,7 @@ def _strip(part: FamilyPart, parameter: Parameter, chosen: Value | None, unit: U
     ]
     every = [us for times in by_value.values() for us in times]
     alt = f"Time by {parameter.name}: " + "; ".join(
-        f"{c.name}: {len(c.values)} trials, best {unit.words(min(c.values))}" for c in columns
+        f"{c.name}: {len(c.values):,} trials, best {unit.words(min(c.values))}" for c in columns
     )
     return Chart(parameter.name, parameter.doc, strips(columns, every, unit, alt))
 
@@ -85,17 +86,22 @@ def ordered(parameter: Parameter) -> list[Value]:
     return sorted(numbers) if len(numbers) == len(parameter.choices) else list(parameter.choices)
 
 
-def _importance_chart(part: FamilyPart) -> Chart:
-    assert part.importance is not None
-    shares = part.importance.shares
+def _importance_chart(part: FamilyPart, width: float) -> Chart:
+    found = part.importance
+    assert found is not None
+    shares = found.shares
     rows = [Bar(name, share, percent(share)) for name, share in shares.items() if share >= 0.0005]
     alt = "Importance of parameters: " + "; ".join(f"{row.name} {row.words}" for row in rows)
     note = (
         "How much each parameter's value decides whether a kernel is among the fastest tenth of those "
         "timed, as a part of what all parameters decide (PED-ANOVA)."
     )
-    drawing = wide_and_narrow(lambda width: bars(rows, alt, width))
-    return Chart(f"What matters in {part.name}", note, *drawing)
+    caution = (
+        f"From {found.trials} timed trials alone, of which the fastest tenth is {found.trials // 10}: a "
+        f"hint. The order can be relied on from about {ENOUGH_TRIALS} trials on."
+    )
+    drawing = wide_and_narrow(lambda width: bars(rows, alt, width), width)
+    return Chart(f"What matters in {part.name}", note, *drawing, caution=caution if found.is_rough else "")
 
 
 def _parallel_chart(
@@ -105,12 +111,15 @@ def _parallel_chart(
     trials = sorted(part.timed, key=lambda t: t.median_us or 0.0)
     count = len(trials)
     axes, places_by = [], {}
+    wins = winner is not None and type(winner.variant) is part.family
     for parameter in parameters:
         seen = {getattr(t.variant, parameter.name) for t in trials}
         values = [v for v in ordered(parameter) if v in seen]
         places = {v: i / (len(values) - 1) for i, v in enumerate(values)}
         places_by[parameter.name] = places
-        axes.append(Stops(parameter.name, tuple((places[v], word(v)) for v in values)))
+        chosen = getattr(winner.variant, parameter.name) if winner and wins else None
+        at = values.index(chosen) if chosen in values else None
+        axes.append(Stops(parameter.name, tuple((places[v], word(v)) for v in values), at))
     last = max(count - 1, 1)
     stops = [0, last // 2, last] if count > 4 else [0, last]
     axes.append(
@@ -135,7 +144,7 @@ def _parallel_chart(
         lines.append(Line((*places, 1 - i / last), grade, label, chosen))
     alt = f"Parallel coordinates of {len(lines)} trials of {part.name} over {len(parameters)} parameters."
     drawing = wide_and_narrow(lambda width: parallel(axes, lines, alt, width))
-    left_out = f" {count - len(lines)} slower ones are left out." if count > len(lines) else ""
+    left_out = f" {count - len(lines):,} slower ones are left out." if count > len(lines) else ""
     return Chart(
         "Trials over all parameters",
         f"A line is a trial; the last axis has them in order of time, the fastest at its end.{left_out}",

@@ -14,6 +14,7 @@ from ...gen.problem import Problem
 from ..evaluate.reasons import count_reasons
 from ..predict.bounds import predicted
 from ..predict.catalogue import build_catalogue
+from ..predict.peak import peak_of
 from ..predict.prediction import Prediction
 from ..predict.rank_correlation import spearman
 from ..search.importance import importance
@@ -53,6 +54,7 @@ def make_report(
         problem=problem,
         device=str(about["device"]),
         limits=limits,
+        peak=peak_of(problem, limits),
         slug=group.slug,
         predicted=bool(about["predicted"]),
         about={key: str(about.get(key, "")) for key in ("toolkit", "driver", "flashgen", "seed")},

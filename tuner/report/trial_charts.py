@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...gen.limits import KIB
 from .charts.chart import Chart, wide_and_narrow
 from .charts.points import MOST_MARKS, Mark, history, scatter
+from .charts.svg import HALF
 from .charts.units import Unit
 from .content import MOST_PREDICTED, Report, Trial
 
@@ -30,6 +31,18 @@ def history_chart(report: Report, unit: Unit, order: dict[str, int]) -> Chart:
 def drawn_of(count: int, most: int, beside: str = "") -> str:
     """Says how many of so many trials a chart draws at most; nothing where it draws all."""
     return f" Of {count:,} trials {most:,} are drawn, evenly chosen{beside}." if count > most else ""
+
+
+def new_bests(report: Report) -> tuple[Trial, ...]:
+    """Returns the trials that were faster than all before them, in order."""
+    found: list[Trial] = []
+    best = float("inf")
+    for trial in report.timed:
+        assert trial.median_us is not None
+        if trial.median_us < best:
+            best = trial.median_us
+            found.append(trial)
+    return tuple(found)
 
 
 def _family_key(report: Report) -> tuple[tuple[str, str], ...]:
@@ -70,14 +83,18 @@ def resource_charts(report: Report, unit: Unit, order: dict[str, int]) -> tuple[
             "Shared memory",
             f"Upright lines: how many blocks' shared memory fits an SM, and what a block may have "
             f"({limits.smem_per_block / KIB:g} KiB)." + drawn_of(len(smem), MOST_MARKS),
-            scatter(
-                smem,
-                alt.format("shared memory per block", len(smem), min(m.x for m in smem), most),
-                x_name="shared memory per block, KiB",
-                y_name=f"time, {unit.name}",
-                x_words=x_words,
-                y_words=unit.tick,
-                fences=fences,
+            *wide_and_narrow(
+                lambda width: scatter(
+                    smem,
+                    alt.format("shared memory per block", len(smem), min(m.x for m in smem), most),
+                    width,
+                    x_name="shared memory per block, KiB",
+                    y_name=f"time, {unit.name}",
+                    x_words=x_words,
+                    y_words=unit.tick,
+                    fences=fences,
+                ),
+                HALF,
             ),
             key=key,
         ),
@@ -85,19 +102,23 @@ def resource_charts(report: Report, unit: Unit, order: dict[str, int]) -> tuple[
             "Registers",
             "As compiled; kernels that share registers out among warpgroups show what a launch gives each "
             f"thread. At most {limits.max_registers_per_thread}." + drawn_of(len(registers), MOST_MARKS),
-            scatter(
-                registers,
-                alt.format(
-                    "registers per thread",
-                    len(registers),
-                    min(m.x for m in registers),
-                    max(m.x for m in registers),
+            *wide_and_narrow(
+                lambda width: scatter(
+                    registers,
+                    alt.format(
+                        "registers per thread",
+                        len(registers),
+                        min(m.x for m in registers),
+                        max(m.x for m in registers),
+                    ),
+                    width,
+                    x_name="registers per thread",
+                    y_name=f"time, {unit.name}",
+                    x_words=x_words,
+                    y_words=unit.tick,
+                    fences=[(limits.max_registers_per_thread, "limit")],
                 ),
-                x_name="registers per thread",
-                y_name=f"time, {unit.name}",
-                x_words=x_words,
-                y_words=unit.tick,
-                fences=[(limits.max_registers_per_thread, "limit")],
+                HALF,
             ),
             key=key,
         ),
@@ -116,18 +137,23 @@ def model_chart(report: Report, unit: Unit, order: dict[str, int]) -> Chart | No
     if len(marks) < 3:
         return None
     rhos = "; ".join(f"{p.name} {p.rho:.2f}" for p in report.families if p.rho is not None)
-    drawing = scatter(
-        marks,
-        f"Measured against predicted time of {len(marks)} trials. Spearman's rho: {rhos or 'none'}.",
-        x_name=f"predicted, {unit.name}",
-        y_name=f"measured, {unit.name}",
-        x_words=unit.tick,
-        y_words=unit.tick,
-        square=True,
+    alt = f"Measured against predicted time of {len(marks)} trials. Spearman's rho: {rhos or 'none'}."
+    drawing = wide_and_narrow(
+        lambda width: scatter(
+            marks,
+            alt,
+            width,
+            x_name=f"predicted, {unit.name}",
+            y_name=f"measured, {unit.name}",
+            x_words=unit.tick,
+            y_words=unit.tick,
+            square=True,
+        ),
+        HALF,
     )
     note = "On the dashed line both agree; above it the card was slower than predicted."
     if any(len(part.timed) > MOST_PREDICTED for part in report.families):
         note += f" Of a family's trials {MOST_PREDICTED:,} were predicted, evenly chosen by their times."
     note += drawn_of(len(marks), MOST_MARKS)
     key = (*_family_key(report), ("chosen", "winner"))
-    return Chart("Predicted and measured", note, drawing, key=key)
+    return Chart("Predicted and measured", note, *drawing, key=key)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .charts.bars import Bar, bars
 from .charts.chart import Chart, wide_and_narrow
+from .charts.svg import HALF
 from .charts.units import Unit
 from .content import Winner
 from .words import percent
@@ -74,7 +75,7 @@ def limits_chart(winner: Winner, unit: Unit) -> Chart:
     alt = f"How long each resource alone would take of {unit.words(total)}: " + "; ".join(
         f"{row.name} {row.words}" for row in rows
     )
-    drawing = wide_and_narrow(lambda width: bars(rows, alt, width, full=total, fence=f"{kind} time"))
+    drawing = wide_and_narrow(lambda width: bars(rows, alt, width, full=total, fence=f"{kind} time"), HALF)
     return Chart(
         "Where the time goes",
         "How long each resource alone would be occupied, by the cost model's count, and its part of the "

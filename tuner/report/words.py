@@ -20,7 +20,7 @@ def percent(part: float) -> str:
 
 def problem_words(problem: Problem) -> str:
     """Writes a problem's dtype, sizes and mask for people who do not know the options' names."""
-    heads = f"{problem.num_q_heads} heads"
+    heads = f"{problem.num_q_heads} head{'s' if problem.num_q_heads != 1 else ''}"
     if problem.num_kv_heads != problem.num_q_heads:
         heads += f" ({problem.num_kv_heads} of keys and values)"
     lengths = f"{problem.seqlen_q} rows"
@@ -54,3 +54,8 @@ def emit_command(report: Report) -> str:
     if card is not None:
         options.insert(0, f"--device sim:{card}" if emulated else f"--preset {card}")
     return " ".join(["flashgen emit best.cu", *options])
+
+
+def command_words(command: str) -> list[str]:
+    """Splits a command where it may go on in a new line: before options, never between one and its value."""
+    return command.replace(" --", "\n--").split("\n")

@@ -16,30 +16,46 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ...gen.variant import Value, Variant
 
-#: With fewer trials an importance is noise: a tenth of them is what the others are compared with.
-FEWEST_TRIALS = 20
+#: With fewer trials an importance is noise: a tenth of them is what the others are compared with. From
+#: ``ENOUGH_TRIALS`` on that tenth is enough to go by.
+FEWEST_TRIALS, ENOUGH_TRIALS = 20, 100
+#: With fewer trials of a value its best time is chance: the other parameters were not tried beside it.
+FEWEST_OF_A_VALUE = 5
 
 
 @dataclass(frozen=True)
 class Importance:
     """``shares`` says by parameter, the largest first, how much its value decides whether a kernel is among
-    the fastest tenth of those timed (PED-ANOVA), as a part of what all parameters decide."""
+    the fastest tenth of those timed (PED-ANOVA), as a part of what all parameters decide. ``trials`` were
+    timed."""
 
     shares: dict[str, float]
+    trials: int
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether there are too few trials to rely on the order."""
+        return self.trials < ENOUGH_TRIALS
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What the winner's value of a parameter is worth: the best time with it beside that with the best other
-    one; ``rival`` is None where no other value was timed."""
+    """What the winner's value of a parameter is worth: the best time with it, of so many ``trials``, beside
+    that with the best other one; ``rival`` is None where no other value was timed."""
 
     name: str
     doc: str
     value: Value
-    is_default: bool
     best_us: float
+    trials: int
     rival: Value | None
     rival_us: float | None
+    rival_trials: int
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether one of the two values was timed too seldom to say that the other is better."""
+        return min(self.trials, self.rival_trials) < FEWEST_OF_A_VALUE
 
     @property
     def loss(self) -> float | None:
@@ -103,22 +119,31 @@ def importance(variants: Sequence[Variant], times_us: Sequence[float]) -> Import
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
-    return Importance({name: float(share) for name, share in shares.items()})
+    return Importance({name: float(share) for name, share in shares.items()}, len(variants))
 
 
 def worth_of(winner: Variant, variants: Sequence[Variant], times_us: Sequence[float]) -> tuple[Worth, ...]:
-    """Returns what the winner's value of each parameter is worth, by the times of its family's variants, the
-    largest first."""
+    """Returns what the winner's value of each parameter is worth, by the times of its family's variants:
+    first where there are enough trials to say, and the largest first."""
     found = []
     for parameter in type(winner).parameters():
         value = getattr(winner, parameter.name)
-        best: dict[Value, float] = {}
+        times: dict[Value, list[float]] = {}
         for variant, us in zip(variants, times_us, strict=True):
-            theirs = getattr(variant, parameter.name)
-            best[theirs] = min(us, best.get(theirs, us))
-        own = best.pop(value, min(times_us))
-        rival = min(best, key=lambda other: best[other]) if best else None
-        rival_us = best[rival] if rival is not None else None
-        is_default = value == parameter.default
-        found.append(Worth(parameter.name, parameter.doc, value, is_default, own, rival, rival_us))
-    return tuple(sorted(found, key=lambda each: -math.inf if each.loss is None else each.loss, reverse=True))
+            times.setdefault(getattr(variant, parameter.name), []).append(us)
+        own = times.pop(value, [])
+        rival = min(times, key=lambda other: min(times[other])) if times else None
+        theirs = [] if rival is None else times[rival]
+        found.append(
+            Worth(
+                name=parameter.name,
+                doc=parameter.doc,
+                value=value,
+                best_us=min(own or times_us),
+                trials=len(own),
+                rival=rival,
+                rival_us=min(theirs, default=None),
+                rival_trials=len(theirs),
+            )
+        )
+    return tuple(sorted(found, key=lambda worth: (worth.is_chance, -(worth.loss or 0.0))))

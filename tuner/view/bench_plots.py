@@ -1,49 +1,42 @@
-"""A benchmark run as plots, PNG and SVG: bars by suite, and the roofline. By matplotlib, with no display."""
+"""A benchmark run as plots, PNG and SVG: bars by suite, all in one, the roofline. By matplotlib."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench.contenders import LADDER
-from ..bench.figures import OURS, BenchRun, Row, by_suite, contenders_of
+from ..bench.figures import BEST, BenchRun, Row, by_suite, contenders_of, scaled_of
 from ..errors import FlashgenError
 from ..files import write_bytes
 from .bench import LAST_STEP, title_of
+from .bench_colours import COLOURS, OTHER_COLOUR
+from .bench_overview import overview
+from .bench_roofline import roofline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
-#: Colours that people tell apart whatever their eyes (Okabe and Ito), flashgen's the warm one.
-COLOURS = {
-    OURS: "#d55e00",
-    "flash": "#0072b2",
-    "cudnn": "#56b4e9",
-    "mem-eff": "#009e73",
-    "math": "#999999",
-    "flex": "#cc79a7",
-    "fa3": "#f0c000",
-    "xformers": "#8c6d31",
-    "cupy": "#555555",
-    LAST_STEP: "#333333",
-}
-OTHER_COLOUR = "#bbbbbb"
-MARKERS = {"report": "s", "gpt2": "D", "fp32": "o", "llm": "o", "odd": "^", "decode": "v", "shapes": "P"}
 INCHES_PER_GROUP, LEAST_INCHES, PANEL_INCHES = 0.75, 5.0, 2.9
+#: What one name of the key takes.
+INCHES_PER_NAME = 1.3
 GRID_COLUMNS = 2
+#: After the name of a contender that another run timed.
+SCALED, SCALED_NOTE = ", scaled", "scaled: another run's times, by cuDNN's in this run over those in that one"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars of one plot: a value by contender for each group."""
+    """Bars of one plot: a value by contender for each group. ``across`` says what groups differ in."""
 
     title: str
+    across: str
     groups: tuple[tuple[str, dict[str, float]], ...]
 
 
@@ -52,6 +45,8 @@ def write_plots(folder: Path, run: BenchRun) -> list[Path]:
     import matplotlib
 
     figures = {name: bars(name, rows, run) for name, rows in by_suite(run.rows).items() if _timed(rows)}
+    if any(row.ratio(BEST) for row in run.rows):
+        figures["overview"] = overview(run)
     if _timed(run.rows) and run.ceilings.rates.get("copy"):
         figures["roofline"] = roofline(run)
     paths = []
@@ -82,7 +77,7 @@ def _timed(rows: Sequence[Row]) -> bool:
 
 def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, others in one
-    panel.
+    panel. Contenders that another run timed stand there by their scaled times, as in the tables.
 
     Decoding is bound by what it reads, so that bytes say more of it than operations.
     """
@@ -91,10 +86,11 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     def values(row: Row) -> dict[str, float]:
         work = row.problem.min_bytes * 1e-6 if suite == "decode" else row.problem.flops * 1e-9
         shown = [n for n in row.cells if not n.startswith(LADDER) or n == LAST_STEP]
-        return {name: work / ms for name in shown if (ms := row.ms(name))}
+        here = {name: work / ms for name in shown if (ms := row.ms(name))}
+        return here | {name + SCALED: work / ms for name, ms in row.scaled.items()}
 
     if suite != "llm":
-        return unit, [Panel("", tuple((row.name, values(row)) for row in rows))]
+        return unit, [Panel("", "workload", tuple((row.name, values(row)) for row in rows))]
 
     def key(row: Row) -> tuple[int, bool]:
         return row.problem.head_dim, row.problem.causal
@@ -102,7 +98,8 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     panels = []
     for (head_dim, causal), members in groupby(sorted(rows, key=key), key):
         groups = tuple((str(row.problem.seqlen_q), values(row)) for row in members)
-        panels.append(Panel(f"head dim {head_dim}{', causal' if causal else ''}", groups))
+        title = f"head dim {head_dim}{', causal' if causal else ''}"
+        panels.append(Panel(title, "sequence length", groups))
     return unit, panels
 
 
@@ -111,7 +108,8 @@ def bars(suite: str, rows: Sequence[Row], run: BenchRun) -> Figure:
     from matplotlib.figure import Figure
 
     unit, panels = panels_of(suite, rows)
-    names = [n for n in contenders_of(rows) if any(n in values for p in panels for _, values in p.groups)]
+    known = [*contenders_of(rows), *(name + SCALED for name in scaled_of(rows))]
+    names = [n for n in known if any(n in values for p in panels for _, values in p.groups)]
     columns = min(GRID_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     widest = max(len(panel.groups) for panel in panels)
@@ -122,11 +120,22 @@ def bars(suite: str, rows: Sequence[Row], run: BenchRun) -> Figure:
         if place < len(panels):
             _panel(axis, panels[place], names)
             axis.set_ylabel(unit if place % columns == 0 else "")
+            # The panels of a column share what the last of them says.
+            axis.set_xlabel(panels[place].across if place + columns >= len(panels) else "")
         else:
             axis.set_axis_off()
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.suptitle(f"{title_of(suite)} ({run.device})")
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
+    per_line = max(1, int(width / INCHES_PER_NAME))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), per_line),
+        frameon=False,
+        title=SCALED_NOTE if any(name.endswith(SCALED) for name in names) else None,
+        title_fontsize="small",
+    )
     return figure
 
 
@@ -135,7 +144,10 @@ def _panel(axis: Axes, panel: Panel, names: Sequence[str]) -> None:
     for i, name in enumerate(names):
         places = [group - 0.42 + (i + 0.5) * width for group in range(len(panel.groups))]
         heights = [values.get(name, 0.0) for _, values in panel.groups]
-        axis.bar(places, heights, width, label=name, color=COLOURS.get(name, OTHER_COLOUR))
+        colour = COLOURS.get(name.removesuffix(SCALED), OTHER_COLOUR)
+        # Hatched: not timed beside the others.
+        hatch = {"hatch": "////", "edgecolor": "white", "linewidth": 0} if name.endswith(SCALED) else {}
+        axis.bar(places, heights, width, label=name, color=colour, **hatch)
     labels = [label for label, _ in panel.groups]
     crowded = max(map(len, labels)) > 8
     axis.set_xticks(
@@ -145,81 +157,3 @@ def _panel(axis: Axes, panel: Panel, names: Sequence[str]) -> None:
     axis.grid(axis="y", linewidth=0.5, alpha=0.4)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-# -- the roofline --------------------------------------------------------------------------------------------
-
-
-def roofline(run: BenchRun) -> Figure:
-    """Draws FLOP/s over FLOPs per byte that cannot be saved, under the ceilings measured in the same run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.6), layout="constrained")
-    axis = figure.subplots()
-    groups = {name: [row for row in rows if row.ours] for name, rows in by_suite(run.rows).items()}
-    rows = [row for members in groups.values() for row in members]
-    intensities = [row.problem.flops / row.problem.min_bytes for row in rows]
-    low, high = min(intensities) / 2, max(intensities) * 2
-    bandwidth = run.ceilings.rates["copy"]
-    for label, flops, style in _ceiling_lines(rows, run):
-        ridge = flops / bandwidth
-        xs = [low, ridge, high] if low < ridge < high else [low, high]
-        ys = [min(flops, bandwidth * x) / 1e12 for x in xs]
-        axis.plot(xs, ys, color="#555555", linewidth=1, linestyle=style)
-        # Lines lie close to each other: dashed ones have their words below.
-        above = style == "-"
-        axis.annotate(
-            label,
-            (high, ys[-1]),
-            xytext=(-4, 3 if above else -3),
-            textcoords="offset points",
-            ha="right",
-            va="bottom" if above else "top",
-            fontsize=8,
-            color="#555555",
-        )
-    for name, members in groups.items():
-        by_dtype = {"f32": [r for r in members if r.problem.dtype == "f32"]}
-        by_dtype["16 bits"] = [r for r in members if r.problem.dtype != "f32"]
-        for dtype, points in by_dtype.items():
-            if points:
-                _points(axis, points, f"{name}, {dtype}", MARKERS.get(name, "o"), filled=dtype != "f32")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlim(low, high)
-    axis.set_xlabel("FLOPs per byte (q, k, v read once, o written once)")
-    axis.set_ylabel("TFLOP/s")
-    axis.set_title(f"roofline ({run.device})")
-    axis.grid(which="both", linewidth=0.4, alpha=0.35)
-    axis.legend(loc="lower right", frameon=False, fontsize=8)
-    return figure
-
-
-def _points(axis: Axes, rows: Sequence[Row], label: str, marker: str, *, filled: bool) -> None:
-    axis.scatter(
-        [row.problem.flops / row.problem.min_bytes for row in rows],
-        [row.tflops or 0.0 for row in rows],
-        s=34,
-        marker=marker,
-        facecolors=COLOURS[OURS] if filled else "none",
-        edgecolors=COLOURS[OURS],
-        label=label,
-        zorder=3,
-    )
-
-
-def _ceiling_lines(rows: Sequence[Row], run: BenchRun) -> list[tuple[str, float, Any]]:
-    """(words, FLOP/s, line style): the arithmetic of each kind of problem there is, and exponentials by head
-    dim: so many FLOPs go with each."""
-    found: dict[str, tuple[float, Any]] = {}
-    for row in rows:
-        flops = run.ceilings.flops(row.problem)
-        if flops:
-            kind = row.problem.dtype if row.problem.precision == "auto" else row.problem.precision
-            found.setdefault(f"products, {'16 bits' if kind in ('f16', 'bf16') else kind}", (flops, "-"))
-    rate = run.ceilings.rates.get("ex2")
-    halves: Mapping[int, Row] = {r.problem.head_dim: r for r in rows if r.problem.dtype != "f32"}
-    if rate:
-        for head_dim in sorted(set(halves) & {64, 128}):
-            found[f"exponentials, head dim {head_dim}"] = (rate * 4 * head_dim, "--")
-    return [(label, flops, style) for label, (flops, style) in found.items()]

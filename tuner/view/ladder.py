@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from ..bench.ladder_result import CASES, TUNED, LadderResult, Row
+from ..bench.ladder_result import CASES, FASTEST, SIMT, LadderResult, Row
+
+#: What tables say of flashgen's own kernels beside the steps.
+OURS = {SIMT: "the best by multiply-adds", FASTEST: "the best of all families"}
 
 
 def ladder_tables(result: LadderResult) -> Iterator[Table]:
@@ -19,8 +22,8 @@ def ladder_tables(result: LadderResult) -> Iterator[Table]:
 def row_line(row: Row) -> str:
     """Returns a row in one line, for progress."""
     if row.median_us is None:
-        return f"{row.case} {row.name}: {row.status}: {row.reason}"
-    return f"{row.case} {row.name}: {_milliseconds(row)} ms"
+        return f"{row.case} {row.label}: {row.status}: {row.reason}"
+    return f"{row.case} {row.label}: {_milliseconds(row)} ms"
 
 
 def _table(result: LadderResult, case: str) -> Table:
@@ -42,7 +45,7 @@ def _table(result: LadderResult, case: str) -> Table:
             table.add_section()
             seen_other = True
         table.add_row(*_cells(result, row))
-    remarks = [escape(row.title) for row in rows if row.name == TUNED]
+    remarks = [escape(row.title) for row in rows if row.tuned is not None]
     scaled = [row for row in rows if row.scaled_from is not None]
     if scaled:
         remarks.append(f"~ scaled from seqlen {scaled[0].scaled_from}: one launch would take too long")
@@ -52,13 +55,13 @@ def _table(result: LadderResult, case: str) -> Table:
 
 def _cells(result: LadderResult, row: Row) -> list[str]:
     if row.median_us is None:
-        return [row.name, escape(f"{row.title}: {row.status}: {row.reason}"), "-", "", "", "", ""]
+        return [row.label, escape(f"{row.title}: {row.status}: {row.reason}"), "-", "", "", "", ""]
     over_first, over_previous = result.speedups(row)
     error = row.measurement.error if row.measurement is not None else None
     return [
-        row.name,
-        # Where the tuned kernel comes from takes a sentence: it stands below the table.
-        "the tuned kernel" if row.name == TUNED else escape(row.title),
+        row.label,
+        # Where a tuned kernel comes from takes a sentence: it stands below the table.
+        escape(row.title if row.tuned is None else OURS[row.name] + ("" if row.tuned else ", untuned")),
         _milliseconds(row),
         f"{row.tflops:.2f}",
         f"{over_first:.2f}x" if over_first is not None else "",

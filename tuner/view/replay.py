@@ -54,11 +54,18 @@ def notes(replayed: Replayed) -> list[str]:
     """Returns, in sentences, what follows from the table of a replayed space."""
     space = replayed.space
     timed = sum(e.median_us is not None for e in space.entries)
-    rho = "-" if replayed.rho is None else f"{replayed.rho:.2f}"
-    lines = [
-        f"{timed} of {len(space.entries)} variants work, the best takes {microseconds(space.best_us)}; rank "
-        f"correlation of the cost model's times with the recorded ones (Spearman's rho): {rho}"
-    ]
+    count = f"{timed} of {len(space.entries)} variants work, the best takes {microseconds(space.best_us)}"
+    if space.predicted:
+        lines = [
+            f"{count}; these times are the cost model's own: there is none to hold it to, and samplers that "
+            "hear it know them beforehand"
+        ]
+    else:
+        rho = "-" if replayed.rho is None else f"{replayed.rho:.2f}"
+        lines = [
+            f"{count}; rank correlation of the cost model's times with the recorded ones (Spearman's rho): "
+            f"{rho}"
+        ]
     if space.unknown:
         family = space.family.family
         lines.append(f"{space.unknown} recorded variants are left out: {family} has no such any more")

@@ -125,7 +125,7 @@ def test_a_page_is_filled_between_its_markers(tmp_path):
         "<!-- /accuracy -->\nafter\n"
     )
     assert "| magnitudes | 3.0e-07 | 2.0e-02! |" in text and "old" not in text
-    assert re.search(r"\| 3xf16 \| 2e-06 per head .* elements from 7e-12", text)
+    assert re.search(r"\| 3xf16 \| 2e-06 per head .* elements of o to 2e-06", text)
     again = text
     fill_file(page, [surveyed("auto", KEPT), surveyed("3xf16", BROKEN)])
     assert page.read_text() == again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import importlib.util
 import json
@@ -16,14 +17,16 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError, UsageError
-from flashgen.tuner.evaluate.outcome import Status
-from flashgen.tuner.exchange.recorded_spaces import Entry, RecordedSpace, read, write
+from flashgen.tuner.evaluate.outcome import Outcome, Status
+from flashgen.tuner.exchange.portable import Ended, Trials
+from flashgen.tuner.exchange.recorded_spaces import Entry, RecordedSpace, read, recorded, write
 from flashgen.tuner.exchange.replay import ReplayOptions, replay
 from flashgen.tuner.exchange.replay_curves import Curves, Replayed
 from flashgen.tuner.exchange.replay_methods import default_methods, parse_methods
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.rank_correlation import spearman
 from flashgen.tuner.search.sampler_names import parse_sampler
+from flashgen.tuner.store.about import About
 from flashgen.tuner.view.replay import notes, plot, show_replays
 from rich.console import Console
 from typer.testing import CliRunner
@@ -156,6 +159,35 @@ def test_the_recorded_are_the_catalogue(space):
     assert catalogue.num_unseen == len(space.entries)
 
 
+def trials_of(space: RecordedSpace) -> Trials:
+    """The study that such a space was recorded from."""
+    about = About(
+        problem=space.problem,
+        limits=space.limits,
+        family=space.family,
+        predicted=space.predicted,
+        driver=space.driver,
+        toolkit=space.toolkit,
+        flashgen=space.flashgen,
+        seed=0,
+        mark="0123abcd",
+    )
+    now = datetime.datetime.now(datetime.UTC)
+    outcomes = [Outcome(variant=e.variant, status=Status.LAUNCH_FAILED, reason="no") for e in space.entries]
+    return Trials(about, tuple(Ended(outcome, now) for outcome in outcomes))
+
+
+def test_a_study_that_was_not_exhaustive_is_not_recorded(space):
+    """Two parameters were held; what they leave is whole, and one variant less is not."""
+    trials = trials_of(space)
+    count = len(space.entries)
+    assert len(recorded(trials).entries) == count
+    with pytest.raises(FlashgenError, match=rf"{count - 1} of {count} legal variants .* --trials {count}"):
+        recorded(replace(trials, ended=trials.ended[1:]))
+    with pytest.raises(FlashgenError, match=r"^1 of \d{3,} legal variants"):
+        recorded(replace(trials, ended=trials.ended[:1]))
+
+
 # -- replays ---------------------------------------------------------------------------------------------
 
 
@@ -173,6 +205,17 @@ def test_ours_find_the_best_sooner_than_chance(space):
     assert found.rho == pytest.approx(
         spearman(*np.array([(e.median_us, predicted(e)) for e in space.entries if e.median_us]).T)
     )
+
+
+def test_predicted_times_are_not_held_against_predictions(space):
+    """They are the cost model's own: a correlation of 1 would say nothing."""
+    entries = tuple(replace(e, median_us=predicted(e)) for e in space.entries)
+    guessed = replace(space, predicted=True, entries=entries)
+    (found,) = replay([("guessed", guessed)], ReplayOptions(methods=("random",), seeds=1, evaluations=5))
+    assert found.rho is None
+    assert found.to_dict()["spearman"] is None and found.to_dict()["predicted"] is True
+    told = notes(found)[0]
+    assert "the cost model's own" in told and "rho" not in told and "correlation" not in told
 
 
 def predicted(entry: Entry) -> float:

@@ -20,6 +20,7 @@ from flashgen.gen.problem import Problem
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
+from flashgen.tuner.option_words import word
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.cost_model import predict
 from flashgen.tuner.predict.rank_correlation import spearman
@@ -29,8 +30,9 @@ from flashgen.tuner.report.charts.units import Unit
 from flashgen.tuner.report.chosen import choose_group, groups_in
 from flashgen.tuner.report.gathering import make_report
 from flashgen.tuner.report.page import render_html
+from flashgen.tuner.report.words import percent
 from flashgen.tuner.request import Shapes
-from flashgen.tuner.search.importance import importance, worth_of
+from flashgen.tuner.search.importance import FEWEST_OF_A_VALUE, importance, worth_of
 from flashgen.tuner.store.studies import OUTCOME, distributions, open_storage, open_study, outcome_to_dict
 from optuna.trial import TrialState
 from typer.testing import CliRunner
@@ -203,13 +205,76 @@ def test_tells_why_it_wins_and_what_was_removed(page):
     words = words_of(page)
     assert "alone would take" in words and "by the cost model's count" in words
     assert "blocks per SM" in words and "bound by" in words
-    assert "Spearman's rho of simt: 0.9" in words
+    assert "Spearman's rho" in words and "its first choice costs" in words
     removed = catalogue_of("ladder").removed
     assert removed and all(f"{count:,}" in words for count in removed.values())
     assert "bytes of registers spilled to memory" in words
     assert "flashgen emit best.cu --preset h200 --d 32 --batch 1 --seqlen 512" in words
-    assert 'class="code"' in page and "__global__" in words
-    assert "faster half" in words
+    assert "__global__" in words and "faster half" in words
+
+
+def test_says_how_much_of_the_cards_peak_the_winner_reaches(tmp_path):
+    """H200: 132 SMs x 4096 FLOPs x 1830 MHz of its tensor cores, a third of it for float32 of three parts."""
+    storage = optuna.storages.InMemoryStorage()
+    add_study(storage, "ladder", fake_outcomes("ladder", 9))
+    add_study(storage, "simt", fake_outcomes("simt", 9))
+    report = report_on(storage, tmp_path)
+    assert report.peak is not None and report.winner is not None
+    assert report.peak.tflops == pytest.approx(132 * 4096 * 1.83e-3 / 3)
+    share = report.winner.measurement.tflops / report.peak.tflops
+    assert report.to_dict()["winner"]["peak_share"] == pytest.approx(share)
+    words, told = words_of(render_html(report)), percent(share).replace("\xa0", " ")
+    assert f"{told} of the card's 330 (tensor cores, three products of f16 for one)" in words
+    assert "of the card's peak" in words and "of the card's 4,800" in words
+
+
+def test_the_fastest_trials_are_told_by_what_differs_from_the_winner(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    add_study(storage, "ladder", fake_outcomes("ladder", 9, fail_every=0))
+    report = report_on(storage, tmp_path)
+    assert report.winner is not None
+    page = render_html(report)
+    told = [
+        " ".join(cell.split()) for cell in re.findall(r'<td class="settings">(.*?)</td>', page, re.DOTALL)
+    ]
+    fastest = sorted(report.timed, key=lambda trial: trial.median_us or 0)
+    own = report.winner.variant.to_dict()
+    expected = [
+        " ".join(f"{k}={word(v)}" for k, v in trial.variant.to_dict().items() if v != own[k])
+        for trial in fastest
+    ]
+    assert told == ["the winner", *expected[1:]] and all(expected[1:])
+
+
+def test_the_source_lies_folded(page):
+    """Hundreds of lines: a tap away."""
+    assert re.search(
+        r'<details>\s*<summary>\d{3,} lines of CUDA C\+\+, [^<]*</summary>\s*<pre class="code"', page
+    )
+    assert page.count("__global__") >= 1
+
+
+def test_what_few_trials_cannot_tell_is_marked(tmp_path):
+    """A value that was timed once is worth nothing certain; an importance from two dozen is a hint."""
+    storage = optuna.storages.InMemoryStorage()
+    outcomes = fake_outcomes("ladder", 24, fail_every=0)
+    add_study(storage, "ladder", outcomes)
+    report = report_on(storage, tmp_path)
+    assert report.winner is not None
+    told = [worth for worth in report.winner.worth if worth.rival is not None]
+    for worth in told:
+        having = sum(getattr(o.variant, worth.name) == worth.value for o in outcomes)
+        others = sum(getattr(o.variant, worth.name) == worth.rival for o in outcomes)
+        assert (worth.trials, worth.rival_trials) == (having, others)
+        assert worth.is_chance == (min(having, others) < FEWEST_OF_A_VALUE)
+    chances = [worth.is_chance for worth in told]
+    assert any(chances) and not all(chances) and chances == sorted(chances)
+    page = render_html(report)
+    words = words_of(page)
+    assert words.count("too few to say") == page.count('class="chance"') == sum(chances)
+    assert "From 24 timed trials alone, of which the fastest tenth is 2: a hint." in words
+    many = importance(*zip(*((o.variant, o.measurement.median_us) for o in outcomes * 5), strict=True))
+    assert many is not None and not many.is_rough
 
 
 def test_hostile_strings_stay_strings(tmp_path):
@@ -414,7 +479,26 @@ def browser():
         chromium.close()
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+#: What is wrong on a page, as its browser sees it: texts of a drawing that touch, what scrolls sideways, and
+#: tables that leave the room beside them empty.
+TOUCHING = """[...document.querySelectorAll('svg')].filter(e => e.getClientRects().length).flatMap(svg => {
+    const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()])
+    const touch = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0.5
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3
+    return texts.flatMap(([words, box], i) =>
+        texts.slice(i + 1).filter(other => touch(box, other[1])).map(other => [words, other[0]]))
+})"""
+CLIPPED = """[...document.querySelectorAll('.command, .box')].filter(e => e.getClientRects().length)
+    .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 40))"""
+HALF_EMPTY = """[...document.querySelectorAll('table')].filter(table => {
+    const pair = table.closest('.pair'), around = pair || table.closest('section')
+    const columns = pair ? getComputedStyle(pair).gridTemplateColumns.split(' ').length : 1
+    const room = around.getBoundingClientRect().width - (pair ? 40 : 90)
+    return table.getBoundingClientRect().width < 0.95 * room / columns || around.children.length < columns
+}).map(table => table.caption.textContent)"""
+
+
+@pytest.mark.parametrize("width", [360, 390, 1280])
 def test_looks_right(page, browser, tmp_path, width):
     from PIL import Image
 
@@ -458,4 +542,7 @@ def test_looks_right(page, browser, tmp_path, width):
         .map(text => text.textContent)"""
     )
     assert beyond == []
+    assert shown.evaluate(TOUCHING) == []
+    assert shown.evaluate(CLIPPED) == []
+    assert shown.evaluate(HALF_EMPTY) == []
     context.close()

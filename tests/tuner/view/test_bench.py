@@ -10,7 +10,7 @@ import pytest
 from flashgen.gen.problem import Problem
 from flashgen.tuner.bench import ceilings, figures
 from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
-from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row
+from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row, by_suite
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
 from flashgen.tuner.view.bench import (
@@ -22,10 +22,16 @@ from flashgen.tuner.view.bench import (
     suite_table,
     summary_table,
     tables,
+    title_of,
 )
-from flashgen.tuner.view.bench_markers import fill, fill_file
-from flashgen.tuner.view.bench_plots import panels_of, write_plots
+from flashgen.tuner.view.bench_markers import SECTION, fill, fill_file
+from flashgen.tuner.view.bench_overview import overview
+from flashgen.tuner.view.bench_plots import bars, panels_of, write_plots
+from flashgen.tuner.view.bench_roofline import roofline, spread
 from flashgen.tuner.view.table import Table
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.console import Console
 
 from tests.support import ROOT
@@ -283,9 +289,16 @@ RUNS = sorted((ROOT / "out").glob("bench_*.json"))
 
 
 @pytest.mark.skipif(not RUNS, reason="no run is committed in out/")
-@pytest.mark.parametrize("name", ["README.md", "out/nvidia_h200/README.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("out/*/README.md"))
+        if SECTION.search(path.read_text(encoding="utf-8"))
+    ],
+)
 def test_what_is_committed_is_what_its_run_generates(name: str) -> None:
-    """Mended by ``flashgen bench --from out/bench_nvidia_h200.json --readme README.md``."""
+    """Mended by ``flashgen bench --from out/bench_nvidia_h200.json --readme README.md``, and each other."""
     text = (ROOT / name).read_text(encoding="utf-8")
     assert fill(text, figures.merged([figures.read(path) for path in RUNS])) == text
 
@@ -296,12 +309,22 @@ def test_what_is_committed_is_what_its_run_generates(name: str) -> None:
 def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
     run = replace(RUN, rows=(*rows_of("llm")[:3], *rows_of("gpt2")))
     paths = write_plots(tmp_path, run)
-    names = ["gpt2", "llm", "roofline"]
+    names = ["gpt2", "llm", "overview", "roofline"]
     assert sorted(paths) == sorted(tmp_path / f"{n}.{s}" for n in names for s in ("png", "svg"))
     assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
     before = (tmp_path / "gpt2.svg").read_bytes()
     write_plots(tmp_path, replace(run, rows=tuple(rows_of("gpt2")), ceilings=Ceilings({}, {})))
     assert (tmp_path / "gpt2.svg").read_bytes() == before
+
+
+def test_the_overview_has_a_dot_for_each_workload_and_a_line_for_each_suite() -> None:
+    axis = overview(RUN).axes[0]
+    dots = [dot for drawn in axis.collections for dot in drawn.get_offsets()[:, 0]]
+    timed = [row for row in RUN.rows if row.ratio(BEST)]
+    assert timed and len(dots) == len(timed) + sum(len(row.scaled) for row in RUN.rows)
+    suites = {title_of(name) for name in by_suite(RUN.rows)}
+    assert {label.get_text() for label in axis.get_yticklabels()} == suites
+    assert "faster" in axis.get_xlabel() and RUN.device in axis.get_title()
 
 
 def test_bars_stand_by_head_dim_and_mask() -> None:
@@ -323,6 +346,76 @@ def test_bars_stand_by_head_dim_and_mask() -> None:
 
 def speeds_of(row: Row) -> dict[str, float]:
     return {name: row.problem.min_bytes * 1e-6 / cell.ms for name, cell in row.cells.items() if cell.ms}
+
+
+def shipped_run() -> BenchRun:
+    return figures.read(ROOT / "out" / "bench_nvidia_h200.json")
+
+
+def texts_that_touch(figure: Figure) -> list[tuple[str, str]]:
+    """The pairs of words in a figure's drawing, key and titles that lie on each other, or beyond its edge."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (axis,) = figure.axes
+    key = axis.get_legend()
+    assert key is not None
+    shown: list[Text] = [*axis.texts, *key.get_texts(), axis.title, axis.xaxis.label, axis.yaxis.label]
+    boxes = [(t.get_text(), t.get_window_extent(canvas.get_renderer())) for t in shown]
+    width, height = canvas.get_width_height()
+    beyond = [(w, "edge") for w, b in boxes if b.x0 < 0 or b.y0 < 0 or b.x1 > width or b.y1 > height]
+    return beyond + [
+        (words, other)
+        for i, (words, box) in enumerate(boxes)
+        for other, its in boxes[i + 1 :]
+        if min(box.x1, its.x1) - max(box.x0, its.x0) > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1
+    ]
+
+
+def test_plots_have_the_rivals_that_the_tables_have() -> None:
+    """FlashAttention-3, which another run timed, stands in both."""
+    run = shipped_run()
+    rows = figures.by_suite(run.rows)["llm"]
+    names = suite_table("llm", rows, run).columns
+    _, panels = panels_of("llm", rows)
+    for panel in panels:
+        assert panel.across == "sequence length"
+        for _, values in panel.groups:
+            assert all(name in names for name in values) and "fa3, scaled" in values
+    row = rows[0]
+    assert panels[0].groups[0][1]["fa3, scaled"] == pytest.approx(
+        row.problem.flops * 1e-9 / row.scaled["fa3"]
+    )
+
+
+@pytest.mark.parametrize("suite", ["report", "gpt2", "odd"])
+def test_bars_say_what_their_axes_are_and_have_a_whole_key(suite: str) -> None:
+    run = shipped_run()
+    figure = bars(suite, figures.by_suite(run.rows)[suite], run)
+    assert [(a.get_xlabel(), a.get_ylabel()) for a in figure.axes] == [("workload", "TFLOP/s")]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (key,) = figure.legends
+    box = key.get_window_extent(canvas.get_renderer())
+    assert box.x0 >= 0 and box.x1 <= canvas.get_width_height()[0]
+    scaled = [text.get_text() for text in key.get_texts() if text.get_text().endswith("scaled")]
+    assert sorted(scaled) == (["fa3, scaled", "fa4, scaled"] if suite == "odd" else [])
+    assert ("another run" in key.get_title().get_text()) == bool(scaled)
+
+
+@pytest.mark.parametrize("run", [shipped_run(), RUN], ids=["shipped", "made up"])
+def test_words_of_the_roofline_do_not_touch(run: BenchRun) -> None:
+    figure = roofline(run)
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert {"products, 16 bits", "products, f32", "exponentials, head dim 64"} <= set(words)
+    assert any(text.startswith("device memory, 4") for text in words)
+    assert texts_that_touch(figure) == []
+
+
+def test_places_are_moved_apart_no_further_than_they_must() -> None:
+    assert spread([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert spread([0.52, 0.48, 0.1], 0.1) == pytest.approx([0.55, 0.45, 0.1])
+    # Moved, the second would touch the third: all three are one group.
+    assert spread([0.50, 0.50, 0.58], 0.1) == pytest.approx([0.4267, 0.5267, 0.6267], abs=1e-3)
 
 
 # -- ceilings ------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from html import escape
 
 from markupsafe import Markup
 
-from .svg import NARROW, rule, svg, tag, text
+from .labels import fitted, text_width
+from .svg import NAME_SIZE, NARROW, TICK_SIZE, rule, svg, tag, text
 
 #: Lines of parallel coordinates drawn at most.
 MOST_LINES = 160
@@ -26,50 +27,45 @@ class Line:
 
 @dataclass(frozen=True)
 class Stops:
-    """An axis of parallel coordinates: its name and what stands where, 0..1."""
+    """An axis of parallel coordinates: its name and what stands where, 0..1; ``chosen`` is the winner's."""
 
     name: str
     stops: tuple[tuple[float, str], ...]
+    chosen: int | None = None
 
 
 def parallel(axes: Sequence[Stops], lines: Sequence[Line], alt: str, width: float) -> Markup:
-    """Draws parallel coordinates, axes side by side on wide pages, one below the other on narrow ones."""
-    upright = width > NARROW
-    pitch = max(62.0, (width - 60) / max(len(axes) - 1, 1)) if upright else 52.0
-    if upright:
-        width = 60 + pitch * (len(axes) - 1)
-        height, start, end = 308.0, 288.0, 44.0
-    else:
-        height, start, end = 26 + pitch * len(axes), 20.0, width - 20
-
-    def along(i: int) -> float:
-        return 30 + i * pitch
+    """Draws parallel coordinates, the axes below each other: words lie level, and an axis is as long as the
+    page is wide. Names stand before the axes on wide pages, above them on narrow ones."""
+    beside = width > NARROW
+    gutter = max(text_width(axis.name, NAME_SIZE) for axis in axes) + 30 if beside else 20.0
+    pitch, top = (44.0, 14.0) if beside else (52.0, 26.0)
+    start, end = gutter, width - 20
+    height = top + pitch * (len(axes) - 1) + 24
 
     def across(place: float) -> float:
         return start + place * (end - start)
 
     parts: list[str] = []
     for line in sorted(lines, key=lambda line: (line.chosen, -line.grade)):
-        steps = [(along(i), across(p)) for i, p in enumerate(line.places)]
-        points = " ".join(f"{a:.0f},{b:.0f}" if upright else f"{b:.0f},{a:.0f}" for a, b in steps)
+        points = " ".join(f"{across(p):.0f},{top + i * pitch:.0f}" for i, p in enumerate(line.places))
         shape = "chosen" if line.chosen else f"grade{line.grade}"
         parts.append(tag("polyline", tag("title", escape(line.label)), points=points, class_=f"line {shape}"))
     for i, axis in enumerate(axes):
-        at = along(i)
-        if upright:
-            parts.append(rule(at, start + 10, at, end - 10, "axis"))
-            # Names of neighbours would touch: every other one stands higher.
-            parts.append(text(at, 12 if i % 2 else 26, axis.name, "name", "middle", fit=2 * pitch - 8))
-            parts += [
-                text(at, across(p) + 4, words, "tick halo", "middle", fit=pitch) for p, words in axis.stops
-            ]
-        else:
-            parts.append(rule(start - 10, at, end + 10, at, "axis"))
-            parts.append(text(2, at - 9, axis.name, "name halo"))
-            room = (end - start) / max(len(axis.stops) - 1, 1) if len(axis.stops) > 1 else width
-            for k, (p, words) in enumerate(axis.stops):
-                anchor = "start" if across(p) < 34 else "end" if across(p) > width - 34 else "middle"
-                aside = {"start": -16.0, "end": 16.0, "middle": 0.0}[anchor]
-                fit = room * (1.6 if 0 < k < len(axis.stops) - 1 else 1.1)
-                parts.append(text(across(p) + aside, at + 14, words, "tick halo", anchor, fit=max(fit, 20)))
+        parts += _axis(axis, top + i * pitch, start, end, beside)
     return svg(width, height, alt, parts)
+
+
+def _axis(axis: Stops, at: float, start: float, end: float, beside: bool) -> list[str]:
+    """One axis at height ``at`` from ``start`` to ``end``: a tick at every stop, and the words that fit."""
+    parts = [rule(start - 10, at, end + 10, at, "axis")]
+    parts.append(text(0, at + 4, axis.name, "name") if beside else text(2, at - 9, axis.name, "name halo"))
+    stops = [(start + place * (end - start), words) for place, words in axis.stops]
+    for x, words in stops:
+        parts.append(tag("path", tag("title", escape(words)), d=f"M{x:.1f} {at - 3.5:.1f}v7", class_="stop"))
+    chosen = None if axis.chosen is None else axis.stops[axis.chosen][1]
+    size = TICK_SIZE if chosen is None else NAME_SIZE
+    for label in fitted(stops, start - 20, end + 20, size, axis.chosen):
+        shape = "strong halo" if label.words == chosen else "tick halo"
+        parts.append(text(label.middle, at + 16, label.words, shape, "middle"))
+    return parts

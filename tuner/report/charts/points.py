@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from .axes import Axis, padded
-from .svg import CHAR, NARROW, PANEL, dot, rule, series_class, svg, tag, text, thinned, x_ticks, y_grid
+from .svg import CHAR, MARGIN, NARROW, dot, rule, series_class, svg, tag, text, thinned, x_ticks, y_grid
 from .units import Unit
 
 #: Points drawn at most, for the sake of the file's size.
@@ -33,15 +33,15 @@ def history(
     marks: Sequence[Mark], failed: Sequence[int], trials: int, unit: Unit, alt: str, width: float
 ) -> Markup:
     """Draws times against the trial's number, failures in a lane above, and the line of the best so far."""
-    height, left, right, top, bottom = (330 if width > NARROW else 270), 46, width - 14, 52, 36
+    height, left, right, top, bottom = (330 if width > NARROW else 270), 46, width - MARGIN, 52, 36
     x = Axis(0, max(trials, 2), left, right)
     # Below the best there is room for its label.
     y = padded([m.y for m in marks], height - bottom - 14, top, log=True)
     parts = y_grid(y, left, right, unit.tick)
     parts.append(rule(left, height - bottom, right, height - bottom, "axis"))
     parts.append(text(2, 12, f"time, {unit.name}", "title"))
-    parts += [text(x(t), height - 18, f"{t:g}", "tick", "middle") for t in x.ticks() if t == int(t)]
-    parts.append(text(right, height - 2, "trial", "title", "end"))
+    parts += x_ticks(x, height - 18, lambda number: f"{number:,.0f}" if number == int(number) else "")
+    parts.append(text(right, height - 4, "trial", "title", "end"))
     if failed:
         parts.append(text(2, 34, "failed", "tick"))
         for number in [failed[i] for i in thinned(len(failed), MOST_MARKS)]:
@@ -68,6 +68,7 @@ def history(
 def scatter(
     marks: Sequence[Mark],
     alt: str,
+    width: float,
     *,
     x_name: str,
     y_name: str,
@@ -82,8 +83,8 @@ def scatter(
     With ``square`` both axes are one, and the diagonal says equal; ``fences`` are upright lines with a word
     each.
     """
-    width, left, right, top, bottom = PANEL, 46, PANEL - 12, 26, 40
-    height = 344 if square else 270
+    left, right, top, bottom = 46, width - MARGIN, 26, 40
+    height = min(width, 430) if square else 270
     fences = [(at, words) for at, words in fences if at > 0]
     if square:
         both = [value for m in marks for value in (m.x, m.y)]
@@ -93,7 +94,7 @@ def scatter(
         x = padded([*(m.x for m in marks), *(at for at, _ in fences)], left, right, log=log_x, zero=not log_x)
         y = padded([m.y for m in marks], height - bottom, top, log=True)
     parts = y_grid(y, left, right, y_words)
-    parts += [text(2, 12, y_name, "title"), text(right, height - 2, x_name, "title", "end")]
+    parts += [text(2, 12, y_name, "title"), text(right, height - 4, x_name, "title", "end")]
     parts.append(rule(left, height - bottom, right, height - bottom, "axis"))
     parts += x_ticks(x, height - bottom + 16, x_words)
     if square:

@@ -26,7 +26,8 @@ class Column:
 
 
 def strips(columns: Sequence[Column], axis_of: Sequence[float], unit: Unit, alt: str) -> Markup:
-    """Draws times by the value of one parameter: a trial is a dot, the middle half a box, the median a line.
+    """Draws times by the value of one parameter: a trial is a dot, the middle half a box, the median a line,
+    both where there are enough trials.
 
     ``axis_of`` is all times of the family, so that panels share an axis.
     """
@@ -56,7 +57,7 @@ def strips(columns: Sequence[Column], axis_of: Sequence[float], unit: Unit, alt:
         for j in thinned(len(values), max(MOST_DOTS // len(columns), 2)):
             aside = ((j * 0.618034) % 1 - 0.5) * 2 * half * 0.8 if len(values) > 1 else 0.0
             parts.append(dot(middle + aside, y(values[j]), shape, radius=2.2))
-        if values:
+        if len(values) >= 3:
             at = y(median(values))
             parts.append(rule(middle - half, at, middle + half, at, f"median {shape}"))
         name = "strong" if column.chosen else "tick"

@@ -13,11 +13,16 @@ from html import escape
 from markupsafe import Markup
 
 from .axes import Axis
+from .labels import text_width
 
-#: Widths that a drawing for wide and one for narrow pages has.
-WIDE, NARROW = 880, 344
-#: Panels that stand side by side on wide pages.
+#: Widths of a drawing: for wide pages, for half of one, and for narrow ones.
+WIDE, HALF, NARROW = 880, 530, 344
+#: Panels of which three stand side by side on wide pages.
 PANEL = 344
+#: Room right of a level axis.
+MARGIN = 12
+#: Sizes of a chart's text, as the style sheet gives them.
+TICK_SIZE, NAME_SIZE = 11.5, 12.0
 #: Character width of a chart's text, to keep labels apart.
 CHAR = 6.3
 
@@ -94,5 +99,11 @@ def y_grid(axis: Axis, left: float, right: float, words: Callable[[float], str])
 
 
 def x_ticks(axis: Axis, y: float, words: Callable[[float], str]) -> list[str]:
-    """Writes the values of a level axis's ticks at height ``y``."""
-    return [text(axis(tick), y, words(tick), "tick", "middle") for tick in axis.ticks()]
+    """Writes the values of a level axis's ticks at height ``y``, none further right than `MARGIN` beyond the
+    axis; ticks without words are left out."""
+    parts = []
+    for tick in axis.ticks():
+        if told := words(tick):
+            x = min(axis(tick), axis.end + MARGIN - text_width(told, TICK_SIZE) / 2)
+            parts.append(text(x, y, told, "tick", "middle"))
+    return parts

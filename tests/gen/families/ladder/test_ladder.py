@@ -6,9 +6,11 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from flashgen.gen.families import FAMILIES
 from flashgen.gen.families.ladder.family import STEPS, Ladder, step_of, steps
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -16,8 +18,8 @@ from flashgen.gen.render import render
 from flashgen.gen.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
-from flashgen.tuner.bench.ladder import _Timer
-from flashgen.tuner.bench.ladder_result import CASES, LadderResult, Row
+from flashgen.tuner.bench.ladder import _contenders, _Timer
+from flashgen.tuner.bench.ladder_result import CASES, FASTEST, SIMT, LadderResult, Row
 from flashgen.tuner.bench.peers import torch_times
 from flashgen.tuner.cards.device import Build, Timing
 from flashgen.tuner.cards.emulated import SimDevice
@@ -26,6 +28,8 @@ from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.option_words import parse_names
+from flashgen.tuner.predict.catalogue import build_catalogue
+from flashgen.tuner.shelf import emitting, library
 from flashgen.tuner.view.ladder import ladder_tables, row_line
 from rich.console import Console
 
@@ -267,6 +271,43 @@ def test_the_reports_cases():
         "t29": (4, 1, 32768, 32768, 32),
         "t30": (2, 1, 32768, 32768, 64),
     }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_ladder_ends_with_the_kernels_that_are_held_for_its_cases(case, tmp_path):
+    """On the card whose kernels are shipped: what was tuned for multiply-adds alone, and what is fastest."""
+    known = library.entries(library.folders(tmp_path))
+    found = {c.name: c for c in _contenders(SimDevice("sim:h200", preset("h200")), case, NAMES[-1:], known)}
+    assert list(found) == [NAMES[-1], SIMT, FASTEST]
+    shipped = {e.kernel.problem: e.kernel for e in known}
+    for name, problem in ((SIMT, replace(CASES[case], precision="ieee")), (FASTEST, CASES[case])):
+        tuned = shipped[problem]
+        assert found[name].tuned and found[name].variant == tuned.variant and found[name].kernel is not None
+        family = tuned.variant.family
+        assert found[name].title == f"{family}, tuned: {problem.name} for NVIDIA H200, measured"
+    assert found[SIMT].variant.family == "simt" != found[FASTEST].variant.family
+
+
+def test_where_nothing_was_tuned_the_cost_models_guesses_are_said_to_be_some(monkeypatch):
+    """A card older than tensor cores: one family serves, and stands there once."""
+    held = {"threads_per_block": 128, "vec": 4, "unroll": 4, "br": 64, "k_layout": "transposed"}
+    monkeypatch.setattr(emitting, "build_catalogue", lambda *what: build_catalogue(*what, held))
+    found = list(_contenders(SimDevice("sim:gtx-1080", GTX_1080), "t10", [], []))
+    assert [(c.name, c.tuned, c.variant.family) for c in found] == [(SIMT, False, "simt")]
+    assert "untuned" in found[0].title and found[0].kernel is not None
+    rows = [
+        row("4.2.10", 800.0),
+        row(SIMT, 90.0, tuned=False, title=found[0].title, variant=found[0].variant),
+        row(FASTEST, 50.0, tuned=True, title="mma, tuned: here", variant=FAMILIES["mma"]()),
+    ]
+    console = Console(width=80, file=io.StringIO())
+    for table in ladder_tables(result(*rows)):
+        console.print(table)
+    text = console.file.getvalue()
+    assert "untuned" in text and "│ mma" in text and "mma, tuned: here" in text and "fastest" not in text
+    assert row_line(rows[2]) == "t10 mma: 0.050 ms"
+    data = result(*rows).to_dict()["cases"]["t10"]["rows"]
+    assert [(each["family"], each["tuned"]) for each in data[1:]] == [("simt", False), ("mma", True)]
 
 
 def test_speedups_pass_over_steps_without_a_time():
