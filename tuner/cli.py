@@ -74,9 +74,10 @@ class Commands(Mapping[str, Any]):
         return len(MODULES)
 
 
-def _unbroken(doc: str) -> str:
-    """A docstring with a line for each paragraph, which the terminal breaks where it ends."""
-    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(doc).split("\n\n"))
+def _unbroken(doc: str | None) -> str:
+    """A docstring with a line for each paragraph, which the terminal breaks where it ends. Python may have
+    left docstrings out."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(doc or "").split("\n\n"))
 
 
 class _Program(TyperGroup):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import TypeVar
 
-from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
+from ..gen.problem import ITEM_BYTES, MAX_SIZE, PRECISIONS, Problem
 from .errors import UsageError, checked, suggestion
 from .suites import SUITES
 
@@ -98,8 +98,11 @@ class Shapes:
                 Shape(**{name: value}).problem()
         for length in self.seqlen:
             Shape(seqlen=length).problem()
-        for heads in (*self.heads, *self.kv_heads):
-            Shape(heads=heads, kv_heads=heads).problem()
+        for heads in self.heads:
+            Shape(heads=heads).problem()
+        for heads in self.kv_heads:
+            # As many query heads, unless that is what would be told of.
+            Shape(heads=heads if 1 <= heads <= MAX_SIZE else 1, kv_heads=heads).problem()
 
     @property
     def is_given(self) -> bool:

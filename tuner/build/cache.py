@@ -28,7 +28,10 @@ from ..files import SCRATCH_PREFIX, left_by_the_dead, scratch_name, write_text
 STALE_SCRATCH_SECONDS = 3600
 #: What only a disk raises, and what a folder that is not ours raises too.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
-FOLDER_ERRORS = DISK_ERRORS | {errno.EACCES, errno.EPERM, errno.ENOTDIR}
+FOLDER_ERRORS = DISK_ERRORS | {
+    *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.EEXIST),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+}
 
 
 @dataclass(frozen=True)

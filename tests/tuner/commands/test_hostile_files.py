@@ -269,13 +269,13 @@ def test_an_out_folder_of_links_in_a_circle_is_no_traceback(flashgen, tmp_path, 
     clean(run_either(flashgen, *command.split(), "--out", "a"))
 
 
-TARGETS = itertools.product(("emit", "export", "record", "report"), ("device", "fifo", "link", "dangling"))
+TARGETS = itertools.product(("emit", "export", "report"), ("device", "fifo", "link", "dangling"))
 
 
 @pytest.mark.parametrize(("command", "kind"), sampled(TARGETS, 6))
 def test_targets_are_files_or_links_to_files(flashgen, tmp_path, command, kind):
     hostile.write_study(tmp_path / "trials.sqlite3")
-    name = {"emit": "x.cu", "export": "x.json", "record": "x.jsonl.xz", "report": "x.html"}[command]
+    name = {"emit": "x.cu", "export": "x.json", "report": "x.html"}[command]
     words = (
         ["--preset=gtx-1080", "--d=32", "--family=ladder", "--set=br=64"]
         if command == "emit"
