@@ -465,8 +465,8 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -531,24 +531,6 @@ __device__ __forceinline__ void recompute_row(
     const double sum = log2f(float(row_sum));
     args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
         seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
-  }
-}
-
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
-template <int kRows, typename Write>
-__device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, int group, unsigned untrusted, const Write& write) {
-  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
-  __syncwarp();
-  first_row = __shfl_sync(0xffffffffu, first_row, 0);
-#pragma unroll 1
-  for (int i = 0; i < kRows; ++i) {
-    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
-    const int row = (first_row + i) / group, its_head = head + (first_row + i) % group;
-    recompute_row(args, batch, its_head, row, [&](int x, float value) { write(i, x, value); });
   }
 }
 
@@ -761,7 +743,8 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     });
   };
   write_merged(
-      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q, recompute);
+      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
+      recompute);
   cluster_sync();  // a block's shared memory goes with it
 }
 
@@ -800,4 +783,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "bb4835d6ec2f67b2", "figures": [1654, 1049]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9f79c88e58420e50", "figures": [1654, 1049]}

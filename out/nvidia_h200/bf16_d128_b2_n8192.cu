@@ -580,8 +580,8 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -649,12 +649,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -876,9 +876,9 @@ __device__ __forceinline__ void consume_tile(
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
 
-    inverse[h] = __fdividef(1.0f, row_sum);
-    const bool inside = row + 8 * h < args.seqlen_q;
-    if (inside && !trusted(softmax.max[h], row_sum)) {
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(1.0f, row_sum) : 0.0f;
+    if (inside && !keeps) {
       untrusted |= 1u << h;
     } else if (inside && args.lse != nullptr && lane % 4 == 0) {
       const long long at = lse_index(args, tile) + row + 8 * h;
@@ -890,9 +890,10 @@ __device__ __forceinline__ void consume_tile(
   if (leader) tma_wait_read<0>();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   stage_output(staged, o, inverse, warp);
-  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int row, int x, float value) {
+  const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
-  });
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   if (leader) {
@@ -1035,4 +1036,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "5e7889a94ba56055", "figures": [1569, 973]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 4, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 40, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "73d68a9daf322ae2", "figures": [1569, 973]}

@@ -546,8 +546,8 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -615,12 +615,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -838,9 +838,9 @@ __device__ __forceinline__ void consume_tile(
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
 
-    inverse[h] = __fdividef(1.0f, row_sum);
-    const bool inside = row + 8 * h < args.seqlen_q;
-    if (inside && !trusted(softmax.max[h], row_sum)) {
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(1.0f, row_sum) : 0.0f;
+    if (inside && !keeps) {
       untrusted |= 1u << h;
     } else if (inside && args.lse != nullptr && lane % 4 == 0) {
       const long long at = lse_index(args, tile) + row + 8 * h;
@@ -850,9 +850,10 @@ __device__ __forceinline__ void consume_tile(
   // Outputs take the place of Q, of which each warp has read its own rows alone.
   OChunk* staged = q;
   stage_output(staged, o, inverse, warp);
-  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int row, int x, float value) {
+  const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
-  });
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   if (leader) {
@@ -993,4 +994,4 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d646a5fb36a8e1e3", "figures": [1468, 979]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 128, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "02b1251028c1a345", "figures": [1468, 979]}

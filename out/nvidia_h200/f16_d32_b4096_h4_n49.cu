@@ -439,8 +439,8 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -508,12 +508,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -538,10 +538,11 @@ __device__ __forceinline__ unsigned write_rows(
       float row_sum = warp.row_sum[i][h];
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const float inverse = 1.0f / row_sum;
+      const bool keeps = trusted(warp.row_max[i][h], row_sum);
+      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
       bool inside = row < seqlen_q;
-      if (inside && !trusted(warp.row_max[i][h], row_sum)) {
+      if (inside && !keeps) {
         untrusted |= 1u << (2 * i + h);
         inside = false;
       }
@@ -660,9 +661,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 8)
   }
   const unsigned untrusted = write_rows(
       warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
-  recompute_rows<16 * kRowTiles>(args, batch, head, first_row + warp_row, untrusted, [&](int row, int x, float value) {
+  const auto write = [&](int row, int x, float value) {
     o[(first_row + warp_row + row) * args.o_stride_row + x] = __float2half_rn(value);
-  });
+  };
+  recompute_rows<16 * kRowTiles>(args, batch, head, first_row + warp_row, untrusted, write);
 }
 
 #ifndef __CUDACC_RTC__
@@ -699,4 +701,4 @@ extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "66f2c851a17dccb2", "figures": [1378, 887]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4da9012288b5c94e", "figures": [1378, 887]}

@@ -651,8 +651,8 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -720,12 +720,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -1025,9 +1025,9 @@ __device__ __forceinline__ void consume_tile(
     if (!within_range(score_unit, softmax.max[h], largest.of_values, magnitude, sum, args.seqlen_k)) {
       row_sum = kInfinity;  // which one lane of four may see alone
     }
-    inverse[h] = 1.0f / row_sum;
-    const bool inside = row + 8 * h < args.seqlen_q;
-    if (inside && !trusted(softmax.max[h], row_sum)) {
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? 1.0f / row_sum : 0.0f;
+    if (inside && !keeps) {
       untrusted |= 1u << h;
     } else if (inside && args.lse != nullptr && lane % 4 == 0) {
       const long long at = lse_index(args, tile) + row + 8 * h;
@@ -1035,9 +1035,10 @@ __device__ __forceinline__ void consume_tile(
     }
   }  float* const o_rows = output_rows(args, tile);
   write_output(o_rows, args.o_stride_row, o, inverse, untrusted, row, args.seqlen_q);
-  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int i, int x, float value) {
+  const auto write = [&](int i, int x, float value) {
     o_rows[(first_row + 16 * warp + i) * args.o_stride_row + x] = value;
-  });
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
   if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
   q_pipe.advance();
 }
@@ -1172,4 +1173,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 96, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9b6a35ef3f357663", "figures": [1504, 889]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 96, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 3, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "df4bd57876fe1b78", "figures": [1504, 889]}

@@ -598,8 +598,8 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const E
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -667,12 +667,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -735,10 +735,11 @@ __device__ __forceinline__ unsigned write_rows(
       float row_sum = warp.row_sum[i][h];
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const float inverse = 1.0f / row_sum;
+      const bool keeps = trusted(warp.row_max[i][h], row_sum);
+      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
       bool inside = row < seqlen_q;
-      if (inside && !trusted(warp.row_max[i][h], row_sum)) {
+      if (inside && !keeps) {
         untrusted |= 1u << (2 * i + h);
         inside = false;
       }
@@ -855,9 +856,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
   const unsigned untrusted = write_rows(
       warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
-  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, [&](int row, int x, float value) {
+  const auto write = [&](int row, int x, float value) {
     o[(own_row + row) * args.o_stride_row + x] = value;
-  });
+  };
+  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, write);
 }
 
 #ifndef __CUDACC_RTC__
@@ -894,4 +896,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a5ea08903dba0479", "figures": [1473, 896]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4d7e24326834778a", "figures": [1473, 896]}

@@ -630,8 +630,8 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -699,12 +699,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -1004,9 +1004,9 @@ __device__ __forceinline__ void consume_tile(
     if (!within_range(score_unit, softmax.max[h], largest.of_values, magnitude, sum, args.seqlen_k)) {
       row_sum = kInfinity;  // which one lane of four may see alone
     }
-    inverse[h] = 1.0f / row_sum;
-    const bool inside = row + 8 * h < args.seqlen_q;
-    if (inside && !trusted(softmax.max[h], row_sum)) {
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? 1.0f / row_sum : 0.0f;
+    if (inside && !keeps) {
       untrusted |= 1u << h;
     } else if (inside && args.lse != nullptr && lane % 4 == 0) {
       const long long at = lse_index(args, tile) + row + 8 * h;
@@ -1014,9 +1014,10 @@ __device__ __forceinline__ void consume_tile(
     }
   }  float* const o_rows = output_rows(args, tile);
   write_output(o_rows, args.o_stride_row, o, inverse, untrusted, row, args.seqlen_q);
-  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int i, int x, float value) {
+  const auto write = [&](int i, int x, float value) {
     o_rows[(first_row + 16 * warp + i) * args.o_stride_row + x] = value;
-  });
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
   if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
   q_pipe.advance();
 }
@@ -1150,4 +1151,4 @@ extern "C" int attention_f32_d64(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 181248, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a8fb27c769a4de3a", "figures": [1501, 910]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"br": 192, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64", "launches": [{"threads": 512, "smem_bytes": 181248, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "c3bac22e31fff799", "figures": [1501, 910]}

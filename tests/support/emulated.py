@@ -76,6 +76,12 @@ def attend(built: Build, case, scale: float, limits: DeviceLimits, seed: int):
         return None
 
 
+def trusting(source: str) -> str:
+    """A kernel that computes no row again: what a mistake makes of rows is not put right in the end."""
+    verdicts = r"return (fabsf\(row_max\) <= \S+ && row_sum < \S+|scores_keep && .+);"
+    return re.sub(verdicts, "return true;", source)
+
+
 def is_caught(
     kernel: Kernel,
     right: str,
@@ -90,7 +96,7 @@ def is_caught(
     start = -1
     for _ in range(nth + 1):
         start = kernel.source.index(right, start + 1)
-    source = kernel.source[:start] + wrong + kernel.source[start + len(right) :]
+    source = trusting(kernel.source[:start] + wrong + kernel.source[start + len(right) :])
     built = SimDevice("h200", limits).toolchain().build(replace(kernel, source=source))
     for rows, keys, scale in shapes:
         case = inputs(kernel.problem, rows, keys, scale, **shape)

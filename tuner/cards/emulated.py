@@ -299,8 +299,10 @@ class SimRunner:
                     file.write(arrays[each.name].serialized() if each.name in arrays else ABSENT)
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
             if done.status == LAUNCH_FAILED_EXIT:
-                status, message = done.output.split(maxsplit=1)
-                raise _launch_error(build.kernel, int(status), message.strip())
+                # Behind what the sanitizer warns of.
+                told = re.search(r"^(\d+) (.*)", done.output, re.MULTILINE | re.DOTALL)
+                status, message = (int(told[1]), told[2]) if told else (0, done.output)
+                raise _launch_error(build.kernel, status, message.strip())
             if done.status:
                 raise LaunchError(_explain_report(build.kernel, done))
             words = np.fromfile(reply, np.uint32)

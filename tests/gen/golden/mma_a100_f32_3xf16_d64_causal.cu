@@ -641,8 +641,8 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const E
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -710,12 +710,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -778,10 +778,11 @@ __device__ __forceinline__ unsigned write_rows(
       float row_sum = warp.row_sum[i][h];
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
       row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const float inverse = 1.0f / row_sum;
+      const bool keeps = trusted(warp.row_max[i][h], row_sum);
+      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
       bool inside = row < seqlen_q;
-      if (inside && !trusted(warp.row_max[i][h], row_sum)) {
+      if (inside && !keeps) {
         untrusted |= 1u << (2 * i + h);
         inside = false;
       }
@@ -898,9 +899,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
   const unsigned untrusted = write_rows(
       warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
-  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, [&](int row, int x, float value) {
+  const auto write = [&](int row, int x, float value) {
     o[(own_row + row) * args.o_stride_row + x] = value;
-  });
+  };
+  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, write);
 }
 
 #ifndef __CUDACC_RTC__

@@ -467,8 +467,8 @@ __device__ __forceinline__ void multiply_pv(
   }
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -536,26 +536,9 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
-template <int kRows, typename Write>
-__device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, int group, unsigned untrusted, const Write& write) {
-  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
-  __syncwarp();
-  first_row = __shfl_sync(0xffffffffu, first_row, 0);
-#pragma unroll 1
-  for (int i = 0; i < kRows; ++i) {
-    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
-    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
-    const int row = (first_row + i) / group, its_head = head + (first_row + i) % group;
-    recompute_row(args, batch, its_head, row, [&](int x, float value) { write(i, x, value); });
-  }
-}
-
 // Makes the sum infinite of rows that are beyond the range of TF32, whose second part is as small as 2^-24 of a float
-// and zero below 2^-126: of Q, which a large K could make up for, of outputs, or of a K that a large scale makes up for.
+// and zero below 2^-126: of Q, which a large K could make up for, of outputs, and of a K that a large scale makes up
+// for.
 __device__ __forceinline__ void check_range(Warp& warp, float scale) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -749,7 +732,8 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(kThreads,
     });
   };
   write_merged(
-      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q, recompute);
+      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
+      recompute);
   cluster_sync();  // a block's shared memory goes with it
 }
 

@@ -513,8 +513,8 @@ __device__ __forceinline__ long long lse_index(const AttentionArgs& args, const 
   return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than
-// weights can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
   return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
 }
@@ -582,12 +582,12 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the lanes
-// from 4 g on that share it.
-// `write` takes a row, counted from the first, a column and its output.
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
 template <int kRows, typename Write>
 __device__ __forceinline__ void recompute_rows(
-    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted, const Write& write) {
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
   if (!__any_sync(0xffffffffu, untrusted != 0)) return;
   __syncwarp();
   first_row = __shfl_sync(0xffffffffu, first_row, 0);
@@ -806,9 +806,9 @@ __device__ __forceinline__ void consume_tile(
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
 
-    inverse[h] = __fdividef(1.0f, row_sum);
-    const bool inside = row + 8 * h < args.seqlen_q;
-    if (inside && !trusted(softmax.max[h], row_sum)) {
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(1.0f, row_sum) : 0.0f;
+    if (inside && !keeps) {
       untrusted |= 1u << h;
     } else if (inside && args.lse != nullptr && lane % 4 == 0) {
       const long long at = lse_index(args, tile) + row + 8 * h;
@@ -818,9 +818,10 @@ __device__ __forceinline__ void consume_tile(
   // Outputs take the place of Q, of which each warp has read its own rows alone.
   OChunk* staged = q;
   stage_output(staged, o, inverse, warp);
-  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, [&](int row, int x, float value) {
+  const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2half_rn(value);
-  });
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   if (leader) {
