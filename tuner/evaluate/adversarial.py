@@ -200,7 +200,7 @@ def _not_finite(o: np.ndarray, lse: np.ndarray, allowed: Allowed) -> tuple[float
 
 
 def _by_head(o: np.ndarray, allowed: Allowed, promise: Promise) -> tuple[float, float, float, str]:
-    # Rows of which only some columns are finite are left to the others, and so is a head of which most are such:
+    # Rows of which only some columns are finite are left to the others, so is a head of which most are such:
     # a few means near zero are no head.
     compared = (np.isfinite(o) & np.isfinite(allowed.o)).all(axis=-1, keepdims=True)
     compared &= compared.mean(axis=2, keepdims=True) >= 0.5
