@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.promise import Promise, promise_of
+from ...gen.promise import UNIT, Promise, promise_of
 from ...gen.variant import Variant
 from ..build.protocol import Build
 from ..cards.device import Runner
@@ -23,6 +23,8 @@ from .comparison import WrongResult
 MOST_ROWS, MOST_KEYS = 73, 261
 #: Those where the keys of a tile of rows are shared out.
 FEW_ROWS, SHARED_KEYS = 11, 1061
+#: Of half a unit in the last place, what sums of a few hundred products may be off by at most.
+ROUNDINGS = 4
 #: float32's smallest number where subnormal ones are kept, and on a card, where builds flush them.
 SUBNORMAL, NORMAL = 2.0**-149, 2.0**-126
 
@@ -207,6 +209,8 @@ def _by_head(o: np.ndarray, allowed: Allowed, promise: Promise) -> tuple[float, 
     norms = _norm(np.where(compared, allowed.o, 0.0), (2, 3))
     error = _norm(np.where(compared, _difference(o, allowed), 0.0), (2, 3))
     bound = promise.tolerance * norms + _norm(np.where(compared, allowed.slack, 0.0), (2, 3))
+    # Sums round in proportion to Σ p|v|, which is more than the head where values cancel.
+    bound += ROUNDINGS * UNIT * _norm(np.where(compared, allowed.measure, 0.0), (2, 3))
     norms = np.where(norms == 0, 1.0, norms)
     return _worst(error / norms, bound / norms, "‖o - ref‖ / ‖ref‖ of head {1}")
 
