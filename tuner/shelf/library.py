@@ -20,6 +20,8 @@ from .records import from_record, to_record
 #: The largest record or source that is read, and how much of what is wrong with one is told.
 MAX_BYTES = 32 * 2**20
 MAX_WHY = 300
+#: What stands beside shipped kernels: their figures.
+PAGE = "README.md"
 
 _log = logging.getLogger(__name__)
 
@@ -117,10 +119,14 @@ def shipped_folder() -> Path:
 
 
 def is_shipped(entry: Entry) -> bool:
-    """Tells whether a kernel is one of those that come with flashgen: nobody tuned it here."""
-    return entry.json_path is not None and entry.json_path.resolve().is_relative_to(
-        shipped_folder().resolve()
-    )
+    """Tells whether a kernel is one of those that come with flashgen: nobody tuned it here.
+
+    In a checkout what is tuned lies beside them: theirs are the folders with a page of their figures.
+    """
+    if entry.json_path is None:
+        return False
+    folder = entry.json_path.resolve().parent
+    return folder.is_relative_to(shipped_folder().resolve()) and (folder / PAGE).is_file()
 
 
 def folders(out: Path) -> list[Path]:

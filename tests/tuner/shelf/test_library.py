@@ -123,6 +123,18 @@ def test_records_of_older_versions_are_read(tmp_path):
     assert library.read(paths.json).kernel == kernel
 
 
+def test_what_is_tuned_in_a_checkout_is_not_shipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "shipped_folder", lambda: tmp_path)
+    for slug in ("nvidia_h200", "sim_gtx_1080"):
+        (tmp_path / slug).mkdir()
+    (tmp_path / "nvidia_h200" / library.PAGE).touch()
+    theirs, ours = (
+        replace(entry(), json_path=tmp_path / slug / "f32_d64.json")
+        for slug in ("nvidia_h200", "sim_gtx_1080")
+    )
+    assert library.is_shipped(theirs) and not library.is_shipped(ours)
+
+
 def test_what_is_shipped_is_read():
     shipped = library.entries([library.shipped_folder()])
     assert len(shipped) == len(list(library.shipped_folder().glob("*/*.json"))) > 0
