@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ..accuracy.survey import Surveyed
 from ..accuracy.table import Cell, ErrorTable, error_table
-from ..errors import FlashgenError
 from ..evaluate.adversarial import Finding
-from ..files import read_text, write_text
+from .marked_files import read_marked, write_filled
 from .table import Table
 
 #: Columns of figures that stand beside the groups' names within 80 characters.
@@ -45,21 +44,14 @@ def accuracy_tables(table: ErrorTable) -> Iterator[Table]:
 
 def require_markers(path: Path) -> str:
     """Returns the text of a Markdown file. Raises FlashgenError where it has nothing to fill."""
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
-        raise FlashgenError(f"{path} cannot be read: {why}") from error
-    if SECTION.search(text) is None:
-        raise FlashgenError(f"{path} has no `{BEGIN}` ... `{END}` to fill")
-    return text
+    return read_marked(path, SECTION, f"{BEGIN}` ... `{END}")
 
 
 def fill_file(path: Path, surveyed: Sequence[Surveyed]) -> None:
     """Writes the error table and what each class promises between the markers of a Markdown file. Raises as
     `require_markers` does."""
     told = section(surveyed)
-    write_text(path, SECTION.sub(lambda found: f"{found[1]}{told}\n{found[2]}", require_markers(path)))
+    write_filled(path, SECTION.sub(lambda found: f"{found[1]}{told}\n{found[2]}", require_markers(path)))
 
 
 def section(surveyed: Sequence[Surveyed]) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..bench.figures import BenchRun, Row, by_suite
 from ..errors import FlashgenError
-from ..files import read_text, write_text
 from .bench import about, ceilings_table, errors_table, host_table, ladder_table, suite_table, summary_table
+from .marked_files import read_marked, write_filled
 
 #: Begins and ends what is generated in a Markdown file: ``<!-- bench:llm odd -->`` ... ``<!-- /bench -->``.
 SECTION = re.compile(r"(<!-- bench:([^>]*?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
@@ -35,21 +35,8 @@ def fill_file(path: Path, run: BenchRun) -> None:
     Raises:
         FlashgenError: the file cannot be read or has no markers, or one names what the run does not have.
     """
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise FlashgenError(f"{path} cannot be read: it is no text") from error
-    if SECTION.search(text) is None:
-        raise FlashgenError(f"{path} has no `<!-- bench:llm -->` ... `<!-- /bench -->` to fill")
-    filled = fill(text, run)
-    try:
-        write_text(path, filled)
-    except OSError as error:
-        raise FlashgenError(
-            f"{path} cannot be written: {error.strerror or error}; free some space or mend its permissions"
-        ) from error
+    text = read_marked(path, SECTION, "<!-- bench:llm -->` ... `<!-- /bench -->")
+    write_filled(path, fill(text, run))
 
 
 def section(words: str, run: BenchRun) -> str:
