@@ -1,180 +1,385 @@
-"""Small expressions over named numbers: written once, printed as C++ or Python, computed by numpy.
+"""Small expressions over named values: written once, printed as C++ or Python, computed by numpy.
 
-Python's operators build them: ``minimum(KEYS, ROW + DIAGONAL + 1)``. What a row sees of the keys and how
-many blocks a launch has are such expressions, so that the kernel, its host launcher, emitted modules, the
-cost model and the reference cannot disagree.
+Python's operators build them: ``minimum(KEYS, ROW + DIAGONAL + 1)``; `apply` builds those that have no
+operator: ``apply("tanh", SCORE)``. What a row sees of the keys, what happens to a score and how many blocks a
+launch has are such expressions, so that the kernel, its host launcher, emitted modules, the cost model and
+the reference cannot disagree.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from math import isfinite, isnan
 from typing import Any
 
-#: How tightly what an expression prints as is bound: the looser needs parentheses inside the tighter.
-_LOOSEST, _SUM, _PRODUCT, _ATOM = range(4)
+from .functions import ATOM, FUNCTIONS, LOGIC, LOOSEST, SUM, Function, Takes
+from .functions import Kind as Kind
+from .ranges import NOT_NEGATIVE, UNKNOWN, Range, always, range_of
+
 #: What a name may stand for in C++: a variable or member, or a sum of such.
 _WORD = re.compile(r"[\w.]+(->\w+)?|\w+\([\w ,.+*/-]*\)")
 _ARITHMETIC = re.compile(r"[\w.\s+*/%()-]+")
+#: The most operations that are written out: what shares parts can come to any number of them.
+LONGEST_TEXT = 100_000
+_LARGEST_FLOAT = 3.4028234663852886e38
 
 
 class Expression:
-    """The base of an expression's nodes; integers stand for themselves wherever one is expected.
+    """The base of an expression's nodes; numbers stand for themselves wherever one is expected.
 
-    Division is that of C++ and of Python's ``//`` alike: every expression divides what is not negative.
+    ``kind`` is what it computes, ``operands`` what it is computed of, ``size`` how many nodes it has when
+    written out.
     """
 
-    def __add__(self, other: Expression | int) -> Expression:
-        return _sum(self, _lifted(other))
+    kind: Kind
+    operands: tuple[Expression, ...]
+    size: int
 
-    def __radd__(self, other: int) -> Expression:
-        return _sum(_lifted(other), self)
+    @property
+    def range(self) -> Range:
+        """The least and the greatest that an integer can be."""
+        return UNKNOWN
 
-    def __sub__(self, other: Expression | int) -> Expression:
-        return _sum(self, Constant(-other)) if isinstance(other, int) else _Binary("-", self, other)
+    def __add__(self, other: Expression | int | float) -> Expression:
+        return apply("add", self, other)
 
-    def __mul__(self, other: Expression | int) -> Expression:
-        return self if other in (1, Constant(1)) else _Binary("*", self, _lifted(other))
+    def __radd__(self, other: int | float) -> Expression:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Expression | int | float) -> Expression:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: int | float) -> Expression:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Expression | int | float) -> Expression:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: int | float) -> Expression:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Expression | int | float) -> Expression:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: int | float) -> Expression:
+        return apply("div", other, self)
 
     def __floordiv__(self, other: Expression | int) -> Expression:
-        return self if other == 1 else _Binary("/", self, _lifted(other))
+        return apply("floor_div", self, other)
+
+    def __mod__(self, other: Expression | int) -> Expression:
+        return apply("floor_mod", self, other)
+
+    def __neg__(self) -> Expression:
+        return apply("neg", self)
+
+    def __abs__(self) -> Expression:
+        return apply("abs", self)
 
     def c(self, names: Mapping[str, str] | None = None) -> str:
-        """Returns this expression in C++, each name as ``names`` has it, or as it is."""
-        return self._print(names or {}, python=False)[0]
+        """Returns this expression in C++, each name, function and ``args`` as ``names`` has it, or as it is.
+
+        A `Load` is a call of an accessor, ``doc_at(args, b, q)``. Division of what may be negative calls
+        ``floor_div`` and ``floor_mod``, which the kernel has. Raises ValueError for what is too long.
+        """
+        return _printed(self, names or {}, python=False)
 
     def python(self, names: Mapping[str, str] | None = None) -> str:
-        """Returns this expression in Python, each name as ``names`` has it, or as it is."""
-        return self._print(names or {}, python=True)[0]
+        """Returns this expression in Python, each name as ``names`` has it, or as it is. Raises ValueError
+        for what is too long."""
+        return _printed(self, names or {}, python=True)
 
     def value(self, values: Mapping[str, Any]) -> Any:
-        """Returns the number that comes of the names' ``values``, which may be numpy's arrays. Raises
-        KeyError."""
-        raise NotImplementedError
+        """Returns what comes of the names' ``values``, numbers or numpy's arrays; floats are computed in
+        float64. Raises KeyError, and ValueError for a buffer that has not an axis for each index."""
+        numpy = sys.modules.get("numpy")  # without it there are no arrays: a problem alone needs none
+        with numpy.errstate(all="ignore") if numpy else nullcontext():
+            return folded(self, lambda node, operands: node._compute(operands, values))
 
     def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
         """Returns this expression with other expressions in the place of names."""
-        raise NotImplementedError
+
+        def rebuilt(node: Expression, operands: list[Expression]) -> Expression:
+            return replaced.get(node.name, node) if isinstance(node, Name) else node.with_operands(operands)
+
+        return folded(self, rebuilt)
 
     def names(self) -> frozenset[str]:
-        """Returns the names that must be known for this expression to be computed."""
-        return frozenset()
+        """Returns the names that must be known for this expression to be computed, buffers not among them."""
+        return frozenset(node.name for node in distinct(self) if isinstance(node, Name))
 
-    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
-        """The text, and how tightly it binds."""
-        raise NotImplementedError
-
-    def _inside(self, level: int, names: Mapping[str, str], *, python: bool) -> str:
-        text, own = self._print(names, python=python)
-        return text if own >= level else f"({text})"
-
-
-@dataclass(frozen=True)
-class Name(Expression):
-    """A number that is known by its name alone until the expression is computed."""
-
-    name: str
-
-    def value(self, values: Mapping[str, Any]) -> Any:
-        return values[self.name]
-
-    def names(self) -> frozenset[str]:
-        return frozenset({self.name})
-
-    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
-        return replaced.get(self.name, self)
-
-    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
-        text = names.get(self.name, self.name)
-        return text, _ATOM if _WORD.fullmatch(text) else _SUM if _ARITHMETIC.fullmatch(text) else _LOOSEST
-
-
-@dataclass(frozen=True)
-class Constant(Expression):
-    """A number, which C++ may know by a name: ``kBr``."""
-
-    number: int
-    c_name: str = ""
-
-    def value(self, values: Mapping[str, Any]) -> Any:
-        return self.number
-
-    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
+    def with_operands(self, operands: Sequence[Expression]) -> Expression:
+        """Returns the same function of other operands; itself if they are its own."""
         return self
 
-    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
-        return (str(self.number) if python or not self.c_name else self.c_name), _ATOM
+    def _compute(self, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        """What comes of the operands' values."""
+        raise NotImplementedError
+
+    def _text(self, operands: Sequence[_Text], names: Mapping[str, str], *, python: bool) -> _Text:
+        """What is printed, given what the operands are printed as."""
+        raise NotImplementedError
+
+
+#: A text, and how tightly it binds.
+_Text = tuple[str, int]
+
+
+class _Leaf(Expression):
+    """A node without operands."""
+
+    operands = ()
+    size = 1
 
 
 @dataclass(frozen=True)
-class _Binary(Expression):
-    sign: str
-    left: Expression
-    right: Expression
+class Name(_Leaf):
+    """A value that is known by its name alone until the expression is computed.
 
-    def value(self, values: Mapping[str, Any]) -> Any:
-        left, right = self.left.value(values), self.right.value(values)
-        match self.sign:
-            case "+":
-                return left + right
-            case "-":
-                return left - right
-            case "*":
-                return left * right
-            case _:
-                return left // right
+    What is ``nonnegative`` is divided as C++ divides.
+    """
 
-    def names(self) -> frozenset[str]:
-        return self.left.names() | self.right.names()
+    name: str
+    kind: Kind = Kind.INT
+    nonnegative: bool = False
 
-    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
-        left, right = self.left.with_names(replaced), self.right.with_names(replaced)
-        return left + right if self.sign == "+" else _Binary(self.sign, left, right)
+    @property
+    def range(self) -> Range:
+        return NOT_NEGATIVE if self.nonnegative else UNKNOWN
 
-    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
-        level = _SUM if self.sign in "+-" else _PRODUCT
-        left = self.left._inside(level, names, python=python)
-        # What stands behind a sign of its own level is grouped: integers divide in the order written.
-        behind = level if self.sign == "+" else level + 1
-        right = self.right._inside(behind, names, python=python)
-        if self.sign == "+" and right.startswith("-"):
-            return f"{left} - {right[1:]}", level
-        return f"{left} {'//' if python and self.sign == '/' else self.sign} {right}", level
+    def _compute(self, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        value = values[self.name]
+        return _wide(value) if self.kind is Kind.FLOAT else value
+
+    def _text(self, operands: Sequence[_Text], names: Mapping[str, str], *, python: bool) -> _Text:
+        text = names.get(self.name, self.name)
+        return text, ATOM if _WORD.fullmatch(text) else SUM if _ARITHMETIC.fullmatch(text) else LOOSEST
 
 
 @dataclass(frozen=True)
-class _Extreme(Expression):
+class Constant(_Leaf):
+    """A number or truth, which C++ may know by a name: ``kBr``."""
+
+    number: int | float
+    c_name: str = ""
+    kind: Kind = field(init=False)
+
+    def __post_init__(self) -> None:
+        number = self.number
+        kind = Kind.BOOL if isinstance(number, bool) else Kind.INT if isinstance(number, int) else Kind.FLOAT
+        object.__setattr__(self, "kind", kind)
+
+    @property
+    def range(self) -> Range:
+        return UNKNOWN if self.kind is Kind.FLOAT else (int(self.number), int(self.number))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is known in C++ by its number."""
+        return not self.c_name
+
+    def _compute(self, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        return self.number
+
+    def _text(self, operands: Sequence[_Text], names: Mapping[str, str], *, python: bool) -> _Text:
+        if self.c_name and not python:
+            return self.c_name, ATOM
+        if python or self.kind is Kind.INT:
+            return str(self.number), ATOM
+        if self.kind is Kind.BOOL:
+            return str(self.number).lower(), ATOM
+        if abs(self.number) > _LARGEST_FLOAT:
+            return ("INFINITY" if self.number > 0 else "-INFINITY"), ATOM
+        return f"{self.number!r}f", ATOM
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Inner(Expression):
+    """A node with operands. Its hash is computed once, from theirs: equal nodes need not be the same."""
+
+    operands: tuple[Expression, ...]
+    kind: Kind
+    size: int = field(init=False)
+    _hash: int = field(init=False)
+
+    @property
+    def label(self) -> str:
+        """What it does with its operands."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", 1 + sum(each.size for each in self.operands))
+        object.__setattr__(self, "_hash", hash((type(self), self.label, self.kind, self.operands)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, _Inner) and hash(self) == hash(other) and _equal(self, other)
+        )
+
+    def __repr__(self) -> str:
+        text = self.python() if self.size < LONGEST_TEXT else f"{self.size} operations"
+        return f"<{self.kind}: {text}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Apply(_Inner):
+    """A function of `FUNCTIONS` of operands that are of the right kinds: made by `apply`."""
+
     function: str
-    left: Expression
-    right: Expression
+    _range: Range = field(init=False)
 
-    def value(self, values: Mapping[str, Any]) -> Any:
-        import numpy as np  # where arrays are: a problem alone needs none
+    @property
+    def range(self) -> Range:
+        return self._range
 
-        choose = np.minimum if self.function == "min" else np.maximum
-        chosen = choose(self.left.value(values), self.right.value(values))
-        return chosen if isinstance(chosen, np.ndarray) else int(chosen)
+    @property
+    def label(self) -> str:
+        return self.function
 
-    def names(self) -> frozenset[str]:
-        return self.left.names() | self.right.names()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        found = UNKNOWN
+        if self.kind is Kind.INT:
+            is_truth = self.function == "int" and self.operands[0].kind is Kind.BOOL
+            found = (
+                (0, 1) if is_truth else range_of(self.function, tuple(each.range for each in self.operands))
+            )
+        object.__setattr__(self, "_range", found)
 
-    def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
-        return _Extreme(self.function, self.left.with_names(replaced), self.right.with_names(replaced))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Apply, (self.operands, self.kind, self.function)  # hashes differ from process to process
 
-    def _print(self, names: Mapping[str, str], *, python: bool) -> tuple[str, int]:
-        left, right = (each._print(names, python=python)[0] for each in (self.left, self.right))
-        return f"{self.function}({left}, {right})", _ATOM
+    def with_operands(self, operands: Sequence[Expression]) -> Expression:
+        same = all(one is other for one, other in zip(self.operands, operands, strict=True))
+        return self if same else apply(self.function, *operands)
+
+    def _compute(self, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        return FUNCTIONS[self.function].compute(*operands)
+
+    def _text(self, operands: Sequence[_Text], names: Mapping[str, str], *, python: bool) -> _Text:
+        row = FUNCTIONS[self.function]
+        if not python and (call := self._called(row, names)):
+            return f"{call}({', '.join(text for text, _ in operands)})", ATOM
+        how = row.python if python else row.c_text(self.operands[-1].kind)
+        levels = list(how.operands[: row.arity])
+        if row.name in ("and", "or"):  # chains of one of them need no parentheses
+            levels = [
+                LOGIC if _is(each, row.name) else level
+                for each, level in zip(self.operands, levels, strict=True)
+            ]
+        if row.name == "add" and self.kind is Kind.INT:
+            levels[1] = SUM
+        texts = [
+            text if own >= level else f"({text})" for (text, own), level in zip(operands, levels, strict=True)
+        ]
+        if row.name == "add" and texts[1].startswith("-"):
+            return f"{texts[0]} - {texts[1][1:]}", SUM
+        return how.pattern.format(*texts), how.level
+
+    def _called(self, row: Function, names: Mapping[str, str]) -> str:
+        """The C++ function that must be called where it is not the table's text."""
+        if row.name in ("floor_div", "floor_mod"):
+            return "" if all(each.range[0] >= 0 for each in self.operands) else names.get(row.name, row.name)
+        return names.get(row.name, "") if row.is_call else ""
 
 
-def minimum(left: Expression | int, right: Expression | int) -> Expression:
+@dataclass(frozen=True, eq=False, repr=False)
+class Load(_Inner):
+    """An element of a buffer, whose ``operands`` are the indices: of an integer for each axis.
+
+    Negative indices count from the end; what is still outside is the nearest element there is.
+    """
+
+    buffer: str
+
+    def __init__(self, buffer: str, indices: Sequence[Expression | int], kind: Kind = Kind.FLOAT) -> None:
+        nodes = tuple(_cast(expression_of(each), Kind.INT) for each in indices)
+        if not nodes:
+            raise ValueError(f"an element of {buffer} has no index")
+        if wrong := next((each for each in nodes if each.kind is not Kind.INT), None):
+            raise ValueError(f"an index of {buffer} is a {wrong.kind}, not an integer: {wrong.python()}")
+        object.__setattr__(self, "operands", nodes)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "buffer", buffer)
+        self.__post_init__()
+
+    @property
+    def label(self) -> str:
+        return self.buffer
+
+    @property
+    def indices(self) -> tuple[Expression, ...]:
+        """The index of each axis."""
+        return self.operands
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Load, (self.buffer, self.operands, self.kind)
+
+    def with_operands(self, operands: Sequence[Expression]) -> Expression:
+        same = all(one is other for one, other in zip(self.operands, operands, strict=True))
+        return self if same else Load(self.buffer, operands, self.kind)
+
+    def _compute(self, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        import numpy as np
+
+        array = np.asarray(values[self.buffer])
+        if array.ndim != len(operands):
+            raise ValueError(
+                f"{self.buffer} has {array.ndim} axes, but {len(operands)} indices: {self.python()}"
+            )
+        places = []
+        for index, length in zip(operands, array.shape, strict=True):
+            place = np.asarray(index)
+            places.append(np.clip(np.where(place < 0, place + length, place), 0, length - 1))
+        found = array[tuple(places)]
+        return found.astype({Kind.BOOL: bool, Kind.INT: np.int64, Kind.FLOAT: np.float64}[self.kind])
+
+    def _text(self, operands: Sequence[_Text], names: Mapping[str, str], *, python: bool) -> _Text:
+        texts = [text for text, _ in operands]
+        if python:
+            return f"{names.get(self.buffer, self.buffer)}[{', '.join(texts)}]", ATOM
+        accessor = f"{self.buffer}_at"
+        arguments = ", ".join([names.get("args", "args"), *texts])
+        return f"{names.get(accessor, accessor)}({arguments})", ATOM
+
+
+def apply(function: str, *operands: Expression | int | float) -> Expression:
+    """Returns a function of operands: one of `FUNCTIONS`, or one that is put together from them.
+
+    Truths become integers and integers floats where the others are; constants are computed. Raises
+    ValueError for unknown functions, operands of a wrong number or kind, and division by zero.
+    """
+    nodes = tuple(expression_of(each) for each in operands)
+    if function in COMPOSED:
+        arity, compose = COMPOSED[function]
+        _check_arity(function, arity, nodes)
+        return compose(*nodes)
+    row = FUNCTIONS.get(function)
+    if row is None:
+        raise ValueError(f"there is no function {function}; there are {', '.join([*FUNCTIONS, *COMPOSED])}")
+    _check_arity(function, row.arity, nodes)
+    if rewritten := _rewritten(function, nodes):
+        return rewritten
+    nodes, kind = _typed(row, nodes)
+    return _simplified(row, nodes, kind) or Apply(nodes, kind, function)
+
+
+def minimum(left: Expression | int | float, right: Expression | int | float) -> Expression:
     """Returns the smaller of two expressions or numbers."""
-    return _Extreme("min", _lifted(left), _lifted(right))
+    return apply("min", left, right)
 
 
-def maximum(left: Expression | int, right: Expression | int) -> Expression:
+def maximum(left: Expression | int | float, right: Expression | int | float) -> Expression:
     """Returns the larger of two expressions or numbers."""
-    return _Extreme("max", _lifted(left), _lifted(right))
+    return apply("max", left, right)
 
 
 def divided_up(left: Expression, right: Expression | int) -> Expression:
@@ -182,29 +387,345 @@ def divided_up(left: Expression, right: Expression | int) -> Expression:
     return left if right == 1 else (left + right - 1) // right
 
 
-def _lifted(value: Expression | int) -> Expression:
-    return Constant(value) if isinstance(value, int) else value
+def expression_of(value: Any) -> Expression:
+    """Returns a number or truth, numpy's also, as a `Constant`, and an expression as it is. Raises
+    ValueError."""
+    if isinstance(value, Expression):
+        return value
+    if not isinstance(value, bool | int | float) and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if not isinstance(value, bool | int | float):
+        raise ValueError(
+            f"an expression has no {type(value).__name__} in it, but numbers and truths: {value!r}"
+        )
+    if isinstance(value, float):
+        value = float(value)  # numpy's float64 is one
+        if isnan(value):
+            raise ValueError("an expression has no NaN in it")
+    return Constant(value)
+
+
+# -- walks ---------------------------------------------------------------------------------------------------
+
+
+def folded(root: Expression, visit: Callable[[Expression, list[Any]], Any]) -> Any:
+    """Returns what ``visit`` makes of the root, having made of each node something from what it made of the
+    node's operands: once of each, however deep they lie and however often they are used."""
+    done: dict[int, Any] = {}
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        missing = [each for each in node.operands if id(each) not in done] if id(node) not in done else []
+        if missing:
+            waiting.extend(reversed(missing))
+            continue
+        waiting.pop()
+        if id(node) not in done:
+            done[id(node)] = visit(node, [done[id(each)] for each in node.operands])
+    return done[id(root)]
+
+
+def distinct(*roots: Expression) -> list[Expression]:
+    """Returns the different nodes of expressions, each after its operands."""
+    seen: dict[Expression, None] = {}
+    for root in roots:
+        folded(root, lambda node, _: seen.setdefault(node))
+    return list(seen)
+
+
+def loads_of(*roots: Expression) -> tuple[Load, ...]:
+    """Returns the different elements of buffers that expressions take."""
+    return tuple(node for node in distinct(*roots) if isinstance(node, Load))
+
+
+def names_of(*roots: Expression) -> tuple[Name, ...]:
+    """Returns the different names in expressions, in the order in which they stand there."""
+    return tuple(node for node in distinct(*roots) if isinstance(node, Name))
+
+
+def replaced(root: Expression, others: Mapping[Expression, Expression]) -> Expression:
+    """Returns an expression with others in the place of some of its nodes."""
+
+    def rebuilt(node: Expression, operands: list[Expression]) -> Expression:
+        return others[node] if node in others else node.with_operands(operands)
+
+    return folded(root, rebuilt)
+
+
+def conjuncts(root: Expression) -> Iterator[Expression]:
+    """Yields the conditions that all hold where a truth holds, from left to right."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if _is(node, "and"):
+            waiting.extend(reversed(node.operands))
+        else:
+            yield node
+
+
+def statements(
+    root: Expression, names: Mapping[str, str] | None = None, indent: str = "", width: int = 90
+) -> tuple[list[str], str]:
+    """Returns an expression in C++ as lines that define temporaries, and the text of the result.
+
+    Parts that are used more than once, or would be longer than ``width`` characters, are computed once, as
+    ``const float t0 = ...;``. What they are made of must exist even where a condition does not choose it.
+    """
+    names = names or {}
+    uses: dict[Expression, int] = {}
+    nodes = distinct(root)
+    for node in nodes:
+        for each in node.operands:
+            uses[each] = uses.get(each, 0) + 1
+    words = set(re.findall(r"\w+", " ".join([*names.values(), *(name.name for name in names_of(root))])))
+    fresh = (word for number in count() if (word := f"t{number}") not in words)
+    texts: dict[Expression, _Text] = {}
+    lines = []
+    for node in nodes:
+        text, level = node._text([texts[each] for each in node.operands], names, python=False)
+        if node != root and node.operands and (uses[node] > 1 or len(text) > width):
+            name = next(fresh)
+            lines.append(f"{indent}const {node.kind.c_type} {name} = {text};")
+            text, level = name, ATOM
+        texts[node] = (text, level)
+    return lines, texts[root][0]
+
+
+def _printed(root: Expression, names: Mapping[str, str], *, python: bool) -> str:
+    if root.size > LONGEST_TEXT:
+        raise ValueError(
+            f"an expression of {root.size} operations is too long to write: at most {LONGEST_TEXT}"
+        )
+    return folded(root, lambda node, operands: node._text(operands, names, python=python))[0]
+
+
+def _equal(left: _Inner, right: _Inner) -> bool:
+    """Whether nodes of one hash are equal, which is looked up without recursion: they may be deep."""
+    waiting: list[tuple[Expression, Expression]] = [(left, right)]
+    seen: set[tuple[int, int]] = set()
+    while waiting:
+        one, other = waiting.pop()
+        if one is other or (id(one), id(other)) in seen:
+            continue
+        seen.add((id(one), id(other)))
+        if not (isinstance(one, _Inner) and isinstance(other, _Inner)):
+            if one != other:
+                return False
+            continue
+        same = type(one) is type(other) and one.kind is other.kind and one.label == other.label
+        if not same or len(one.operands) != len(other.operands):
+            return False
+        waiting.extend(zip(one.operands, other.operands, strict=True))
+    return True
+
+
+def _wide(value: Any) -> Any:
+    """A number or array as float64."""
+    if isinstance(value, bool | int | float):
+        return float(value)
+    import numpy as np
+
+    return np.asarray(value, dtype=np.float64)
+
+
+# -- how nodes are made --------------------------------------------------------------------------------------
+
+
+def _is(node: Expression, function: str) -> bool:
+    return isinstance(node, Apply) and node.function == function
+
+
+def _check_arity(function: str, arity: int, nodes: Sequence[Expression]) -> None:
+    if len(nodes) != arity:
+        raise ValueError(f"{function} takes {arity} operand{'s' * (arity > 1)}, not {len(nodes)}")
+
+
+def _typed(row: Function, nodes: tuple[Expression, ...]) -> tuple[tuple[Expression, ...], Kind]:
+    """The operands as the kind they must be of, and the result's kind."""
+    greatest = max(each.kind for each in nodes)
+    match row.takes:
+        case Takes.NUMBERS:
+            kind = max(greatest, Kind.INT)
+            return _all_cast(nodes, kind), kind
+        case Takes.INTEGERS:
+            if greatest is Kind.FLOAT:
+                raise ValueError(
+                    f"{_sign(row)} takes integers, not a float: int(x) drops what is behind the point"
+                )
+            return _all_cast(nodes, Kind.INT), Kind.INT
+        case Takes.FLOATS:
+            return _all_cast(nodes, Kind.FLOAT), Kind.FLOAT
+        case Takes.COMPARED:
+            truths = greatest is Kind.BOOL and row.name in ("eq", "ne")
+            return _all_cast(nodes, Kind.BOOL if truths else max(greatest, Kind.INT)), Kind.BOOL
+        case Takes.TRUTHS:
+            _check_truths(row, nodes)
+            return nodes, Kind.BOOL
+        case Takes.CHOICE:
+            _check_truths(row, nodes[:1])
+            kind = max(each.kind for each in nodes[1:])
+            return (nodes[0], *_all_cast(nodes[1:], kind)), kind
+        case Takes.TO_INT:
+            return nodes, Kind.INT
+        case Takes.TO_FLOAT:
+            return nodes, Kind.FLOAT
+
+
+def _check_truths(row: Function, nodes: Sequence[Expression]) -> None:
+    if wrong := next((each for each in nodes if each.kind is not Kind.BOOL), None):
+        what = "the condition of where" if row.name == "where" else f"{_sign(row)}"
+        text = wrong.python() if wrong.size < 30 else "x"
+        raise ValueError(f"{what} takes truths, such as comparisons, not a {wrong.kind}: write {text} != 0")
+
+
+def _sign(row: Function) -> str:
+    """What a function is called in Python."""
+    return (
+        row.name
+        if row.python.level == ATOM
+        else row.python.pattern.replace("{0}", "").replace("{1}", "").strip()
+    )
+
+
+def _all_cast(nodes: Sequence[Expression], kind: Kind) -> tuple[Expression, ...]:
+    return tuple(_cast(each, kind) for each in nodes)
+
+
+def _cast(node: Expression, kind: Kind) -> Expression:
+    """The same value of a greater kind."""
+    return apply(str(kind), node) if node.kind < kind else node
+
+
+def _rewritten(function: str, nodes: tuple[Expression, ...]) -> Expression | None:
+    """What other functions do instead for operands of these kinds."""
+    kind = max(each.kind for each in nodes)
+    if kind is Kind.BOOL and function in _ON_TRUTHS:
+        return apply(_ON_TRUTHS[function], *nodes)
+    if kind is Kind.FLOAT and function == "floor_div":
+        return apply("floor", apply("div", *nodes))
+    if kind is Kind.FLOAT and function == "floor_mod":
+        return nodes[0] - apply("floor", apply("div", *nodes)) * nodes[1]
+    return None
+
+
+_ON_TRUTHS = {"bit_and": "and", "bit_or": "or", "bit_xor": "ne", "bit_not": "not"}
+
+#: Functions that are put together from others: the number of operands, and how.
+COMPOSED: Mapping[str, tuple[int, Callable[..., Expression]]] = {
+    "sigmoid": (1, lambda x: 1.0 / (1.0 + apply("exp", -apply("float", x)))),
+    "bool": (1, lambda x: x if x.kind is Kind.BOOL else apply("ne", x, 0)),
+    "clamp": (3, lambda x, low, high: minimum(maximum(x, low), high)),
+    "xor": (2, lambda left, right: _xor(left, right)),
+}
+
+
+def _xor(left: Expression, right: Expression) -> Expression:
+    _check_truths(FUNCTIONS["or"], (left, right))
+    return apply("ne", left, right)
+
+
+def _simplified(row: Function, nodes: tuple[Expression, ...], kind: Kind) -> Expression | None:
+    """What a function of operands is without it; None: it must be computed."""
+    numbers = [each.number for each in nodes if isinstance(each, Constant) and each.is_plain]
+    _check_constants(row, nodes)
+    if len(numbers) == len(nodes):
+        return _computed(row, numbers, kind)
+    first, last = nodes[0], nodes[-1]
+    match row.name:
+        case "add" if kind is Kind.INT:
+            return _sum(first, last)
+        case "sub" if kind is Kind.INT and isinstance(last, Constant) and last.is_plain:
+            return _sum(first, Constant(-last.number))
+        case "add" | "sub" if _is_number(last, 0):
+            return first
+        case "add" if _is_number(first, 0):
+            return last
+        case "mul" if _is_number(first, 1):
+            return last
+        case "mul" if kind is Kind.INT and (_is_number(first, 0) or _is_number(last, 0)):
+            return Constant(0)
+        case "mul" | "div" | "floor_div" if _is_number(last, 1):
+            return first
+        case "floor_mod" if _is_number(last, 1):
+            return Constant(0)
+        case "int" | "float" if first.kind is kind:
+            return first
+        case "neg" | "not" | "bit_not" if isinstance(first, Apply) and first.function == row.name:
+            return first.operands[0]
+        case "and" | "or" | "min" | "max" if first == last:
+            return first
+        case "and" | "or":
+            return _without_truths(row.name, first, last)
+        case "where":
+            chosen, yes, no = nodes
+            if isinstance(chosen, Constant):
+                return yes if chosen.number else no
+            return yes if yes == no else None
+        case "lt" | "le" | "gt" | "ge" | "eq" | "ne" if first.kind is Kind.INT:
+            same = row.name in ("le", "ge", "eq") if first == last else None
+            known = always(row.name, first.range, last.range) if same is None else same
+            return None if known is None else Constant(known)
+        case "min" | "max" if kind is Kind.INT and numbers:
+            lower = always("le", first.range, last.range)
+            return None if lower is None else first if lower == (row.name == "min") else last
+    return None
+
+
+def _check_constants(row: Function, nodes: Sequence[Expression]) -> None:
+    last = nodes[-1]
+    if not isinstance(last, Constant):
+        return
+    if row.name in ("div", "floor_div", "floor_mod") and last.number == 0:
+        raise ValueError(
+            f"division by zero: {nodes[0].python() if nodes[0].size < 30 else '...'} {_sign(row)} 0"
+        )
+    if row.name in ("shift_left", "shift_right") and not 0 <= last.number < 32:
+        raise ValueError(f"integers have 32 bits: {_sign(row)} {last.number} is not in 0 to 31")
+
+
+def _computed(row: Function, numbers: Sequence[int | float], kind: Kind) -> Expression | None:
+    numpy = sys.modules.get("numpy")
+    with numpy.errstate(all="ignore") if numpy else nullcontext():
+        number = row.compute(*numbers)
+    match kind:
+        case Kind.BOOL:
+            return Constant(bool(number))
+        case Kind.INT:
+            return Constant(int(number)) if isfinite(number) else None
+        case Kind.FLOAT:
+            return None if isnan(number) else Constant(float(number))
+
+
+def _is_number(node: Expression, number: int) -> bool:
+    return isinstance(node, Constant) and node.is_plain and node.number == number
+
+
+def _without_truths(function: str, left: Expression, right: Expression) -> Expression | None:
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Constant):
+            return other if bool(one.number) == (function == "and") else one
+    return None
 
 
 def _sum(left: Expression, right: Expression) -> Expression:
-    """A sum whose plain number stands alone, at the end: no ``+ 1 - 1`` is ever printed."""
+    """A sum of integers whose plain number stands alone, at the end: no ``+ 1 - 1`` is ever printed."""
     left_rest, left_number = _split(left)
     right_rest, right_number = _split(right)
     number = left_number + right_number
     if left_rest is None or right_rest is None:
         rest = left_rest or right_rest
     else:
-        rest = _Binary("+", left_rest, right_rest)
+        rest = Apply((left_rest, right_rest), Kind.INT, "add")
     if rest is None:
         return Constant(number)
-    return _Binary("+", rest, Constant(number)) if number else rest
+    return Apply((rest, Constant(number)), Kind.INT, "add") if number else rest
 
 
 def _split(node: Expression) -> tuple[Expression | None, int]:
     """A sum's named terms, and its plain number."""
-    if isinstance(node, Constant) and not node.c_name:
-        return None, node.number
-    if isinstance(node, _Binary) and node.sign == "+" and isinstance(node.right, Constant):
-        rest, number = _split(node.right)
-        return (node.left, number) if rest is None else (node, 0)
+    if isinstance(node, Constant) and node.is_plain:
+        return None, int(node.number)
+    if _is(node, "add") and isinstance(node.operands[1], Constant):
+        rest, number = _split(node.operands[1])
+        return (node.operands[0], number) if rest is None else (node, 0)
     return node, 0

@@ -9,7 +9,9 @@ from .expression import Constant, Expression, Name, divided_up
 from .limits import PORTABLE_CLUSTER
 from .operation import Sizes
 
-BATCH, Q_HEADS, KV_HEADS, ROWS = map(Name, ("batch", "num_q_heads", "num_kv_heads", "seqlen_q"))
+BATCH, Q_HEADS, KV_HEADS, ROWS = (
+    Name(each, nonnegative=True) for each in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
+)
 #: The role of the launch that makes the products.
 MAIN_ROLE = "kernel"
 #: What the host launcher and emitted modules must know to count blocks.

@@ -18,7 +18,7 @@ from typing import Any
 from .expression import Constant, Expression, Name, maximum, minimum
 
 #: A query row, and how many rows and keys there are.
-ROW, NUM_ROWS, NUM_KEYS = Name("row"), Name("seqlen_q"), Name("seqlen_k")
+ROW, NUM_ROWS, NUM_KEYS = (Name(each, nonnegative=True) for each in ("row", "seqlen_q", "seqlen_k"))
 #: What a row's own position is ahead of it among the keys, when the last row is aligned with the last key.
 DIAGONAL = Name("diagonal")
 

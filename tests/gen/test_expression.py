@@ -51,12 +51,12 @@ def test_names_can_be_replaced(seed: int) -> None:
 
 
 def test_what_is_printed_reads_as_written_by_hand() -> None:
-    rows, tile = Name("rows"), Constant(128, "kBr")
+    rows, tile = Name("rows", nonnegative=True), Constant(128, "kBr")
     assert divided_up(rows, tile).c() == "(rows + kBr - 1) / kBr"
     assert divided_up(rows, tile).python() == "(rows + 128 - 1) // 128"
     assert divided_up(rows, 1) == rows
     assert (rows + 1 - 1).c() == "rows" and (rows - 2 + 1).c() == "rows - 1"
-    assert (rows * (Name("a") // Name("b"))).c() == "rows * (a / b)"
+    assert (rows * (rows // Name("b", nonnegative=True))).c() == "rows * (rows / b)"
     assert (Name("first") - 1 + Name("diagonal") + 1).c(
         {"first": "q_tile * kBr"}
     ) == "q_tile * kBr + diagonal"
