@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from .expression import Kind
 from .launch import Launch
 from .layout import DENSE, Layout
 from .operation import FLOAT, FORWARD, INPUT, ITEM_BYTES, OUTPUT, Array, Operation
 from .problem import Problem
+from .scores import Buffer, Scores, scores_of
 
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
@@ -28,23 +30,40 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 #: The codes by which `struct` packs them.
 ADDRESS, LONG, INT, SINGLE = "Q", "q", "i", "f"
+#: Those of plain attention, which read nothing but q, k and v.
+PLAIN_SCORES = scores_of(causal=False)
 _C_TYPES = {LONG: "long long", INT: "int", SINGLE: "float"}
+
+
+#: What elements of buffers are called in C; those of 16 bits are known by their bits there.
+BUFFER_ELEMENTS = {
+    "f32": "float",
+    "f16": "unsigned short",
+    "bf16": "unsigned short",
+    "i16": "short",
+    "i32": "int",
+    "i64": "long long",
+    "u8": "unsigned char",
+}
 
 
 @dataclass(frozen=True)
 class Field:
     """One member of a kernel's arguments: its name and the code by which `struct` packs it.
 
-    ``array`` is the array that an address is of.
+    ``array`` is the array that an address is of, or ``buffer`` the buffer.
     """
 
     name: str
     code: str
     array: Array | None = None
     comment: str = ""
+    buffer: Buffer | None = None
 
     def c_type(self, elements: Mapping[str, str]) -> str:
         """Returns the member's type in C, ``elements`` being what arrays' elements are called there."""
+        if self.buffer is not None:
+            return f"const {BUFFER_ELEMENTS[self.buffer.dtype]}* "
         if self.array is None:
             return f"{_C_TYPES[self.code]} "
         const = "" if self.array.is_output else "const "
@@ -96,33 +115,44 @@ class ArgumentStruct:
 
 @cache
 def argument_struct(
-    operation: Operation = FORWARD, layout: Layout = DENSE, *, has_scales: bool = False
+    operation: Operation = FORWARD,
+    layout: Layout = DENSE,
+    *,
+    has_scales: bool = False,
+    scores: Scores = PLAIN_SCORES,
 ) -> ArgumentStruct:
     """Returns ``AttentionArgs`` of an operation on arrays of a layout.
 
     Pointers come first, so that no padding arises between its fields.
 
     With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
-    q and k are in ``scale``.
+    q and k are in ``scale``. What masks and changes of ``scores`` read stands behind the arrays' own.
     """
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
+    addresses += [(Field(each.name, ADDRESS, buffer=each),) for each in scores.buffers]
     axes = layout.stride_axes
     strides = [
         tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in axes) for each in operation.strided
     ]
+    strides += [tuple(Field(name, LONG) for name in each.strides) for each in scores.buffers if each.strides]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
+    more_sizes = [(Field(name, INT),) for each in scores.buffers for _, name in each.sizes]
+    more_sizes += [(Field(each.name, INT),) for each in scores.scalars if each.kind is not Kind.FLOAT]
     usual = "multiplies q k^T{} 1 / sqrt(head_dim)"
     if has_scales:
         scale = Field("scale", SINGLE, comment=usual.format(": usually") + ", times the scales of q and k")
         scalars = [(scale,), (Field("value_scale", SINGLE, comment="multiplies o: the scale of v"),)]
     else:
         scalars = [(Field("scale", SINGLE, comment=usual.format(", usually")),)]
-    return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *scalars))
+    scalars += [(Field(each.name, SINGLE),) for each in scores.scalars if each.kind is Kind.FLOAT]
+    return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *more_sizes, *scalars))
 
 
 def struct_of(problem: Problem) -> ArgumentStruct:
     """Returns ``AttentionArgs`` as the problem's kernels take it."""
-    return argument_struct(problem.operation, problem.layout, has_scales=problem.has_scales)
+    return argument_struct(
+        problem.operation, problem.layout, has_scales=problem.has_scales, scores=problem.scores
+    )
 
 
 @dataclass(frozen=True)
@@ -154,12 +184,14 @@ def make_arguments(
     scale: float,
     sizes: Mapping[str, int] | None = None,
     value_scale: float | None = None,
+    scoring: Mapping[str, float] | None = None,
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
     ``strides`` are of the outer axes in elements, the outermost first; arrays left out of ``addresses`` are
     absent. ``sizes`` are the problem's unless they are given. ``value_scale`` is for kernels of arrays with
-    scales, 1 by default.
+    scales, 1 by default. ``scoring`` has what masks and changes of scores read, by the names of the fields:
+    addresses, strides and sizes of buffers, and scalars.
     """
     operation, layout = problem.operation, problem.layout
     axes = layout.stride_axes
@@ -170,7 +202,7 @@ def make_arguments(
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
-    return Arguments(struct_of(problem), values, layout)
+    return Arguments(struct_of(problem), {**values, **(scoring or {})}, layout)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from .asked_scores import asked_scores
 from .layout import DENSE, Layout
 from .operation import FORWARD, ITEM_BYTES, Operation
-from .scores import Scores, scores_of
+from .scores import Scores
+from .scoring import PLAIN, Scoring
+from .scoring_values import attended_pairs
 
 MAX_HEAD_DIM = 256
 #: What outputs are where they are not of the inputs' type: eight bits hold factors, not averages.
@@ -43,7 +46,7 @@ class Problem:
 
     v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``; o is of ``output_dtype``. ``num_q_heads``
     is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned bottom-right: query
-    row i sees keys 0 .. i + seqlen_k - seqlen_q.
+    row i sees keys 0 .. i + seqlen_k - seqlen_q. What else is asked of masks and scores is in ``scoring``.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -59,6 +62,7 @@ class Problem:
     head_dim_v: int = 0
     causal: bool = False
     precision: str = "auto"
+    scoring: Scoring = PLAIN
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -85,6 +89,10 @@ class Problem:
                 f"q, k, v and o take {self.min_bytes / 2**30:,.0f} GiB, no card holds more than "
                 f"{MAX_BYTES // 2**30}; choose a smaller batch, fewer heads or shorter sequences"
             )
+        if self.scoring.prefix and not self.causal:
+            raise ValueError(f"prefix is {self.scoring.prefix}, but there is no causal mask that it widens")
+        if not self.scoring.is_plain:
+            self.scores  # noqa: B018  (expressions that are none are told of at once)
 
     @property
     def operation(self) -> Operation:
@@ -98,8 +106,8 @@ class Problem:
 
     @property
     def scores(self) -> Scores:
-        """What each query row sees of the keys."""
-        return scores_of(causal=self.causal)
+        """What each query row sees of the keys, and what becomes of its scores."""
+        return asked_scores(self.scoring, causal=self.causal)
 
     @property
     def output_dtype(self) -> str:
@@ -123,7 +131,10 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask."""
+        """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask; of
+        visible pairs alone under others."""
+        if not self.scoring.is_plain:
+            return self.operation.flops(self, self.num_attended)
         pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k
         return self.operation.flops(self, pairs) // (2 if self.causal else 1)
 
@@ -141,19 +152,20 @@ class Problem:
     @property
     def num_attended(self) -> int:
         """Unmasked (query, key) pairs over all batches and heads."""
-        return self.batch * self.num_q_heads * self.scores.visible_pairs(self.seqlen_q, self.seqlen_k)
+        return attended_pairs(self)
 
     @property
     def stem(self) -> str:
-        """What a kernel is made for whatever its lengths: dtype, precision unless automatic, head dims."""
+        """What a kernel is made for whatever its lengths: dtype, precision unless automatic, head dims, masks
+        and changes of scores."""
         precision = "" if self.precision == "auto" else f"_{self.precision}"
         value_dim = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}"
+        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}{self.scoring.stem}"
 
     @property
     def name(self) -> str:
         """An identifier: dtype, head dims and mask, then whatever of the shape differs from the default."""
-        parts = [self.stem]
+        parts = [self.stem.removesuffix(self.scoring.stem) + self.scoring.values]
         if self.causal:
             parts.append("causal")
         default = {f.name: f.default for f in fields(self)}
@@ -170,11 +182,18 @@ class Problem:
         return "_".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Returns the fields as JSON has them; without ``scoring`` where nothing is asked."""
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "scoring"}
+        return told if self.scoring.is_plain else {**told, "scoring": self.scoring.to_dict()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Problem:
         """Returns the problem ``to_dict`` wrote; unknown keys and values of other types raise TypeError."""
+        data = dict(data)
+        if "scoring" in data:
+            if not isinstance(data["scoring"], dict):
+                raise TypeError(f"scoring is {data['scoring']!r:.80}, no table of what is asked")
+            data["scoring"] = Scoring.from_dict(data["scoring"])
         for field in fields(cls):
             if field.name in data and type(data[field.name]) is not type(field.default):
                 kind = type(field.default).__name__

@@ -1,9 +1,10 @@
-"""What a query row sees of the keys: one value of the problem, which every other part of flashgen asks.
+"""What a query row sees of the keys, and what becomes of its scores: one value of the problem, which every
+other part of flashgen asks.
 
-A row sees an interval ``[begin, end)`` of keys, whose bounds are affine in the row: each a limit that holds
+A row sees an interval ``[begin, end)`` of keys, whose bounds rise with the row: each a limit that holds
 always, or where a flag of the kernel is set at compile time. From it follow the tiles of keys that a block
 walks, which of them are only partly visible, the cost model's count of tiles, the reference's mask and the
-number of visible pairs. The causal mask is the first such bound.
+number of visible pairs. The causal mask is the first such bound. What no interval says, a predicate does.
 
 Bounds never fall from one row to the next: of neighbouring rows the first has the least end, the last the
 greatest.
@@ -15,12 +16,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .expression import Constant, Expression, Name, maximum, minimum
+from .expression import Constant, Expression, Kind, Name, loads_of, maximum, minimum, statements
 
 #: A query row, and how many rows and keys there are.
 ROW, NUM_ROWS, NUM_KEYS = (Name(each, nonnegative=True) for each in ("row", "seqlen_q", "seqlen_k"))
 #: What a row's own position is ahead of it among the keys, when the last row is aligned with the last key.
 DIAGONAL = Name("diagonal")
+#: What expressions of single pairs are in: a scaled score, batch, query head, query row, key.
+SCORE = Name("score", Kind.FLOAT)
+BATCH, HEAD, QUERY, KEY = (Name(each, nonnegative=True) for each in "bhqk")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array that masks or changes of scores read.
+
+    ``axes`` say for each axis which of the problem's sizes index it whole, so that it must be as long as the
+    longest of them; none where an index is computed, which is kept within the axis. The last axis is
+    contiguous, the others have strides.
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[frozenset[str], ...]
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """The names of its strides among a kernel's arguments."""
+        return tuple(f"{self.name}_stride_{axis}" for axis in range(len(self.axes) - 1))
+
+    @property
+    def sizes(self) -> tuple[tuple[int, str], ...]:
+        """The axes whose length a kernel is told, and by which names."""
+        return tuple((i, f"{self.name}_size_{i}") for i, names in enumerate(self.axes) if not names)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number that masks or changes of scores name, and that a kernel takes as an argument."""
+
+    name: str
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -36,25 +72,55 @@ class Bound:
 
 @dataclass(frozen=True)
 class Scores:
-    """Which keys each row sees: from the greatest of ``begins`` up to the least of ``ends``.
+    """Which keys each row sees: from the greatest of ``begins`` up to the least of ``ends``, and of these the
+    keys for which the ``predicate`` is true; and what becomes of a score.
 
-    ``flags`` are the compile-time constants that are set for this problem.
+    ``flags`` are the compile-time constants that are set for this problem. ``change`` takes the place of a
+    scaled score. With ``sinks`` each query head has a logit beside its scores, which counts in the
+    denominator alone.
     """
 
     begins: tuple[Bound, ...] = ()
     ends: tuple[Bound, ...] = (Bound(NUM_KEYS),)
     flags: frozenset[str] = frozenset()
+    predicate: Expression | None = None
+    change: Expression | None = None
+    sinks: bool = False
+    buffers: tuple[Buffer, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a flagged bound limits rows, and nothing changes scores."""
+        limited = self.begins or any(not each.flag for each in self.ends[1:]) or self.buffers or self.scalars
+        return not (limited or self.predicate or self.change or self.sinks)
+
+    @property
+    def vary_by_batch(self) -> bool:
+        """Whether the interval that a row sees is another in each batch."""
+        return any(BATCH.name in each.key.names() for each in (*self.begins, *self.ends))
+
+    @property
+    def bounds_read_rows(self) -> bool:
+        """Whether bounds are read from arrays, an element a row."""
+        keys = [each.key for each in (*self.begins, *self.ends)]
+        return any(ROW in load.indices for load in loads_of(*keys))
+
+    @property
+    def vary_by_head(self) -> bool:
+        """Whether the keys that a row sees are others for each query head."""
+        return self.predicate is not None and HEAD.name in self.predicate.names()
 
     # -- as the kernel has it: rows and keys are C++, `seqlen_k` and `diagonal` what the place calls them; a
     # diagonal of 0 says that rows are counted by their own place among the keys --------------------------
 
     def rows_may_be_empty(self) -> str:
         """Returns C++ that is true where some row may see no key though there are keys."""
-        return _any_flag((*self.begins, *self.ends[1:]))
+        return "true" if self.predicate is not None else _any_flag((*self.begins, *self.ends[1:]))
 
     def later_rows_see_more(self) -> str:
-        """Returns C++ that is true where what a row sees ends later than for the row before it."""
-        return _any_flag(self.ends[1:])
+        """Returns C++ that is true where rows see more keys than the rows before them."""
+        return "false" if self.begins else _any_flag(tuple(each for each in self.ends[1:] if each.flag))
 
     def end(self, row: str | Expression, **names: str) -> str:
         """Returns C++ for the key at which what ``row`` sees ends; negative or zero where it sees none."""
@@ -87,6 +153,41 @@ class Scores:
             tests.append(f"(!{each.flag} || {test})" if each.flag else test)
         return " && ".join(tests) or "true"
 
+    def bounds_of(self, bounds: str, row: str = "row", batch: str = "batch") -> list[tuple[str, str]]:
+        """Returns the ``begins`` or the ``ends`` of a row beside 0 and the keys there are, in C++: pairs of a
+        flag, empty where it always holds, and of the key."""
+        found = self.begins if bounds == "begins" else self.ends[1:]
+        names = {**self.places(row=row, batch=batch), ROW.name: row}
+        return [(each.flag, each.key.c(names)) for each in found]
+
+    def places(
+        self, *, row: str = "row", batch: str = "batch", head: str = "head", key: str = "key"
+    ) -> dict[str, str]:
+        """Returns what names of expressions are called in a kernel's functions."""
+        return {
+            BATCH.name: batch,
+            HEAD.name: head,
+            QUERY.name: row,
+            KEY.name: key,
+            NUM_ROWS.name: "args.seqlen_q",
+            NUM_KEYS.name: "args.seqlen_k",
+            DIAGONAL.name: "args.seqlen_k - args.seqlen_q",
+            **{each.name: f"args.{each.name}" for each in self.scalars},
+        }
+
+    @property
+    def text(self) -> str:
+        """All of it in C++: what tells which helpers a kernel needs."""
+        trees = [each.key for each in (*self.begins, *self.ends)]
+        trees += [each for each in (self.predicate, self.change) if each is not None]
+        return "\n".join(
+            line for each in trees for line in (*self.statements(each)[0], self.statements(each)[1])
+        )
+
+    def statements(self, expression: Expression, **renamed: str) -> tuple[list[str], str]:
+        """Returns the lines of C++ that compute an expression of pairs, and what then is its value."""
+        return statements(expression, {**self.places(), **renamed})
+
     @staticmethod
     def before(rows_end: str) -> Expression:
         """Returns the last of the rows before ``rows_end``, which is C++, as an expression."""
@@ -94,12 +195,21 @@ class Scores:
 
     # -- as everybody else has it --------------------------------------------------------------------------
 
-    def interval(self, rows: Any, seqlen_q: int, seqlen_k: int) -> tuple[Any, Any]:
+    def interval(
+        self, rows: Any, seqlen_q: int, seqlen_k: int, values: Mapping[str, Any] | None = None
+    ) -> tuple[Any, Any]:
         """Returns the keys ``[begin, end)`` that rows see, an integer or an array of them; both are within
-        the keys there are, and equal where a row sees none."""
+        the keys there are, and equal where a row sees none. ``values`` are what bounds read: buffers and
+        scalars by name, and the batch ``b``."""
         import numpy as np  # where arrays are: a problem alone needs none
 
-        values = {"row": rows, "seqlen_k": seqlen_k, "diagonal": seqlen_k - seqlen_q}
+        values = {
+            **(values or {}),
+            "row": rows,
+            "seqlen_q": seqlen_q,
+            "seqlen_k": seqlen_k,
+            "diagonal": seqlen_k - seqlen_q,
+        }
         begin, end = Constant(0), Constant(2**62)
         for each in self._holding(self.begins):
             begin = maximum(begin, each.key)
@@ -111,9 +221,42 @@ class Scores:
             return np.broadcast_to(first, rows.shape), np.broadcast_to(last, rows.shape)
         return int(first), int(last)
 
+    def visible(
+        self, values: Mapping[str, Any], b: int, h: int, rows: Any, keys: Any, seqlen_q: int, seqlen_k: int
+    ) -> Any:
+        """Returns which of ``keys`` each of ``rows`` sees, both arrays, of a batch and a query head: bool,
+        ``(rows, keys)``."""
+        import numpy as np
+
+        begin, end = self.interval(rows, seqlen_q, seqlen_k, {**values, BATCH.name: b})
+        seen = (keys >= begin[:, None]) & (keys < end[:, None])
+        if self.predicate is not None:
+            pairs = _pairs(values, b, h, rows, keys, seqlen_q, seqlen_k)
+            seen &= np.broadcast_to(self.predicate.value(pairs), seen.shape)
+        return seen
+
+    def changed(
+        self,
+        values: Mapping[str, Any],
+        scores: Any,
+        b: int,
+        h: int,
+        rows: Any,
+        keys: Any,
+        seqlen_q: int,
+        seqlen_k: int,
+    ) -> Any:
+        """Returns what becomes of scaled ``scores``, float64 ``(rows, keys)``, of a batch and a head."""
+        import numpy as np
+
+        if self.change is None:
+            return scores
+        pairs = {**_pairs(values, b, h, rows, keys, seqlen_q, seqlen_k), SCORE.name: scores}
+        return np.broadcast_to(self.change.value(pairs), scores.shape)
+
     def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
         """Counts the pairs of a query row and a key that it sees, for one head."""
-        if not any(self._holding((*self.begins, *self.ends[1:]))):
+        if self.all_rows_alike:
             return seqlen_q * seqlen_k
         import numpy as np
 
@@ -122,11 +265,19 @@ class Scores:
 
     @property
     def all_rows_alike(self) -> bool:
-        """Whether every row sees the same keys."""
-        return not any(self._holding((*self.begins, *self.ends[1:])))
+        """Whether every row sees all keys."""
+        return self.predicate is None and not any(self._holding((*self.begins, *self.ends[1:])))
 
     def _holding(self, bounds: tuple[Bound, ...]) -> tuple[Bound, ...]:
         return tuple(each for each in bounds if not each.flag or each.flag in self.flags)
+
+
+def _pairs(
+    values: Mapping[str, Any], b: int, h: int, rows: Any, keys: Any, seqlen_q: int, seqlen_k: int
+) -> dict[str, Any]:
+    """The values of elementwise expressions, for rows and keys as the two axes of a matrix."""
+    pairs = {BATCH.name: b, HEAD.name: h, QUERY.name: rows[:, None], KEY.name: keys[None, :]}
+    return {**values, **pairs, NUM_ROWS.name: seqlen_q, NUM_KEYS.name: seqlen_k}
 
 
 def _names(names: Mapping[str, str]) -> Mapping[str, str]:

@@ -1,0 +1,145 @@
+"""What masks and changes of scores read: the numbers that a kernel is tuned for, and arrays drawn for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .operation import Sizes
+from .scores import BATCH, Buffer, Scores
+from .scoring import BOOLEAN, Scoring
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Scored(Sizes, Protocol):
+    """A problem's lengths and what is asked of its scores, as `flashgen.gen.problem.Problem` has them."""
+
+    @property
+    def scoring(self) -> Scoring: ...
+    @property
+    def scores(self) -> Scores: ...
+
+
+#: Rows of a head of which visible keys are counted one by one, where no interval tells.
+COUNTED_ROWS = 64
+#: Of a boolean mask, the share of pairs that it shows.
+SHOWN = 0.9
+#: Of integers of no known meaning, how many there are: sorted, as segments' are.
+SEGMENTS = 16
+
+
+def scalar_values(scoring: Scoring) -> dict[str, float]:
+    """Returns the numbers that kernels take, by the names of their arguments, as they are asked for."""
+    left, right = scoring.window or (-1, -1)
+    named = {
+        "window_left": left,
+        "window_right": right,
+        "always_keys": scoring.always,
+        "chunk": scoring.chunk,
+        "dilation": scoring.dilation,
+        "softcap": scoring.softcap,
+    }
+    return {**named, **dict(scoring.scalars)}
+
+
+def draw_values(scoring: Scoring, scores: Scores, sizes: Sizes, rng: np.random.Generator) -> dict[str, Any]:
+    """Returns what a kernel of ``scores`` reads on arrays of those sizes: numbers as asked for, arrays drawn.
+
+    Arrays are float32 or int64, bool for boolean masks, and have the axes of their buffers; those of one type
+    for all of an axis are repeated along it without copies.
+    """
+    values: dict[str, Any] = {each.name: scalar_values(scoring)[each.name] for each in scores.scalars}
+    if scoring.documents:
+        begins, ends = _documents(scoring.documents, sizes, rng)
+        values |= {"document_begin": begins, "document_end": ends}
+    for each in scores.buffers:
+        if each.name not in values:
+            values[each.name] = _drawn(each, scoring, sizes, rng)
+    return values
+
+
+def _drawn(buffer: Buffer, scoring: Scoring, sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
+    import numpy as np
+
+    shape = shape_of(buffer, sizes)
+    match buffer.name:
+        case "prefix" if scoring.prefix:
+            return rng.integers(0, scoring.prefix + 1, shape)
+        case "lengths" if scoring.lengths:
+            return rng.integers(max(1, sizes.seqlen_k // 2), sizes.seqlen_k + 1, shape)
+        case "slopes" if scoring.alibi:
+            slopes = 2.0 ** (-8.0 * np.arange(1, shape[1] + 1) / shape[1])
+            return np.broadcast_to(slopes.astype(np.float32), shape)
+        case "bias" if scoring.bias:
+            one = (1, 1, *shape[2:])
+            if scoring.bias == BOOLEAN:
+                return np.broadcast_to(rng.random(one) < SHOWN, shape)
+            return np.broadcast_to(rng.standard_normal(one, np.float32), shape)
+        case _ if buffer.dtype == "u8":
+            return rng.random(shape) < SHOWN
+        case _ if buffer.dtype in ("f32", "f16", "bf16"):
+            return rng.standard_normal(shape, np.float32)
+        case _:
+            return np.sort(rng.integers(0, SEGMENTS, shape), axis=-1)
+
+
+def _documents(count: int, sizes: Sizes, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Where the document of each row's place begins and ends, for each batch."""
+    import numpy as np
+
+    cuts = np.sort(rng.integers(0, sizes.seqlen_k + 1, (sizes.batch, count - 1)), axis=-1)
+    whole = np.zeros((sizes.batch, 1), cuts.dtype)
+    begins = np.concatenate([whole, cuts], axis=-1)
+    ends = np.concatenate([cuts, whole + sizes.seqlen_k], axis=-1)
+    places = np.clip(np.arange(sizes.seqlen_q) + sizes.seqlen_k - sizes.seqlen_q, 0, sizes.seqlen_k - 1)
+    of_row = np.stack([np.searchsorted(row, places, side="right") for row in cuts])
+    return np.take_along_axis(begins, of_row, -1), np.take_along_axis(ends, of_row, -1)
+
+
+def shape_of(buffer: Buffer, sizes: Sizes) -> tuple[int, ...]:
+    """Returns the least lengths that an array may have, and for axes of computed indices usual ones."""
+    return tuple(
+        max(getattr(sizes, name) for name in names) if names else sizes.seqlen_q + sizes.seqlen_k
+        for names in buffer.axes
+    )
+
+
+@lru_cache(maxsize=256)
+def typical_values(problem: Scored) -> Mapping[str, Any]:
+    """Returns what the problem's kernels are timed with: the same at each call."""
+    import numpy as np
+
+    return draw_values(problem.scoring, problem.scores, problem, np.random.default_rng(17))
+
+
+@lru_cache(maxsize=4096)
+def attended_pairs(problem: Scored) -> int:
+    """Counts the pairs of a query row and a key that it sees, over all batches and heads; where no interval
+    tells, from a sample of rows."""
+    import numpy as np
+
+    scores = problem.scores
+    if scores.is_plain:
+        pairs = scores.visible_pairs(problem.seqlen_q, problem.seqlen_k)
+        return problem.batch * problem.num_q_heads * pairs
+    values = typical_values(problem)
+    rows = np.arange(problem.seqlen_q)
+    sampled = rows[:: max(1, len(rows) // COUNTED_ROWS)]
+    keys = np.arange(problem.seqlen_k)
+    heads = range(problem.num_q_heads) if scores.vary_by_head else range(1)
+    pairs = 0
+    for b in range(problem.batch):
+        if scores.predicate is None:
+            begins, ends = scores.interval(
+                rows, problem.seqlen_q, problem.seqlen_k, {**values, BATCH.name: b}
+            )
+            pairs += int((ends - begins).sum()) * problem.num_q_heads
+            continue
+        for h in heads:
+            seen = scores.visible(values, b, h, sampled, keys, problem.seqlen_q, problem.seqlen_k)
+            share = len(rows) / len(sampled) * problem.num_q_heads / len(heads)
+            pairs += round(int(seen.sum()) * share)
+    return pairs
