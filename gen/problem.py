@@ -10,7 +10,7 @@ from .layout import DENSE, Layout
 from .operation import FORWARD, ITEM_BYTES, Operation
 from .scores import Scores
 from .scoring import PLAIN, Scoring
-from .scoring_values import attended_pairs
+from .scoring_values import attended_pairs, read_bytes, unseen_bytes
 
 MAX_HEAD_DIM = 256
 #: What outputs are where they are not of the inputs' type: eight bits hold factors, not averages.
@@ -84,13 +84,11 @@ class Problem:
             raise ValueError(
                 f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
             )
-        if self.min_bytes > MAX_BYTES:
+        if (whole := self.operation.min_bytes(self)) > MAX_BYTES:
             raise ValueError(
-                f"q, k, v and o take {self.min_bytes / 2**30:,.0f} GiB, no card holds more than "
+                f"q, k, v and o take {whole / 2**30:,.0f} GiB, no card holds more than "
                 f"{MAX_BYTES // 2**30}; choose a smaller batch, fewer heads or shorter sequences"
             )
-        if self.scoring.prefix and not self.causal:
-            raise ValueError(f"prefix is {self.scoring.prefix}, but there is no causal mask that it widens")
         if not self.scoring.is_plain:
             self.scores  # noqa: B018  (expressions that are none are told of at once)
 
@@ -140,8 +138,10 @@ class Problem:
 
     @property
     def min_bytes(self) -> int:
-        """Fewest bytes through device memory: q, k, v read once and o written once."""
-        return self.operation.min_bytes(self)
+        """Fewest bytes through device memory: q, k, v read once and o written once; of k and v what some row
+        sees, and what masks and changes of scores read."""
+        whole = self.operation.min_bytes(self)
+        return whole if self.scoring.is_plain else whole - unseen_bytes(self) + read_bytes(self)
 
     @property
     def tolerance(self) -> float:

@@ -12,9 +12,10 @@ greatest.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .expression import Constant, Expression, Kind, Name, loads_of, maximum, minimum, statements
 
@@ -203,13 +204,13 @@ class Scores:
         scalars by name, and the batch ``b``."""
         import numpy as np  # where arrays are: a problem alone needs none
 
-        values = {
-            **(values or {}),
+        known = {
             "row": rows,
             "seqlen_q": seqlen_q,
             "seqlen_k": seqlen_k,
             "diagonal": seqlen_k - seqlen_q,
         }
+        values = laid_over(values or {}, known)
         begin, end = Constant(0), Constant(2**62)
         for each in self._holding(self.begins):
             begin = maximum(begin, each.key)
@@ -228,7 +229,7 @@ class Scores:
         ``(rows, keys)``."""
         import numpy as np
 
-        begin, end = self.interval(rows, seqlen_q, seqlen_k, {**values, BATCH.name: b})
+        begin, end = self.interval(rows, seqlen_q, seqlen_k, laid_over(values, {BATCH.name: b}))
         seen = (keys >= begin[:, None]) & (keys < end[:, None])
         if self.predicate is not None:
             pairs = _pairs(values, b, h, rows, keys, seqlen_q, seqlen_k)
@@ -251,7 +252,7 @@ class Scores:
 
         if self.change is None:
             return scores
-        pairs = {**_pairs(values, b, h, rows, keys, seqlen_q, seqlen_k), SCORE.name: scores}
+        pairs = laid_over(_pairs(values, b, h, rows, keys, seqlen_q, seqlen_k), {SCORE.name: scores})
         return np.broadcast_to(self.change.value(pairs), scores.shape)
 
     def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
@@ -272,12 +273,17 @@ class Scores:
         return tuple(each for each in bounds if not each.flag or each.flag in self.flags)
 
 
+def laid_over(values: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns ``values`` with ``more`` in front, without asking for any of them: some are only then drawn."""
+    return ChainMap(dict(more), cast("dict[str, Any]", values))
+
+
 def _pairs(
     values: Mapping[str, Any], b: int, h: int, rows: Any, keys: Any, seqlen_q: int, seqlen_k: int
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """The values of elementwise expressions, for rows and keys as the two axes of a matrix."""
     pairs = {BATCH.name: b, HEAD.name: h, QUERY.name: rows[:, None], KEY.name: keys[None, :]}
-    return {**values, **pairs, NUM_ROWS.name: seqlen_q, NUM_KEYS.name: seqlen_k}
+    return laid_over(values, {**pairs, NUM_ROWS.name: seqlen_q, NUM_KEYS.name: seqlen_k})
 
 
 def _names(names: Mapping[str, str]) -> Mapping[str, str]:

@@ -16,8 +16,9 @@ from typing import Any
 MAX_REACH = 2**30
 #: The types that an additive bias may have, and what says that it is a boolean mask.
 BIAS_DTYPES, BOOLEAN = ("f32", "f16", "bf16"), "u8"
-#: The types of buffers that expressions name.
-BUFFER_DTYPES = ("f32", "f16", "bf16", "i16", "i32", "i64", "u8")
+#: The types of buffers that expressions name, and the bytes of an element.
+BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8": 1}
+BUFFER_DTYPES = tuple(BUFFER_BYTES)
 #: The longest text of an expression.
 MAX_TEXT = 4000
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.IGNORECASE)
@@ -108,14 +109,15 @@ class Scoring:
         """The numbers that it is tuned for, as part of an identifier: ``_window127x0``."""
         numbers = {
             "window": "x".join("all" if side < 0 else f"{side}" for side in self.window or ()),
-            "softcap": f"{self.softcap:g}".replace(".", "p").replace("+", ""),
+            "softcap": _identifier(self.softcap),
         }
         if self.always:
             numbers["window"] += f"x{self.always}"
-        return "".join(
+        named = "".join(
             f"_{name}{numbers.get(name, detail or _number(getattr(self, name, '')))}"
             for name, detail in self._structure()
         )
+        return named + "".join(f"_{name}{_identifier(value)}" for name, value in self.scalars)
 
     def _structure(self) -> Iterator[tuple[str, str]]:
         """What is asked, and of which kind it is."""
@@ -151,6 +153,11 @@ class Scoring:
                 raise TypeError(f"scoring has no {name!r:.80}")
             values[name] = _read(name, value, known[name])
         return cls(**values)
+
+
+def _identifier(number: float) -> str:
+    """A number in letters that identifiers may have: ``1e-05`` is ``1em05``."""
+    return f"{number:g}".replace(".", "p").replace("+", "").replace("-", "m")
 
 
 def _number(value: object) -> str:

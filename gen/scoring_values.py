@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .operation import Sizes
-from .scores import BATCH, Buffer, Scores
-from .scoring import BOOLEAN, Scoring
+from .operation import ITEM_BYTES, Sizes
+from .scores import BATCH, Buffer, Scores, laid_over
+from .scoring import BOOLEAN, BUFFER_BYTES, Scoring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,12 +108,43 @@ def shape_of(buffer: Buffer, sizes: Sizes) -> tuple[int, ...]:
     )
 
 
-@lru_cache(maxsize=256)
-def typical_values(problem: Scored) -> Mapping[str, Any]:
-    """Returns what the problem's kernels are timed with: the same at each call."""
-    import numpy as np
+class TypicalValues(Mapping[str, Any]):
+    """What a problem's kernels are timed with: the same each time, and drawn when it is first asked for.
 
-    return draw_values(problem.scoring, problem.scores, problem, np.random.default_rng(17))
+    A bias may be large, and bounds need none."""
+
+    def __init__(self, problem: Scored) -> None:
+        self._problem = problem
+        self._drawn: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        import numpy as np
+
+        if name not in self._drawn:
+            scores = self._problem.scores
+            asked = replace(
+                scores,
+                buffers=tuple(each for each in scores.buffers if each.name == name),
+                scalars=tuple(each for each in scores.scalars if each.name == name),
+            )
+            rng = np.random.default_rng(17)
+            found = draw_values(self._problem.scoring, asked, self._problem, rng)
+            self._drawn[name] = found[name]
+        return self._drawn[name]
+
+    def __iter__(self) -> Iterator[str]:
+        scores = self._problem.scores
+        return iter([*(each.name for each in scores.scalars), *(each.name for each in scores.buffers)])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+@lru_cache(maxsize=32)
+def typical_values(problem: Scored) -> Mapping[str, Any]:
+    """Returns what the problem's kernels are timed with. Lay others over them by `laid_over`: a copy draws
+    all there is."""
+    return TypicalValues(problem)
 
 
 @lru_cache(maxsize=4096)
@@ -134,7 +166,7 @@ def attended_pairs(problem: Scored) -> int:
     for b in range(problem.batch):
         if scores.predicate is None:
             begins, ends = scores.interval(
-                rows, problem.seqlen_q, problem.seqlen_k, {**values, BATCH.name: b}
+                rows, problem.seqlen_q, problem.seqlen_k, laid_over(values, {BATCH.name: b})
             )
             pairs += int((ends - begins).sum()) * problem.num_q_heads
             continue
@@ -143,3 +175,36 @@ def attended_pairs(problem: Scored) -> int:
             share = len(rows) / len(sampled) * problem.num_q_heads / len(heads)
             pairs += round(int(seen.sum()) * share)
     return pairs
+
+
+@lru_cache(maxsize=4096)
+def unseen_bytes(problem: Scored) -> int:
+    """Returns the bytes of keys and values that no row sees, as far as intervals tell."""
+    import numpy as np
+
+    values = typical_values(problem)
+    rows = np.arange(problem.seqlen_q)
+    unseen = 0
+    for b in range(problem.batch):
+        begins, ends = problem.scores.interval(
+            rows, problem.seqlen_q, problem.seqlen_k, laid_over(values, {BATCH.name: b})
+        )
+        seen = begins < ends
+        count = int(ends[seen].max() - begins[seen].min()) if seen.any() else 0
+        unseen += problem.seqlen_k - count
+    columns = problem.head_dim + problem.head_dim_v
+    return unseen * problem.num_kv_heads * columns * ITEM_BYTES[problem.dtype]
+
+
+@lru_cache(maxsize=4096)
+def read_bytes(problem: Scored) -> int:
+    """Returns the bytes of the arrays that masks and changes read, without what is repeated along an axis."""
+    values = typical_values(problem)
+    total = 0
+    for each in problem.scores.buffers:
+        array = values[each.name]
+        count = 1
+        for length, stride in zip(array.shape, array.strides, strict=True):
+            count *= length if stride else 1
+        total += count * BUFFER_BYTES[each.dtype]
+    return total
