@@ -103,6 +103,13 @@ inline unsigned __float_as_uint(float x) { return emulation::bit_cast<unsigned>(
 inline float __int_as_float(int x) { return emulation::bit_cast<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulation::bit_cast<float>(x); }
 
+// Off by what tanh.approx.f32 may be off: up to 2^-11 of the result, more or less by the bits of x; one at most.
+inline float tanh_approximate(float x) {
+  const float error = __float_as_uint(x) * 0x9e3779b1u / 4294967296.0f - 0.5f;
+  const float tangent = tanhf(x) * (1.0f + error / 1024.0f);
+  return fabsf(tangent) > 1.0f ? copysignf(1.0f, tangent) : tangent;
+}
+
 // The address within shared memory, as instructions and descriptors take it.
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   return static_cast<const unsigned char*>(pointer) - shared_bytes;
