@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 from ..limits import preset_of
 from ..problem import Problem
+from ..scoring import Scoring
 from ..variant import Variant
 
 
@@ -14,7 +17,26 @@ def shape_options(problem: Problem) -> list[str]:
     options.append(f"--d {problem.head_dim}")
     options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
     options += ["--causal"] if problem.causal else []
-    return options
+    return options + scoring_options(problem.scoring)
+
+
+def scoring_options(scoring: Scoring) -> list[str]:
+    """Returns the options that ask for masks and changes of scores, an option and its value an entry."""
+    options = []
+    if scoring.window is not None:
+        sides = ["all" if side < 0 else f"{side}" for side in scoring.window]
+        options.append(f"--window {','.join(sides + [f'{scoring.always}'] * bool(scoring.always))}")
+    for name in ("chunk", "prefix", "lengths", "documents", "dilation", "softcap", "alibi", "bias", "sinks"):
+        value = getattr(scoring, name)
+        if value is True:
+            options.append(f"--{name}")
+        elif value:
+            options.append(f"--{name} {_shortest(value)}")
+    for name in ("mask", "score"):
+        if text := getattr(scoring, name):
+            options.append(f"--{name} {shlex.quote(text)}")
+    options += [f"--buffer {name}={dtype}" for name, dtype in scoring.buffers]
+    return options + [f"--scalar {name}={value!r}" for name, value in scoring.scalars]
 
 
 def size_options(problem: Problem) -> list[str]:
@@ -39,3 +61,8 @@ def variant_options(variant: Variant) -> list[str]:
     names = [parameter.name for parameter in variant.named_parameters()]
     held = [f"--set {name}={str(getattr(variant, name)).lower()}" for name in names]
     return [f"--family {variant.family}", *held]
+
+
+def _shortest(value: float | str) -> str:
+    """A value as it is read back: whole numbers without a point."""
+    return f"{int(value)}" if isinstance(value, float) and value.is_integer() else f"{value}"

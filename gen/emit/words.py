@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..kernel import Kernel
 from ..problem import Problem
+from ..scoring import BOOLEAN, Scoring
 from .made import Made
 from .options import card_option, shape_options, size_options, variant_options
 
@@ -27,7 +28,51 @@ def class_words(problem: Problem) -> str:
     """Returns what a kernel is made for whatever its lengths: ``f32 (tf32), head dim 192 (values 128)``."""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
-    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}"
+    features = "" if problem.scoring.is_plain else f" with {feature_words(problem.scoring)}"
+    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}{features}"
+
+
+def scoring_words(scoring: Scoring) -> str:
+    """Returns what is asked of masks and scores, with the numbers that it is tuned for: ``window of 127 keys
+    before and 0 after, soft cap 30``; nothing where nothing is asked."""
+    numbers = [f"{name} = {value:g}" for name, value in scoring.scalars]
+    return ", ".join([told for _, told in _asked(scoring)] + numbers)
+
+
+def feature_words(scoring: Scoring) -> str:
+    """Returns what is asked of masks and scores whatever the numbers: ``window, soft cap``."""
+    return ", ".join(feature for feature, _ in _asked(scoring))
+
+
+def _asked(scoring: Scoring) -> Iterator[tuple[str, str]]:
+    """What is asked, and the same with its numbers."""
+    if scoring.window is not None:
+        left, right = ("all" if side < 0 else f"{side}" for side in scoring.window)
+        told = f"window of {left} keys before and {right} after"
+        first = f" beside the first {scoring.always}" if scoring.always else ""
+        yield "window beside first keys" if scoring.always else "window", told + first
+    if scoring.chunk:
+        yield "chunks", f"chunks of {scoring.chunk} keys"
+    if scoring.prefix:
+        yield "prefixes", f"prefixes of up to {scoring.prefix} keys"
+    if scoring.lengths:
+        yield "lengths of keys", "lengths of keys"
+    if scoring.documents:
+        yield "documents", f"{scoring.documents} documents"
+    if scoring.dilation:
+        yield "dilation", f"dilation {scoring.dilation}"
+    if scoring.softcap:
+        yield "soft cap", f"soft cap {scoring.softcap:g}"
+    if scoring.alibi:
+        yield "ALiBi", "ALiBi"
+    if scoring.bias:
+        bias = "boolean mask" if scoring.bias == BOOLEAN else f"bias of {scoring.bias}"
+        yield bias, bias
+    for name in ("mask", "score"):
+        if text := getattr(scoring, name):
+            yield f"{name} {text}", f"{name} {text}"
+    if scoring.sinks:
+        yield "sinks", "sinks"
 
 
 def classes_words(made: Sequence[Made]) -> str:
@@ -49,12 +94,21 @@ def _shape(problem: Problem) -> str:
     return f"batch {problem.batch}, {heads}, {lengths}"
 
 
+def mask_words(problem: Problem) -> str:
+    """Returns which masks and changes of scores a kernel is tuned with: ``with a causal mask``, ``with a
+    causal mask, soft cap 30``."""
+    if problem.scoring.is_plain:
+        return _MASKS[problem.causal]
+    return f"with {'a causal mask, ' if problem.causal else ''}{scoring_words(problem.scoring)}"
+
+
 def summary(kernel: Kernel, device: str) -> str:
     """Returns what a kernel was made for, and what it serves all the same."""
     problem = kernel.problem
+    either = "either mask" if problem.scoring.is_plain else "the causal mask or none beside"
     return (
-        f"For {device} ({kernel.sm}) at {_shape(problem)}, {_MASKS[problem.causal]}. Serves any batch, "
-        f"number of heads, lengths and strides, grouped-query heads, and either mask.{_arithmetic(kernel)}"
+        f"For {device} ({kernel.sm}) at {_shape(problem)}, {mask_words(problem)}. Serves any batch, "
+        f"number of heads, lengths and strides, grouped-query heads, and {either}.{_arithmetic(kernel)}"
     )
 
 
@@ -88,7 +142,7 @@ def figures(made: Made) -> str:
         told = f"Not measured: emitted for {device}, of a variant that was chosen, not tuned."
         return f"{told} {_built(made.build)}"
     predicted = bool(m.get("predicted"))
-    where = f"{device}, {_shape(kernel.problem)}, {_MASKS[kernel.problem.causal]}"
+    where = f"{device}, {_shape(kernel.problem)}, {mask_words(kernel.problem)}"
     told = f"Predicted by a cost model, not measured, for {where}" if predicted else f"Measured on {where}"
     parts: list[str] = []
     if "median_us" in m:
@@ -196,7 +250,8 @@ def regenerating(made: Made, file: str, width: int = WIDTH) -> str:
 
 def building(kernel: Kernel, file: str) -> str:
     """Returns the commands that build a kernel's ``file``, with the mask it was tuned with or the other."""
-    other = "the causal mask" if not kernel.problem.causal else "no mask"
+    none = "no mask" if kernel.problem.scoring.is_plain else "no causal mask"
+    other = "the causal mask" if not kernel.problem.causal else none
     return (
         f"    nvcc -std=c++17 -O3 -ftz=true {architecture_option(kernel.sm)} -c {file}\n"
         f"    (-DFLASHGEN_CAUSAL={int(not kernel.problem.causal)} builds it with {other})"
