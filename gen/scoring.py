@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Any
 
 #: The largest window, chunk or dilation: positions beside them still fit into 32 bits.
@@ -21,7 +22,21 @@ BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8
 BUFFER_DTYPES = tuple(BUFFER_BYTES)
 #: The longest text of an expression.
 MAX_TEXT = 4000
-_NAME = re.compile(r"[a-z][a-z0-9_]*", re.IGNORECASE)
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.IGNORECASE)
+#: What no expression has: comments, lines of their own, what is not printed.
+_UNREAD = re.compile(r"[^ -~]|[#\\]")
+#: Names that stand for something else in a kernel or in a module's call.
+_TAKEN = frozenset(
+    """
+    args asm auto batch begin bool break case catch char class const constexpr continue default delete do double
+    else end enum extern false float for goto head if inline int k key lane lse long namespace new not o operator
+    or out private public q register return row scale score short signed sizeof static struct switch template
+    this throw true try typedef typename union unsigned using v void volatile while warp xor and
+    import from def is in lambda pass None True False causal layout stream seqlen_q seqlen_k num_q_heads
+    num_kv_heads value_scale return_lse b h window_left window_right always_keys chunk dilation softcap prefix
+    lengths document_begin document_end slopes bias sinks tile_lists
+    """.split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +97,23 @@ class Scoring:
         if self.bias not in ("", *BIAS_DTYPES, BOOLEAN):
             kinds = ", ".join((*BIAS_DTYPES, BOOLEAN))
             raise ValueError(f"a bias of {self.bias!r} is not served; choose one of {kinds}")
+        for name, value in self.scalars:
+            _check_name(name)
+            if not isfinite(value):
+                raise ValueError(f"scalar {name} is {value}, no finite number")
         for name, dtype in self.buffers:
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a buffer; letters, digits and _ make one")
+            _check_name(name)
             if dtype not in BUFFER_DTYPES:
                 kinds = ", ".join(BUFFER_DTYPES)
                 raise ValueError(f"buffer {name} is {dtype!r}, which is not served; choose one of {kinds}")
         for name in ("mask", "score"):
-            if len(getattr(self, name)) > MAX_TEXT:
+            text = getattr(self, name)
+            if len(text) > MAX_TEXT:
+                raise ValueError(f"{name} has {len(text)} characters, at most {MAX_TEXT} are read")
+            # It becomes part of comments in what is written.
+            if wrong := _UNREAD.search(text):
                 raise ValueError(
-                    f"{name} has {len(getattr(self, name))} characters, at most {MAX_TEXT} are read"
+                    f"{name} has a {wrong[0]!r} in column {wrong.start() + 1}, which is not read"
                 )
 
     @property
@@ -153,6 +175,13 @@ class Scoring:
                 raise TypeError(f"scoring has no {name!r:.80}")
             values[name] = _read(name, value, known[name])
         return cls(**values)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r:.80} is no name; up to 40 letters, digits and _ make one")
+    if name in _TAKEN:
+        raise ValueError(f"{name!r} has a meaning of its own in kernels; choose another name")
 
 
 def _identifier(number: float) -> str:

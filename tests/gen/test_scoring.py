@@ -127,6 +127,12 @@ def test_numbers_are_in_the_name_and_not_in_the_stem() -> None:
         ({"bias": "f64"}, "'f64'.*f32, f16, bf16, u8"),
         ({"buffers": (("a-b", "f32"),)}, "'a-b'"),
         ({"buffers": (("doc", "f64"),)}, "doc is 'f64'"),
+        ({"scalars": (("../x", 1),)}, "'../x' is no name"),
+        ({"scalars": (("window_left", 1),)}, "'window_left' has a meaning"),
+        ({"scalars": (("n", float("inf")),)}, "n is inf"),
+        ({"buffers": (("while", "f32"),)}, "'while' has a meaning"),
+        ({"mask": "k < q # */"}, "'#' in column 7"),
+        ({"score": "score\n+ 1"}, "column 6"),
         ({"mask": "q" * 5000}, "5000 characters, at most 4000"),
     ],
 )
