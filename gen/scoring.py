@@ -26,17 +26,16 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.IGNORECASE)
 #: What no expression has: comments, lines of their own, what is not printed.
 _UNREAD = re.compile(r"[^ -~]|[#\\]")
 #: Names that stand for something else in a kernel or in a module's call.
-_TAKEN = frozenset(
-    """
-    args asm auto batch begin bool break case catch char class const constexpr continue default delete do double
-    else end enum extern false float for goto head if inline int k key lane lse long namespace new not o operator
-    or out private public q register return row scale score short signed sizeof static struct switch template
-    this throw true try typedef typename union unsigned using v void volatile while warp xor and
-    import from def is in lambda pass None True False causal layout stream seqlen_q seqlen_k num_q_heads
-    num_kv_heads value_scale return_lse b h window_left window_right always_keys chunk dilation softcap prefix
-    lengths document_begin document_end slopes bias sinks tile_lists
-    """.split()
-)
+_TAKEN_WORDS = """
+    args asm auto batch begin bool break case catch char class const constexpr continue default delete do
+    double else end enum extern false float for goto head if inline int k key lane lse long namespace new
+    not o operator or out private public q register return row scale score short signed sizeof static
+    struct switch template this throw true try typedef typename union unsigned using v void volatile while
+    warp xor and import from def is in lambda pass None True False causal layout stream seqlen_q seqlen_k
+    num_q_heads num_kv_heads value_scale return_lse b h window_left window_right always_keys chunk
+    dilation softcap prefix lengths document_begin document_end slopes bias sinks tile_lists
+"""
+_TAKEN = frozenset(_TAKEN_WORDS.split())
 
 
 @dataclass(frozen=True, kw_only=True)
