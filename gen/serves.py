@@ -18,7 +18,8 @@ class Serves:
     ``precisions`` are the classes served of each dtype, and ``float32`` says how float32 is multiplied, for
     messages. ``archs`` are the only architectures with the instructions, and ``units`` what they have that
     others lack; none: any card will do, as far as the family's rules allow. ``values_as_wide_as_keys`` where
-    v must have as many columns as k.
+    v must have as many columns as k. ``plain_scores`` where no mask but the causal one may be asked for, and
+    no change of scores.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -28,6 +29,7 @@ class Serves:
     archs: tuple[int, ...] = ()
     units: str = ""
     values_as_wide_as_keys: bool = False
+    plain_scores: bool = False
 
     def why_not(self, family: str, problem: Problem, limits: DeviceLimits) -> str | None:
         """Says why the family called ``family`` cannot compute a problem on a card; None where it can."""
@@ -49,6 +51,9 @@ class Serves:
         if self.values_as_wide_as_keys and problem.head_dim_v != problem.head_dim:
             dims = f"{problem.head_dim_v} beside {problem.head_dim}"
             return f"family {family} needs values as wide as keys, not {dims}"
+        if self.plain_scores and not problem.scoring.is_plain:
+            asked = ", ".join(problem.scoring.to_dict())
+            return f"family {family} knows the causal mask alone, not {asked}; family simt serves all of them"
         return None
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.families.ladder.family import STEPS, Ladder, step_of, steps
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring import Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.bench.ladder import _contenders, _Timer
@@ -424,3 +426,14 @@ def test_a_chatty_pytorch_neither_stops_nor_confuses_the_timing(tmp_path, monkey
         for backend, fused in (("memory-efficient", True), ("cudnn", True), ("math", False))
     ]
     assert entries[0].reason == "no memory for (10, 1, 2048, 64)"
+
+
+def test_it_knows_no_mask_but_the_causal_one_and_says_who_does():
+    asked = Problem(scoring=Scoring(window=(127, 0), softcap=30.0))
+    assert Ladder.serves.why_not("ladder", Problem(causal=True), GTX_1080) is None
+    told = Ladder.serves.why_not("ladder", asked, GTX_1080)
+    assert (
+        told
+        == "family ladder knows the causal mask alone, not window, softcap; family simt serves all of them"
+    )
+    assert Simt.serves.why_not("simt", asked, GTX_1080) is None
