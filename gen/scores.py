@@ -123,6 +123,11 @@ class Scores:
         """Returns C++ that is true where rows see more keys than the rows before them."""
         return "false" if self.begins else _any_flag(tuple(each for each in self.ends[1:] if each.flag))
 
+    @property
+    def rows_see_more_and_more(self) -> bool:
+        """Whether rows see more keys than the rows before them, with the flags that are set."""
+        return not self.begins and any(each.flag in self.flags for each in self.ends[1:])
+
     def end(self, row: str | Expression, **names: str) -> str:
         """Returns C++ for the key at which what ``row`` sees ends; negative or zero where it sees none."""
         always, *others = self.ends

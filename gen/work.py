@@ -15,6 +15,8 @@ import numpy as np
 
 from .limits import DeviceLimits
 from .problem import Problem
+from .scores import BATCH, laid_over
+from .scoring_values import typical_values
 
 #: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
 SCHEDULERS = 4
@@ -173,20 +175,26 @@ class BlockWork(Work):
 def walk_tiles(
     problem: Problem, br: int, bc: int, warps: int, *, skips: bool, packed: int = 1
 ) -> tuple[Walk, ...]:
-    """Counts the walks of one head's query tiles, the last tile first: under a causal mask only tiles that
-    some row of the block sees are brought in. ``skips``: a warp leaves out tiles that none of its own rows
-    sees. ``packed``: so many rows, of different heads, stand at one position."""
+    """Counts the walks of one head's query tiles, the last tile first: only tiles between what a block's
+    first row sees first and what its last row sees last are brought in. ``skips``: a warp leaves out tiles
+    that none of its own rows sees. ``packed``: so many rows, of different heads, stand at one position."""
     rows = problem.seqlen_q * packed
     q_tiles = -(-rows // br)
-    begins, ends = problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k)
-    first_tiles, end_tiles = (begins // bc).tolist(), (-(-ends // bc)).tolist()
+    # Of what differs from batch to batch, the first stands for all.
+    values = laid_over(typical_values(problem), {BATCH.name: 0})
+    begins, ends = problem.scores.interval(
+        np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k, values
+    )
+    first_keys, end_keys = begins.tolist(), ends.tolist()
     rows_per_warp = br // warps
     schedulers = gcd(warps, SCHEDULERS)
 
     def seen(first_row: int, end_row: int) -> int:
-        """Returns how many tiles at least one of these rows sees."""
-        last_position = -(-min(end_row, rows) // packed) - 1
-        return max(0, end_tiles[last_position] - first_tiles[first_row // packed])
+        """Returns how many tiles lie between what the first of these rows sees first and what the last of
+        them sees last."""
+        first_position, last_position = first_row // packed, -(-min(end_row, rows) // packed) - 1
+        first_key, end_key = first_keys[first_position], end_keys[last_position]
+        return -(-end_key // bc) - first_key // bc if first_key < end_key else 0
 
     def walk(q_tile: int, blocks: int = 1) -> Walk:
         first_row = q_tile * br

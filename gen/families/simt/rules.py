@@ -218,7 +218,7 @@ class RuledParameters(Parameters):
 
     @rule("block order", after="block_order", advisory=True)
     def _blocks_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.block_order == "heaviest_first" and not problem.causal:
+        if self.block_order == "heaviest_first" and not problem.scores.rows_see_more_and_more:
             return "block_order=heaviest_first: without a causal mask all blocks are equally long"
         return None
 
