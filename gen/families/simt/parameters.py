@@ -151,4 +151,13 @@ class Parameters(Variant):
         staged = 0
         if self.stages == 2 and not limits.has_async_copy:
             staged = -(-self.bc * d // self.threads_per_block)
-        return accumulators + fragments + resident_q + staged + 40
+        return accumulators + fragments + resident_q + staged + _scoring_registers(problem) + 40
+
+
+def _scoring_registers(problem: Problem) -> int:
+    """What masks and changes of scores hold beside the scores: the warp's bounds, the row and the key, and
+    addresses of what they read."""
+    scores = problem.scores
+    if scores.is_plain:
+        return 0
+    return 4 + (8 if scores.predicate is not None or scores.change is not None else 0)

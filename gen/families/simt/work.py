@@ -8,9 +8,10 @@ from math import log2
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...scoring_work import mask_counts, pair_counts
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
-from ...work import BlockWork, Counts, count_work, walk_tiles
+from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
 from .family import Simt
 
 #: Integer instructions around one step of a product: addresses, loop.
@@ -62,6 +63,8 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         # Within an unrolled body the compiler reads ahead; each body starts with a wait.
         shared_waits=(steps_s + steps_o) / variant.unroll + 2 * log2(variant.lanes) + 3 * variant.p_passes,
     )
+    walks = walk_tiles(problem, variant.br, bc, variant.warps, skips=True)
+    compute += _scoring(variant, problem, walks)
     tiles = variant.layouts(d)
     copies = [_copy(variant, tiles[name], bc, d, limits) for name in ("k", "v")]
     barriers, waits = _pipeline(variant, limits)
@@ -75,12 +78,21 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         once=_once(variant, problem, limits),
         per_tile=per_tile,
         per_warp_tile=compute,
-        walks=walk_tiles(problem, variant.br, bc, variant.warps, skips=True),
+        walks=walks,
         heads=problem.batch * problem.num_q_heads,
         warps=variant.warps,
         heads_interleaved=variant.block_order == "heaviest_first",
         loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,
     )
+
+
+def _scoring(variant: Simt, problem: Problem, walks: tuple[Walk, ...]) -> Counts:
+    """What one warp does for one tile that masks and changes of scores ask for."""
+    blocks = sum(walk.blocks for walk in walks)
+    tiles = sum(walk.blocks * walk.warp_tiles for walk in walks) / (blocks * variant.warps)
+    changed = pair_counts(problem, variant.tm, variant.tn, warp_rows=variant.lane_rows)
+    rows = variant.rows_per_warp
+    return changed + mask_counts(problem, variant.tm, variant.tn, warp_rows=rows, bc=variant.bc, tiles=tiles)
 
 
 def _pipeline(variant: Simt, limits: DeviceLimits) -> tuple[float, float]:
