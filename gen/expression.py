@@ -305,7 +305,9 @@ class Load(_Inner):
         if not nodes:
             raise ValueError(f"an element of {buffer} has no index")
         if wrong := next((each for each in nodes if each.kind is not Kind.INT), None):
-            raise ValueError(f"an index of {buffer} is a {wrong.kind}, not an integer: {wrong.python()}")
+            raise ValueError(
+                f"an index of {buffer} is {wrong.kind.with_article}, not an integer: {wrong.python()}"
+            )
         object.__setattr__(self, "operands", nodes)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "buffer", buffer)
@@ -575,7 +577,9 @@ def _check_truths(row: Function, nodes: Sequence[Expression]) -> None:
     if wrong := next((each for each in nodes if each.kind is not Kind.BOOL), None):
         what = "the condition of where" if row.name == "where" else f"{_sign(row)}"
         text = wrong.python() if wrong.size < 30 else "x"
-        raise ValueError(f"{what} takes truths, such as comparisons, not a {wrong.kind}: write {text} != 0")
+        raise ValueError(
+            f"{what} takes truths, such as comparisons, not {wrong.kind.with_article}: write {text} != 0"
+        )
 
 
 def _sign(row: Function) -> str:
@@ -616,12 +620,33 @@ COMPOSED: Mapping[str, tuple[int, Callable[..., Expression]]] = {
     "bool": (1, lambda x: x if x.kind is Kind.BOOL else apply("ne", x, 0)),
     "clamp": (3, lambda x, low, high: minimum(maximum(x, low), high)),
     "xor": (2, lambda left, right: _xor(left, right)),
+    "power": (2, lambda base, exponent: _power(base, exponent)),
 }
+#: Up to which exponent a power is a product.
+_LARGEST_PRODUCT = 16
 
 
 def _xor(left: Expression, right: Expression) -> Expression:
     _check_truths(FUNCTIONS["or"], (left, right))
     return apply("ne", left, right)
+
+
+def _power(base: Expression, exponent: Expression) -> Expression:
+    """A power as products, where its exponent is a small number, or as a root."""
+    number = exponent.number if isinstance(exponent, Constant) and exponent.is_plain else None
+    if number == 0.5:
+        return apply("sqrt", base)
+    if number is None or number != int(number) or abs(number) > _LARGEST_PRODUCT:
+        return apply("pow", base, exponent)
+    if number < 0:
+        return 1.0 / _power(base, Constant(-number))
+    found: Expression = Constant(1) if exponent.kind is Kind.INT else Constant(1.0)
+    square, bits = base, int(number)
+    while bits:
+        found = found * square if bits & 1 else found
+        bits >>= 1
+        square = square * square if bits else square
+    return found
 
 
 def _simplified(row: Function, nodes: tuple[Expression, ...], kind: Kind) -> Expression | None:
@@ -666,8 +691,10 @@ def _simplified(row: Function, nodes: tuple[Expression, ...], kind: Kind) -> Exp
             known = always(row.name, first.range, last.range) if same is None else same
             return None if known is None else Constant(known)
         case "min" | "max" if kind is Kind.INT and numbers:
-            lower = always("le", first.range, last.range)
-            return None if lower is None else first if lower == (row.name == "min") else last
+            less = "le" if row.name == "min" else "ge"
+            for one, other in ((first, last), (last, first)):
+                if always(less, one.range, other.range):
+                    return one
     return None
 
 

@@ -25,6 +25,11 @@ class Kind(IntEnum):
         """The type of such a value in C++."""
         return self.name.lower()
 
+    @property
+    def with_article(self) -> str:
+        """What such a value is called in a sentence: ``an int``."""
+        return f"an {self}" if self is Kind.INT else f"a {self}"
+
     def __str__(self) -> str:
         return self.name.lower()
 

@@ -1,0 +1,21 @@
+"""Which names of buffers and scalars a kernel can have."""
+
+from __future__ import annotations
+
+import re
+
+_IDENTIFIER = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)
+_WORDS_OF_C = """
+    alignas alignof and and_eq args asm auto bitand bitor bool break case catch char class compl
+    const consteval constexpr constinit continue decltype default delete do double dynamic_cast else
+    enum explicit export extern false float for friend goto half if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    return short signed sizeof static struct switch template this throw true try typedef typename
+    union unsigned using virtual void volatile while xor xor_eq
+"""
+_KEYWORDS = frozenset(_WORDS_OF_C.split())
+
+
+def is_identifier(name: str) -> bool:
+    """Returns whether a buffer or scalar can have this name: one of C++ and of Python's, not too long."""
+    return _IDENTIFIER.fullmatch(name) is not None and name not in _KEYWORDS
