@@ -368,6 +368,7 @@ def apply(function: str, *operands: Expression | int | float) -> Expression:
     if row is None:
         raise ValueError(f"there is no function {function}; there are {', '.join([*FUNCTIONS, *COMPOSED])}")
     _check_arity(function, row.arity, nodes)
+    _check_constants(row, nodes)
     if rewritten := _rewritten(function, nodes):
         return rewritten
     nodes, kind = _typed(row, nodes)
@@ -636,7 +637,7 @@ def _power(base: Expression, exponent: Expression) -> Expression:
     number = exponent.number if isinstance(exponent, Constant) and exponent.is_plain else None
     if number == 0.5:
         return apply("sqrt", base)
-    if number is None or number != int(number) or abs(number) > _LARGEST_PRODUCT:
+    if number is None or abs(number) > _LARGEST_PRODUCT or number != int(number):
         return apply("pow", base, exponent)
     if number < 0:
         return 1.0 / _power(base, Constant(-number))
@@ -652,7 +653,6 @@ def _power(base: Expression, exponent: Expression) -> Expression:
 def _simplified(row: Function, nodes: tuple[Expression, ...], kind: Kind) -> Expression | None:
     """What a function of operands is without it; None: it must be computed."""
     numbers = [each.number for each in nodes if isinstance(each, Constant) and each.is_plain]
-    _check_constants(row, nodes)
     if len(numbers) == len(nodes):
         return _computed(row, numbers, kind)
     first, last = nodes[0], nodes[-1]

@@ -109,8 +109,8 @@ class _Reader:
         buffers: Mapping[str, str],
         scalars: Mapping[str, float],
     ) -> None:
-        self.text = re.sub(r"\s", " ", text)
-        self.start = len(self.text) - len(self.text.lstrip())
+        self.text = text
+        self.start = len(text) - len(text.lstrip())
         self.names, self.buffers, self.scalars = names, buffers, scalars
         self.default = Kind.FLOAT if wanted is Kind.FLOAT else Kind.INT
         #: Of each buffer that was seen, how many indices it has.
@@ -126,12 +126,14 @@ class _Reader:
             raise self.error("the formula is empty", 1)
         if len(self.text) > LONGEST_FORMULA:
             raise self.error(f"the formula has {len(self.text)} characters, more than {LONGEST_FORMULA}", 1)
-        if strange := re.search(r"[^\x20-\x7e]", self.text):
+        # What emitted files show in a comment must not end it, nor go on behind it.
+        if strange := re.search(r"[^\x20-\x7e]|[#\\]", self.text):
             raise self.error(f"a formula has no {strange.group()!r}", strange.start() + 1)
         try:
             return ast.parse(self.text[self.start :], mode="eval").body
         except SyntaxError as error:
-            column = min(max(error.offset or 1, 1) + self.start, len(self.text) + 1)
+            # Where Python misses something behind the last word, it says 0.
+            column = self.start + error.offset if error.offset else len(self.text.rstrip()) + 1
             raise self.error(f"this cannot be read: {error.msg}", column) from None
         except (MemoryError, RecursionError):
             raise self.error("the formula is nested too deeply", 1) from None
@@ -265,11 +267,11 @@ class _Reader:
         axes = self.axes.setdefault(name, len(operands))
         if axes != len(operands):
             raise self.error(f"{name} has {axes} indices elsewhere, but {len(operands)} here", node)
-        for operand in operands:
+        for operand, part in zip(operands, self._parts(node), strict=True):
             if operand.kind is Kind.FLOAT:
                 loads = [each.buffer for each in loads_of(operand) if each.kind is Kind.FLOAT]
                 way = f": say --buffer {loads[0]}=i32" if loads else ", as int(...) makes"
-                raise self.error(f"an index of {name} must be an integer{way}", node)
+                raise self.error(f"an index of {name} must be an integer{way}", part)
         dtype = self.buffers.get(name)
         if dtype is not None and dtype not in KINDS_OF_DTYPES:
             raise self.error(f"{name} cannot be of {dtype}: there are {_listed(KINDS_OF_DTYPES)}", node)
