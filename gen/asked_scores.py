@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from .expression import Constant, Expression, Kind, Load, Name, apply, loads_of, maximum
+from .formula.intervals import split_mask
+from .formula.parse import parse
 from .scores import (
     BATCH,
     CAUSAL_BOUND,
@@ -57,9 +59,6 @@ def asked_scores(scoring: Scoring, *, causal: bool) -> Scores:
         ends[1] = Bound(maximum(CAUSAL_BOUND.key, prefix), CAUSAL_BOUND.flag)
     predicates = list(_predicates(scoring))
     if scoring.mask:
-        from .formula.intervals import split_mask
-        from .formula.parse import parse
-
         mask = parse(
             scoring.mask,
             names=NAMES,
@@ -80,6 +79,12 @@ def asked_scores(scoring: Scoring, *, causal: bool) -> Scores:
     ]
     if scoring.sinks:
         trees.append(Load("sinks", (HEAD,), Kind.FLOAT))
+    buffers, scalars = _buffers(trees, scoring), _scalars(trees, scoring)
+    named = {each.name for each in (*buffers, *scalars)}
+    for kind, given in (("buffer", scoring.buffers), ("scalar", scoring.scalars)):
+        for name, _ in given:
+            if name not in named:
+                raise ValueError(f"no expression reads {kind} {name}; leave it out, or name it in one")
     return Scores(
         begins=tuple(begins),
         ends=tuple(ends),
@@ -87,8 +92,8 @@ def asked_scores(scoring: Scoring, *, causal: bool) -> Scores:
         predicate=predicate,
         change=change,
         sinks=scoring.sinks,
-        buffers=_buffers(trees, scoring),
-        scalars=_scalars(trees, scoring),
+        buffers=buffers,
+        scalars=scalars,
     )
 
 
@@ -146,8 +151,6 @@ def _change(scoring: Scoring) -> Expression | None:
     if scoring.bias and scoring.bias != BOOLEAN:
         score = apply("add", score, Load("bias", (BATCH, HEAD, QUERY, KEY), Kind.FLOAT))
     if scoring.score:
-        from .formula.parse import parse
-
         changed = parse(
             scoring.score,
             names={**NAMES, SCORE.name: SCORE.kind},

@@ -72,6 +72,35 @@ def test_each_mask_is_what_it_is_called(name: str, causal: bool) -> None:
         assert (seen == np.array(wanted)).all()
 
 
+def test_what_an_expression_bounds_is_an_interval_and_the_rest_a_predicate() -> None:
+    mask = "q - k <= n and k <= q and doc[b, q] == doc[b, k]"
+    scoring = Scoring(mask=mask, scalars=(("n", 6),), buffers=(("doc", "i16"),))
+    problem = replace(SMALL, scoring=scoring)
+    scores = problem.scores
+    assert len(scores.begins) == 1 and len(scores.ends) == 3 and scores.predicate is not None
+    assert [(each.name, each.dtype) for each in scores.buffers] == [("doc", "i16")]
+    assert scores.buffers[0].axes == (frozenset({"batch"}), frozenset({"seqlen_q", "seqlen_k"}))
+    values = draw_values(scoring, scores, problem, np.random.default_rng(3))
+    doc = values["doc"]
+    seen = scores.visible(values, 1, 0, np.arange(ROWS), np.arange(KEYS), ROWS, KEYS)
+    for i in range(ROWS):
+        for j in range(KEYS):
+            assert seen[i, j] == (i - j <= 6 and j <= i and doc[1, i] == doc[1, j])
+
+
+def test_a_score_reads_tables_at_computed_indices() -> None:
+    problem = replace(SMALL, scoring=Scoring(score="score * 2 + table[h, k - q + 30]"))
+    (table,) = problem.scores.buffers
+    assert table.axes == (frozenset({"num_q_heads"}), frozenset()) and table.sizes == ((1, "table_size_1"),)
+    assert "table_size_1" in [field.name for field in struct_of(problem).fields]
+
+
+@pytest.mark.parametrize("more", [{"buffers": (("doc", "i16"),)}, {"scalars": (("n", 4),)}])
+def test_what_no_expression_reads_is_told(more) -> None:
+    with pytest.raises(ValueError, match="no expression reads"):
+        replace(SMALL, scoring=Scoring(mask="k <= q", **more))
+
+
 def test_changes_come_one_after_the_other() -> None:
     scoring = Scoring(softcap=2.0, alibi=True, bias="f32")
     problem = replace(SMALL, scoring=scoring)
