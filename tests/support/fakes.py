@@ -195,7 +195,7 @@ class FakeRunner:
         self.alive = True
         self.cases: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    def attend(self, build, q, k, v, *, scale, want_lse=False):
+    def attend(self, build, q, k, v, *, scale, want_lse=False, values=None):
         self.cases.append((q.shape, k.shape))
         fault = Fault(build.kernel.entry)
         match fault:

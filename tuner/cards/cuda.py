@@ -7,7 +7,7 @@ illegal address or a trap the context, and with it the process, is of no further
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from ...gen.arguments import Arguments, describe_maps, make_arguments
 from ...gen.launch import Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
+from ...gen.scoring_values import typical_values
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
@@ -26,7 +27,8 @@ from . import nvml
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
-from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides
+from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides, span_of
+from .score_values import score_values, sizes_of
 
 MIN_FLUSH_BYTES = 32 * 2**20
 #: Device time spent warming up: clocks rise within it.
@@ -163,6 +165,10 @@ def _driver_version(cuda: Any) -> str:
     return f"{version} ({served})" if version else served
 
 
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
 # -- the runner -----------------------------------------------------------------------------------------
 
 
@@ -230,6 +236,7 @@ class CudaRunner:
         *,
         scale: float,
         want_lse: bool = False,
+        values: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Runs a kernel on copies of arrays and returns o and, if wanted, the log-sum-exp, as `Runner.attend`
         says. Every tensor stands alone between poisoned guards, so that a stray read that matters yields NaN
@@ -244,8 +251,6 @@ class CudaRunner:
         if want_lse:
             strides = contiguous_strides(lse_shape)
             lse_at, _ = image.add_output("the log-sum-exp", lse_shape, strides, FLOAT32)
-        before = image.before()
-        after = np.empty_like(before)
         batch, num_q_heads, seqlen_q, _ = q.shape
         num_kv_heads, seqlen_k = k.shape[1:3]
         problem = replace(
@@ -256,6 +261,10 @@ class CudaRunner:
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
         )
+        read = score_values(problem.scores, values, sizes_of(problem))
+        buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
+        before = image.before()
+        after = np.empty_like(before)
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
             places = {"q": q_at, "k": k_at, "v": v_at, "o": o_at, "lse": lse_at}
@@ -264,6 +273,7 @@ class CudaRunner:
                 {name: base + q.itemsize * at for name, at in places.items() if at is not None},
                 {"q": q_strides, "k": k_strides, "v": v_strides, "o": o_strides},
                 scale=scale,
+                scoring=read.arguments({name: base + q.itemsize * at for name, at in buffers_at.items()}),
             )
             launch = self._launcher(build, problem, arguments)
             self._cuda.memcpy_htod(base, before)
@@ -364,28 +374,38 @@ class CudaRunner:
         return self._flush_bytes() / max(self._device.limits.dram_gbps, 100) / 1e6
 
     def _tensors_of(self, problem: Problem) -> _Tensors:
-        """Random normal q, k, v and a poisoned o, drawn once and kept until another problem is measured."""
+        """Random normal q, k, v, a poisoned o and what the problem's scores read, drawn once and kept until
+        another problem is measured."""
         if self._tensors is not None and self._tensors.problem == problem:
             return self._tensors
         self._tensors = None
         arrays = [each for each in problem.operation.arrays if not each.is_optional]
         starts: dict[str, int] = {}
-        total = 0
+        outputs_end = 0
         for each in arrays:
-            starts[each.name] = total
-            total += -(-each.num_bytes(problem) // ALIGN_BYTES) * ALIGN_BYTES
-        names = ", ".join(each.name for each in arrays)
+            starts[each.name] = outputs_end
+            outputs_end += _aligned(each.num_bytes(problem))
+        read = score_values(problem.scores, typical_values(problem), sizes_of(problem))
+        buffers: dict[str, int] = {}
+        total = outputs_end
+        for name, array in read.arrays.items():
+            buffers[name] = total
+            total += _aligned(span_of(array).nbytes)
+        names = ", ".join([*starts, *buffers])
         memory = self._allocate(total, f"{names} of {problem.name}")
         inputs_bytes = min(starts[each.name] for each in problem.operation.outputs if each.name in starts)
         dtype, output = numpy_dtype(problem.dtype), numpy_dtype(problem.output_dtype)
         self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
         poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
-        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (total - inputs_bytes) // 4)
+        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (outputs_end - inputs_bytes) // 4)
+        for name, array in read.arrays.items():
+            self._cuda.memcpy_htod(int(memory) + buffers[name], span_of(array).view(bits_dtype(array.dtype)))
         arguments = make_arguments(
             problem,
             {name: int(memory) + start for name, start in starts.items()},
             {each.name: contiguous_strides(each.shape(problem)) for each in problem.operation.strided},
             scale=problem.head_dim**-0.5,
+            scoring=read.arguments({name: int(memory) + start for name, start in buffers.items()}),
         )
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors

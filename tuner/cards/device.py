@@ -6,8 +6,9 @@ a pool of processes; its `Runner` lives in a worker process that may die.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,11 +39,14 @@ class Runner(Protocol):
         *,
         scale: float,
         want_lse: bool = False,
+        values: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Computes o (and the float32 log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any
         strides with a contiguous last dimension; the kernel's own mask applies. All are of the problem's type
-        (see `dtypes`); o has v's columns and q's layout. Outputs are poisoned with NaN before and guarded
-        around. Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays of another type or width."""
+        (see `dtypes`); o has v's columns and q's layout. ``values`` are what the problem's scores read,
+        arrays and numbers by name; arrays are converted to the types of their buffers. Outputs are poisoned
+        with NaN before and guarded around. Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays
+        of another type or width, and for values that are missing."""
         ...
 
     def measure(

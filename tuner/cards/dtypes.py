@@ -13,11 +13,28 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
+#: What buffers that masks and changes of scores read are made of.
+BUFFER_DTYPES: dict[str, np.dtype] = {
+    **{name: NUMPY_DTYPES[name] for name in ("f32", "f16", "bf16")},
+    "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+    "u8": np.dtype(np.uint8),
+}
 #: What marks memory that nobody wrote: a signalling NaN of the type, which no arithmetic yields. That of f32
 #: is another one than what the emulation fills shared memory with (``kUninitialized``), which a kernel may
-#: copy. e4m3 has one NaN of each sign, and is never written.
-_UNWRITTEN = {"f32": 0x7FA5A5A5, "f16": 0x7DA5, "bf16": 0x7FA5, "e4m3": 0x7F}
-_UNWRITTEN_BITS = {dtype: _UNWRITTEN[name] for name, dtype in NUMPY_DTYPES.items()}
+#: copy. e4m3 has one NaN of each sign, and is never written. Integers are far from every length.
+_UNWRITTEN = {
+    "f32": 0x7FA5A5A5,
+    "f16": 0x7DA5,
+    "bf16": 0x7FA5,
+    "e4m3": 0x7F,
+    "i16": 0x7DA5,
+    "i32": 0x7DA5A5A5,
+    "i64": 0x7DA5A5A57DA5A5A5,
+    "u8": 0xA5,
+}
+_UNWRITTEN_BITS = {dtype: _UNWRITTEN[name] for name, dtype in {**NUMPY_DTYPES, **BUFFER_DTYPES}.items()}
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -36,6 +36,7 @@ from ..predict import cost_model
 from ..processes import Done, TookTooLong, run_program
 from .device import Timing
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
+from .score_values import score_values
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
@@ -195,8 +196,9 @@ class SimToolchain:
 
 def _array_list(problem: Problem) -> str:
     """The arrays for ``runner.cpp``, in the order in which the arguments begin with their addresses."""
-    arrays = problem.operation.arrays
-    return ",".join(f'{{"{each.name}",{str(each.is_output).lower()}}}' for each in arrays)
+    arrays = [(each.name, each.is_output) for each in problem.operation.arrays]
+    arrays += [(each.name, False) for each in problem.scores.buffers]
+    return ",".join(f'{{"{name}",{str(is_output).lower()}}}' for name, is_output in arrays)
 
 
 @cache
@@ -238,14 +240,16 @@ class SimRunner:
         *,
         scale: float,
         want_lse: bool = False,
+        values: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Runs a kernel on guarded copies of arrays and returns o and, if wanted, the log-sum-exp, as
         `Runner.attend` says. With the sanitizer, a `LaunchError` also tells of accesses out of bounds or of
         what nobody wrote, with the line of the kernel's source."""
-        require_inputs(build.kernel.problem, q, k, v)
+        problem = build.kernel.problem
+        require_inputs(problem, q, k, v)
         batch, num_q_heads, seqlen_q, _ = q.shape
         # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
-        output = numpy_dtype(build.kernel.problem.output_dtype)
+        output = numpy_dtype(problem.output_dtype)
         o = np.empty_like(q, output, shape=(*q.shape[:3], v.shape[3]))
         lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
         arrays = {"q": _Array.like(q), "k": _Array.like(k), "v": _Array.like(v)}
@@ -263,11 +267,19 @@ class SimRunner:
             "seqlen_q": seqlen_q,
             "seqlen_k": k.shape[2],
         }
-        addresses = {name: array.view.ctypes.data for name, array in arrays.items()}
-        arguments = make_arguments(build.kernel.problem, addresses, strides, scale=scale, sizes=sizes)
+        read = score_values(problem.scores, values, sizes)
+        buffers = {name: _Array.like(array) for name, array in read.arrays.items()}
+        arguments = make_arguments(
+            problem,
+            _addresses(arrays),
+            strides,
+            scale=scale,
+            sizes=sizes,
+            scoring=read.arguments(_addresses(buffers)),
+        )
         launch = self._launch_sanitized if self.sanitize else self._launch
-        launch(build, arrays, arguments)
-        for name, array in arrays.items():
+        launch(build, arrays, buffers, arguments)
+        for name, array in (*arrays.items(), *buffers.items()):
             array.check(name, build.kernel)
         for name in ("o", "lse"):
             if name in arrays:
@@ -282,14 +294,26 @@ class SimRunner:
             self.seed, self.limits.smem_per_block, self.limits.max_threads_per_block, usable_cores()
         )
 
-    def _launch(self, build: Build, arrays: Mapping[str, _Array], arguments: Arguments) -> None:
+    def _launch(
+        self,
+        build: Build,
+        arrays: Mapping[str, _Array],
+        buffers: Mapping[str, _Array],
+        arguments: Arguments,
+    ) -> None:
         library = _load(build.artifact)
         library.emulation_configure(ctypes.byref(self._config()))
         status = library[build.kernel.entry](arguments.pack(), None)
         if status:
             raise _launch_error(build.kernel, status, library.emulation_message().decode())
 
-    def _launch_sanitized(self, build: Build, arrays: Mapping[str, _Array], arguments: Arguments) -> None:
+    def _launch_sanitized(
+        self,
+        build: Build,
+        arrays: Mapping[str, _Array],
+        buffers: Mapping[str, _Array],
+        arguments: Arguments,
+    ) -> None:
         operation = build.kernel.problem.operation
         with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
             request, reply = Path(folder) / "request", Path(folder) / "reply"
@@ -297,6 +321,8 @@ class SimRunner:
                 file.write(bytes(self._config()) + arguments.pack())
                 for each in operation.arrays:
                     file.write(arrays[each.name].serialized() if each.name in arrays else ABSENT)
+                for each in build.kernel.problem.scores.buffers:
+                    file.write(buffers[each.name].serialized())
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
             if done.status == LAUNCH_FAILED_EXIT:
                 # Behind what the sanitizer warns of.
@@ -330,6 +356,8 @@ class SimRunner:
         pass
 
 
+#: The axes of an array as ``runner.cpp`` knows it.
+MAX_AXES = 4
 #: An array that is not there, as `_Array.serialized` would write it.
 ABSENT = bytes(8 * 10)
 
@@ -396,14 +424,14 @@ class _Array:
         shape and strides as 64-bit numbers, all in 32-bit words, then the data."""
         words = self.memory[self._whole_words()].view(np.uint32)
         offset_bytes = self.view.ctypes.data - words.ctypes.data
-        missing = 4 - self.view.ndim
+        missing = MAX_AXES - self.view.ndim
         *rows, columns = (1,) * missing + self.view.shape
         *strides, _ = (0,) * missing + self.view.strides
         # An axis of length 1 is not walked.
         strides = [0 if length == 1 else stride for length, stride in zip(rows, strides, strict=True)]
         row_words = -(-columns * self.view.itemsize // 4)
-        if any(x % 4 for x in (offset_bytes, *strides)):
-            # Rows that begin in the middle of a word: the gaps between them go unwatched.
+        if any(x % 4 for x in (offset_bytes, *strides)) or missing < 0:
+            # Rows that begin in the middle of a word, or of more axes: the gaps between them go unwatched.
             offset_bytes, rows, strides, row_words = 0, [1, 1, 1], [0, 0, 0], len(words)
         header = [len(words), offset_bytes // 4, *rows, row_words, *(stride // 4 for stride in strides), 1]
         return np.array(header, np.int64).tobytes() + words.tobytes()
@@ -416,9 +444,13 @@ class _Array:
 
     def _whole_words(self) -> slice:
         """The extent, to the end of its last 32-bit word."""
-        per_word = 4 // self.view.itemsize
-        items = self.extent.stop - self.extent.start
-        return slice(self.extent.start, self.extent.start + -(-items // per_word) * per_word)
+        size = self.view.itemsize
+        num_bytes = -(-(self.extent.stop - self.extent.start) * size // 4) * 4
+        return slice(self.extent.start, self.extent.start + num_bytes // size)
+
+
+def _addresses(arrays: Mapping[str, _Array]) -> dict[str, int]:
+    return {name: array.view.ctypes.data for name, array in arrays.items()}
 
 
 @cache

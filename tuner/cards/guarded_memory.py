@@ -30,6 +30,13 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
+def span_of(array: np.ndarray) -> np.ndarray:
+    """Returns the memory from an array's first element to its last, what lies between them included; strides
+    must not be negative."""
+    extent = _extent(array.shape, _strides(array))
+    return np.lib.stride_tricks.as_strided(array, (extent,), (array.itemsize,), writeable=False)
+
+
 @dataclass(frozen=True)
 class _Output:
     """Where an output lies; offset and extent in elements of the image, the strides in its own."""
@@ -71,13 +78,14 @@ class GuardedImage:
         strides' gaps comes along. Raises ValueError for an array of another type than the image's."""
         if array.dtype != self.dtype:
             raise ValueError(f"an image of {self.dtype} takes no input of {array.dtype}")
-        strides = _strides(array)
-        span = np.lib.stride_tricks.as_strided(
-            array, (_extent(array.shape, strides),), (array.itemsize,), writeable=False
-        )
-        offset = self._reserve(len(span))
+        return self.add_buffer(array), _strides(array)
+
+    def add_buffer(self, array: np.ndarray) -> int:
+        """Adds an input of any type to the image and returns its offset, in elements of the image."""
+        span = span_of(array)
+        offset = self._reserve(-(-span.nbytes // self.dtype.itemsize))
         self._inputs.append((offset, span))
-        return offset, strides
+        return offset
 
     def add_output(
         self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype | None = None
@@ -101,7 +109,8 @@ class GuardedImage:
         """Returns the image to upload, as the bits of its elements."""
         image = np.full(self.items, unwritten_bits(self.dtype), bits_dtype(self.dtype))
         for offset, span in self._inputs:
-            image[offset : offset + len(span)] = span.view(image.dtype)
+            first = offset * image.itemsize
+            image.view(np.uint8)[first : first + span.nbytes] = span.view(np.uint8)
         for output in self._outputs:
             output.view(image)[...] = unwritten_bits(output.dtype)
         return image

@@ -20,6 +20,10 @@ grows for each unit of the largest score beyond `plain_score`, by
 Elementwise, |o - ref| <= factor · bound · max|v| + bound · |ref|: an output is an average of v. The factor is
 6 for float32, 3 for TF32 and 1 for 16-bit numbers, whose bounds hold for P's rounding element by element.
 
+Of scores that are changed, what is measured against `plain_score` is how much of such an error arrives
+behind the change, and twice the rounding of its own operations is added: an error of a score moves its weight
+and the others' the other way. 16-bit classes compute hyperbolic tangents to 2⁻¹¹ of themselves.
+
 The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
 1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3) plus the growth above, that of
 the others to factor · bound; in proportion to its size where that exceeds 1.
@@ -42,19 +46,21 @@ ELEMENT_FACTORS = {"f32": 6.0, "tf32": 3.0, "f16": 1.0, "bf16": 1.0, "e4m3": 1.0
 E4M3_ROUNDOFF = 2.0**-14
 #: Largest error of a 16-bit kernel's log-sum-exp, and of one of eight bits.
 HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE = 2e-4, 5e-3
+#: What `tanh.approx` of float32 may be off by, of its size.
+HALF_TANH_ERROR = 2.0**-10.9
 
 
-def error_bound(problem: Problem, max_score: float) -> float:
+def error_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> float:
     """Returns the largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
-    return problem.tolerance + _growth(problem, max_score)
+    return problem.tolerance + _growth(problem, max_score) + 2 * change_error
 
 
-def lse_bound(problem: Problem, max_score: float) -> float:
+def lse_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> float:
     """Returns the largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
     if problem.dtype != "f32":
         tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
-        return tolerance + _growth(problem, max_score)
-    return element_factor(problem) * error_bound(problem, max_score)
+        return tolerance + _growth(problem, max_score) + change_error
+    return element_factor(problem) * error_bound(problem, max_score, change_error)
 
 
 def plain_score(problem: Problem) -> float:
@@ -69,6 +75,11 @@ def _growth(problem: Problem, max_score: float) -> float:
         return beyond * TF32_ROUNDOFF * max(1 / root, 1 / 8)
     unit = {"f32": UNIT_ROUNDOFF, "e4m3": E4M3_ROUNDOFF}.get(problem.dtype, 2 * UNIT_ROUNDOFF)
     return beyond * unit * (1.5 + root / 9)
+
+
+def tanh_error(problem: Problem) -> float:
+    """Returns how far off the class's hyperbolic tangents may be, of their size."""
+    return 0.0 if problem.dtype == "f32" else HALF_TANH_ERROR
 
 
 def element_factor(problem: Problem) -> float:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...gen.scores import FULL, Scores
 from ..cards.dtypes import numpy_dtype
+from .asked_pairs import AskedPairs
+from .score_rounding import UNIT
 
 #: Bytes of scores held at a time.
 MAX_SCORE_BYTES = 64 * 2**20
@@ -17,14 +21,17 @@ MAX_SCORE_BYTES = 64 * 2**20
 class Reference:
     """``o`` (batch, num_q_heads, rows, head_dim_v) and ``lse`` (batch, num_q_heads, rows) in float64.
 
-    A row that sees no key has o = 0 and lse = -inf. ``max_score`` is the largest |scale · q·k| met in a key
-    that a row sees: float32 rounds a score of that size by up to 2⁻²⁴ of it, and exp turns the absolute error
-    of a score into a relative error of its weight.
+    A row that sees no key has o = 0, and lse = -inf or its head's sink. ``max_score`` is the largest
+    |scale · q·k| met in a key that a row sees: float32 rounds a score of that size by up to 2⁻²⁴ of it, and
+    exp turns the absolute error of a score into a relative error of its weight. Where scores are changed it
+    is what rounding of that kind comes to behind the change, and ``change_error`` what the change's own
+    operations round by, of the keys that have weight.
     """
 
     o: np.ndarray
     lse: np.ndarray
     max_score: float
+    change_error: float = 0.0
 
 
 def attention(
@@ -34,54 +41,87 @@ def attention(
     *,
     scale: float,
     scores: Scores = FULL,
+    values: Mapping[str, Any] | None = None,
+    first: tuple[int, int] = (0, 0),
     rows: np.ndarray | None = None,
+    tanh_error: float = 0.0,
 ) -> Reference:
     """Computes softmax(scale · q kᵀ) v of arrays shaped (batch, heads, seqlen, head_dim), heads of k and v
     grouped.
 
     Any type of number serves; v may have more or fewer columns than q and k. ``scores`` says which keys each
-    row sees. Only ``rows`` are computed, an array of query rows in rising order; None: all.
+    row sees and what becomes of its scores, by ``values``, the arrays and numbers that they read; the first
+    batch and head of q are those numbered ``first`` there. Only ``rows`` are computed, an array of query rows
+    in rising order; None: all. ``tanh_error`` is how far off hyperbolic tangents may be, of their size.
     """
     batch, num_q_heads, seqlen_q, head_dim = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
-    group = num_q_heads // num_kv_heads
+    heads = (num_kv_heads, num_q_heads // num_kv_heads)
     rows = np.arange(seqlen_q) if rows is None else np.asarray(rows)
-    o = np.zeros((batch, num_kv_heads, group, len(rows), v.shape[-1]))
-    lse = np.full((batch, num_kv_heads, group, len(rows)), -np.inf)
-    begins, ends = scores.interval(rows, seqlen_q, seqlen_k)
+    asked = AskedPairs(scores, values or {}, first, num_q_heads, seqlen_q, seqlen_k)
+    sinks = asked.sinks()[:, None, None]
+    o = np.zeros((batch, num_q_heads, len(rows), v.shape[-1]))
+    lse = np.broadcast_to(sinks[..., 0], o.shape[:3]).copy()
     step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
-    max_score = 0.0
+    max_score = change_error = 0.0
     for b in range(batch):
         keys = np.asarray(k[b], np.float64)[:, None]
-        values = np.asarray(v[b], np.float64)[:, None]
-        for first in range(0, len(rows), step):
-            part = slice(first, first + step)
+        all_weighed = np.asarray(v[b], np.float64)[:, None]
+        begins, ends = asked.interval(b, rows)
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
             queries = np.asarray(q[b][:, rows[part]], np.float64) * scale
-            queries = queries.reshape(num_kv_heads, group, -1, head_dim)
             # Keys that no row of the part sees are left out.
-            seen = slice(int(begins[part].min()), int(ends[part].max()))
-            if seen.start >= seen.stop:
+            seeing = start + np.flatnonzero(begins[part] < ends[part])
+            if not seeing.size:
                 continue
-            products = queries @ keys[:, :, seen].swapaxes(-1, -2)
+            seen = slice(int(begins[seeing].min()), int(ends[seeing].max()))
             positions = np.arange(seen.start, seen.stop)
-            hidden = (positions < begins[part][:, None]) | (positions >= ends[part][:, None])
-            if hidden.any():
-                products[..., hidden] = 0.0
+            hidden = asked.hidden(b, rows[part], positions)
+            weighed = all_weighed[:, :, seen]
+            unseen = hidden.all(axis=(0, 1))
+            if unseen.any():
+                weighed = np.where(unseen[:, None], 0.0, weighed)
+            with np.errstate(invalid="ignore"):
+                products = queries.reshape(*heads, -1, head_dim) @ keys[:, :, seen].swapaxes(-1, -2)
+            products = products.reshape(num_q_heads, -1, len(positions))
+            np.copyto(products, 0.0, where=hidden)
+            if scores.change is None:
                 max_score = max(max_score, float(products.max()), -float(products.min()))
-                products[..., hidden] = -np.inf
+                errors = ()
             else:
-                max_score = max(max_score, float(products.max()), -float(products.min()))
-            top = products.max(axis=-1, keepdims=True)
+                products, *errors = asked.changed(b, products, rows[part], positions, tanh_error)
+            np.copyto(products, -np.inf, where=hidden)
+            top = np.maximum(products.max(axis=-1, keepdims=True), sinks)
             top[np.isneginf(top)] = 0.0
             products -= top
             weights = np.exp(products, out=products)
-            total = weights.sum(axis=-1)
+            for_sinks = np.exp(sinks - top)
+            total = weights.sum(axis=-1) + for_sinks[..., 0]
             visible = total > 0.0
-            o[b, :, :, part] = (weights @ values[:, :, seen]) / np.where(visible, total, 1.0)[..., None]
+            sums = (weights.reshape(*heads, -1, len(positions)) @ weighed).reshape(
+                num_q_heads, -1, v.shape[-1]
+            )
+            o[b, :, part] = sums / np.where(visible, total, 1.0)[..., None]
             with np.errstate(divide="ignore"):
-                lse[b, :, :, part] = np.log(total) + top[..., 0]
-    shape = (batch, num_q_heads, len(rows))
-    return Reference(o.reshape(*shape, v.shape[-1]), lse.reshape(shape), max_score)
+                lse[b, :, part] = np.log(total) + top[..., 0]
+            if errors:
+                inherited, own = (felt_errors(each, weights, hidden) for each in errors)
+                max_score, change_error = max(max_score, inherited), max(change_error, own)
+            felt = for_sinks[..., 0] > UNIT
+            max_score = max(max_score, float(np.abs(np.where(felt, sinks[..., 0], 0.0)).max()))
+    return Reference(o, lse, max_score, change_error)
+
+
+def felt_errors(errors: np.ndarray, weights: np.ndarray, hidden: np.ndarray) -> float:
+    """Returns the largest that errors of scores are in a row, as far as weights let them be felt: their mean
+    by weight, or that of one heavy key, whichever is more."""
+    errors = np.where(hidden, 0.0, np.nan_to_num(errors, nan=0.0, posinf=1e30))
+    largest = weights.max(axis=-1, keepdims=True)
+    shares = np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0)
+    totals = np.maximum(shares.sum(axis=-1), 1.0)
+    means = (errors * shares).sum(axis=-1) / totals
+    return float(max(means.max(), (errors * np.sqrt(shares)).max()))
 
 
 #: What inputs a kernel is tried on, by name.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from ...gen.problem import Problem
+from ...gen.scoring_values import typical_values
+from ..cards.score_values import values_as_read
 from . import reference
 from .cases import Depth
+from .error_bounds import tanh_error
 from .reference import Reference
 
 #: Rows of each head of the real problem that are compared.
@@ -54,6 +59,7 @@ class Sample:
     picks: tuple[tuple[int, int], ...]
     rows: np.ndarray
     expected: tuple[Reference, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=SAMPLE_SEEDS)
@@ -78,6 +84,7 @@ def draw_sample(problem: Problem, seed: int) -> Sample:
     rows = np.unique(
         np.concatenate([[0, problem.seqlen_q - 1], rng.integers(problem.seqlen_q, size=SAMPLED_ROWS)])
     )
+    values = {} if problem.scores.is_plain else values_as_read(problem, typical_values(problem))
     group = problem.num_q_heads // problem.num_kv_heads
     expected = tuple(
         reference.attention(
@@ -86,8 +93,11 @@ def draw_sample(problem: Problem, seed: int) -> Sample:
             v[b : b + 1, h // group : h // group + 1],
             scale=scale,
             scores=problem.scores,
+            values=values,
+            first=(b, h),
             rows=rows,
+            tanh_error=tanh_error(problem),
         )
         for b, h in picks
     )
-    return Sample(q, k, v, scale, picks, rows, expected)
+    return Sample(q, k, v, scale, picks, rows, expected, values)

@@ -16,7 +16,8 @@ from ..cards.device import Runner
 from . import reference
 from .cases import Case, Depth, cases
 from .comparison import compare
-from .inputs import make_inputs
+from .error_bounds import tanh_error
+from .inputs import case_values, make_inputs
 from .sampled_problem import SAMPLE_SEEDS, draw_sample, sample_problem
 
 
@@ -56,14 +57,17 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     problem = build.kernel.problem
     width = build.kernel.variant.access_width(problem)
     q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
-    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse)
-    expected = reference.attention(q, k, v, scale=scale, scores=problem.scores)
+    values = case_values(case, problem, rng)
+    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse, values=values)
+    expected = reference.attention(
+        q, k, v, scale=scale, scores=problem.scores, values=values, tanh_error=tanh_error(problem)
+    )
     return compare(o, lse if case.want_lse else None, expected, v, problem, case.name)
 
 
 def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
     sample = draw_sample(problem, seed)
-    o, _ = runner.attend(build, sample.q, sample.k, sample.v, scale=sample.scale)
+    o, _ = runner.attend(build, sample.q, sample.k, sample.v, scale=sample.scale, values=sample.values)
     worst = 0.0
     for (b, h), expected in zip(sample.picks, sample.expected, strict=True):
         rows = o[b : b + 1, h : h + 1, sample.rows]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,6 +80,7 @@ class ModuleRunner(CudaRunner):
         *,
         scale: float,
         want_lse: bool = False,
+        values: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Calls the module's ``attention()`` as `Runner.attend` says.
 

@@ -37,7 +37,7 @@ class Numpy:
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
 
-    def attend(self, build, q, k, v, *, scale, want_lse=False):
+    def attend(self, build, q, k, v, *, scale, want_lse=False, values=None):
         with np.errstate(all="ignore"):
             return self._attend(build.kernel.problem, q, k, v, scale)
 

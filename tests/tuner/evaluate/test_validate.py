@@ -134,9 +134,9 @@ def test_inputs_differ_by_seed_and_repeat_by_seed():
         seen = []
 
         class Spy(FakeRunner):
-            def attend(self, build, q, k, v, *, scale, want_lse=False):
+            def attend(self, build, q, k, v, *, scale, want_lse=False, values=None):
                 seen.append(float(np.abs(q).sum()))
-                return super().attend(build, q, k, v, scale=scale, want_lse=want_lse)
+                return super().attend(build, q, k, v, scale=scale, want_lse=want_lse, values=values)
 
         validate(Spy(), fake_build(), seed=seed)
         return seen
@@ -296,8 +296,8 @@ def test_sample_catches_what_only_the_real_shape_shows():
     class LateRows(FakeRunner):
         """Wrong in the last row of sequences longer than any of the suite."""
 
-        def attend(self, build, q, k, v, *, scale, want_lse=False):
-            o, lse = super().attend(build, q, k, v, scale=scale, want_lse=want_lse)
+        def attend(self, build, q, k, v, *, scale, want_lse=False, values=None):
+            o, lse = super().attend(build, q, k, v, scale=scale, want_lse=want_lse, values=values)
             if q.shape[2] > 500:
                 o[-1, -1, -1] *= 1.1
             return o, lse
