@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
+from .formula.identifiers import is_identifier
+
 #: The largest window, chunk or dilation: positions beside them still fit into 32 bits.
 MAX_REACH = 2**30
 #: The types that an additive bias may have, and what says that it is a boolean mask.
@@ -22,18 +24,15 @@ BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8
 BUFFER_DTYPES = tuple(BUFFER_BYTES)
 #: The longest text of an expression.
 MAX_TEXT = 4000
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.IGNORECASE)
 #: What no expression has: comments, lines of their own, what is not printed.
 _UNREAD = re.compile(r"[^ -~]|[#\\]")
 #: Names that stand for something else in a kernel or in a module's call.
 _TAKEN_WORDS = """
-    args asm auto batch begin bool break case catch char class const constexpr continue default delete do
-    double else end enum extern false float for goto head if inline int k key lane lse long namespace new
-    not o operator or out private public q register return row scale score short signed sizeof static
-    struct switch template this throw true try typedef typename union unsigned using v void volatile while
-    warp xor and import from def is in lambda pass None True False causal layout stream seqlen_q seqlen_k
-    num_q_heads num_kv_heads value_scale return_lse b h window_left window_right always_keys chunk
-    dilation softcap prefix lengths document_begin document_end slopes bias sinks tile_lists
+    b h q k v o row key lse scale score batch lane warp causal layout stream out seqlen_q seqlen_k
+    num_q_heads num_kv_heads value_scale return_lse window_left window_right always_keys chunk dilation
+    softcap prefix lengths document_begin document_end slopes bias sinks tile_lists tile_lists_made
+    and as assert async await class def del elif except finally from global import in is lambda nonlocal
+    not or pass raise while with yield None True False
 """
 _TAKEN = frozenset(_TAKEN_WORDS.split())
 
@@ -98,8 +97,10 @@ class Scoring:
             raise ValueError(f"a bias of {self.bias!r} is not served; choose one of {kinds}")
         for name, value in self.scalars:
             _check_name(name)
-            if not isfinite(value):
-                raise ValueError(f"scalar {name} is {value}, no finite number")
+            if not isfinite(value) or isinstance(value, int) and abs(value) > MAX_REACH:
+                raise ValueError(
+                    f"scalar {name} is {value}; it must be finite, an integer within ±{MAX_REACH}"
+                )
         for name, dtype in self.buffers:
             _check_name(name)
             if dtype not in BUFFER_DTYPES:
@@ -177,8 +178,8 @@ class Scoring:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r:.80} is no name; up to 40 letters, digits and _ make one")
+    if not is_identifier(name):
+        raise ValueError(f"{name!r:.80} is no name; up to 40 letters, digits and _ make one, but no keyword")
     if name in _TAKEN:
         raise ValueError(f"{name!r} has a meaning of its own in kernels; choose another name")
 
