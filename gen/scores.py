@@ -116,8 +116,11 @@ class Scores:
     # diagonal of 0 says that rows are counted by their own place among the keys --------------------------
 
     def rows_may_be_empty(self) -> str:
-        """Returns C++ that is true where some row may see no key though there are keys."""
-        return "true" if self.predicate is not None else _any_flag((*self.begins, *self.ends[1:]))
+        """Returns C++ that is true where some row may see no key though there are keys, or none but such as a
+        change, a bias of -inf, leaves no weight."""
+        if self.predicate is not None or self.change is not None:
+            return "true"
+        return _any_flag((*self.begins, *self.ends[1:]))
 
     def later_rows_see_more(self) -> str:
         """Returns C++ that is true where rows see more keys than the rows before them."""
