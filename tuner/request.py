@@ -8,7 +8,8 @@ from itertools import product
 from typing import TypeVar
 
 from ..gen.problem import ITEM_BYTES, MAX_SIZE, PRECISIONS, Problem
-from .errors import UsageError, checked, suggestion
+from .asked_scoring import NOTHING_ASKED, AskedScoring
+from .errors import UsageError, suggestion
 from .suites import SUITES
 
 T = TypeVar("T")
@@ -29,10 +30,11 @@ class Shape:
     seqlen_q: int | None = None
     seqlen_k: int | None = None
     causal: bool | None = None
+    scoring: AskedScoring = NOTHING_ASKED
 
     @property
     def is_given(self) -> bool:
-        return any(value is not None for value in vars(self).values())
+        return self != Shape()
 
     @property
     def has_sizes(self) -> bool:
@@ -52,7 +54,7 @@ class Shape:
         if self.head_dim_v == 0:
             raise UsageError("head_dim_v is 0; leave --dv out for values as wide as keys")
         heads = _or(self.heads, default.num_q_heads)
-        return checked(
+        return self.scoring.made(
             lambda: Problem(
                 dtype=dtype,
                 precision=precision,
@@ -64,6 +66,7 @@ class Shape:
                 head_dim=_or(self.head_dim, default.head_dim),
                 head_dim_v=_or(self.head_dim_v, 0),
                 causal=_or(self.causal, default.causal),
+                scoring=self.scoring.of(dtype),
             )
         )
 
@@ -84,6 +87,7 @@ class Shapes:
     seqlen_q: tuple[int, ...] = ()
     seqlen_k: tuple[int, ...] = ()
     causal: tuple[bool, ...] = ()
+    scoring: AskedScoring = NOTHING_ASKED
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that no problem can have."""
@@ -103,11 +107,13 @@ class Shapes:
         for heads in self.kv_heads:
             # As many query heads, unless that is what would be told of.
             Shape(heads=heads if 1 <= heads <= MAX_SIZE else 1, kv_heads=heads).problem()
+        # Whatever is asked can be asked under the causal mask.
+        Shape(causal=True, scoring=self.scoring).problem()
 
     @property
     def is_given(self) -> bool:
         """Whether any option was given."""
-        return any(vars(self).values())
+        return self != Shapes()
 
     @property
     def has_sizes(self) -> bool:
@@ -130,6 +136,7 @@ class Shapes:
                 seqlen_q=p.seqlen_q,
                 seqlen_k=p.seqlen_k,
                 causal=p.causal,
+                scoring=AskedScoring(scoring=p.scoring),
             )
         return next(self._each())
 
@@ -162,7 +169,8 @@ class Shapes:
             "seqlen_k": self.seqlen_k or self.seqlen,
             "causal": self.causal,
         }
-        return all(getattr(problem, name) in values for name, values in given.items() if values)
+        listed = all(getattr(problem, name) in values for name, values in given.items() if values)
+        return listed and self.scoring.fits(problem)
 
     def words(self) -> list[str]:
         """Returns the options as they are typed, an option and its value a word."""
@@ -175,7 +183,8 @@ class Shapes:
             "seqlen_k": "seqlen-k",
         }
         words = []
-        for name, values in vars(self).items():
+        for name in self._lists():
+            values = getattr(self, name)
             if name == "causal":
                 words += (
                     ["--causal both"]
@@ -184,13 +193,17 @@ class Shapes:
                 )
             elif values:
                 words.append(f"--{names.get(name, name)} {','.join(map(str, values))}")
-        return words
+        return [*words, *self.scoring.words()]
 
     def _each(self) -> Iterator[Shape]:
         """The lists' combinations, the last named option changing fastest."""
-        names = [field.name for field in fields(Shape)]
+        names = [name for name in self._lists() if name != "suites"]
         for values in product(*(getattr(self, name) or (None,) for name in names)):
-            yield Shape(**dict(zip(names, values, strict=True)))
+            yield Shape(**dict(zip(names, values, strict=True)), scoring=self.scoring)
+
+    def _lists(self) -> list[str]:
+        """The names of the options that may be lists."""
+        return [field.name for field in fields(self) if field.name != "scoring"]
 
     def _of_suite(self, name: str) -> list[Problem]:
         problems = _suite(name)

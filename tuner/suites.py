@@ -3,7 +3,7 @@
 `report` are the cases of an optimisation report of float32 kernels, `gpt2` GPT-2 in training, `fp32` float32
 by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries serve less well
 (Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence against a long
-cache of grouped heads.
+cache of grouped heads, `masks` windows, soft caps and all else that changes scores or hides keys.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
+from ..gen.scoring import BIAS_DTYPES, BOOLEAN, Scoring
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ def _workload(
     seqlen: int | tuple[int, int],
     head_dim: int,
     causal: bool = False,
+    **asked: Any,
 ) -> Workload:
-    """``heads``: of queries, and of keys where fewer; ``seqlen``: of queries, and of keys where another."""
+    """``heads``: of queries, and of keys where fewer; ``seqlen``: of queries, and of keys where another;
+    ``asked``: fields of `Scoring`."""
     num_q_heads, num_kv_heads = (heads, heads) if isinstance(heads, int) else heads
     seqlen_q, seqlen_k = (seqlen, seqlen) if isinstance(seqlen, int) else seqlen
     problem = Problem(
@@ -58,6 +62,7 @@ def _workload(
         seqlen_k=seqlen_k,
         head_dim=head_dim,
         causal=causal,
+        scoring=Scoring(**asked),
     )
     return Workload(name, problem)
 
@@ -91,6 +96,54 @@ def _fp32() -> tuple[Workload, ...]:
         if not causal or head_dim in (64, 128)
     )
     return (*by_head_dim, _workload("f32-vit-197", "f32", 64, 12, 197, 64))
+
+
+#: A row's own pixel and eight around it in each direction, of images of 64 by 64.
+NEIGHBOURS = "abs(q // 64 - k // 64) <= 8 and abs(q % 64 - k % 64) <= 8"
+#: A table of biases for each head by the distance of a key.
+RELATIVE_BIAS = "score + table[h, q - k]"
+
+
+def _masks() -> tuple[Workload, ...]:
+    """Windows as libraries count them: of 128 keys, a row's own and 127 before it."""
+
+    def window(keys: int) -> dict[str, Any]:
+        return {"window": (keys - 1, 0)}
+
+    return (
+        _workload("window128-d64-16384c", "bf16", 1, 32, 16384, 64, True, **window(128)),
+        _workload("window128-d128-16384c", "bf16", 1, 16, 16384, 128, True, **window(128)),
+        _workload("window1024-d128-16384c", "bf16", 1, 16, 16384, 128, True, **window(1024)),
+        _workload("window4096-d128-8192c", "bf16", 1, 16, 8192, 128, True, **window(4096)),
+        _workload("window1024-d256-8192c", "bf16", 1, 8, 8192, 256, True, **window(1024)),
+        _workload("softcap30-d128-8192c", "bf16", 2, 16, 8192, 128, True, softcap=30.0),
+        _workload("softcap50-d256-8192c", "bf16", 2, 8, 8192, 256, True, softcap=50.0),
+        _workload("alibi-d64-8192c", "bf16", 2, 32, 8192, 64, True, alibi=True),
+        _workload("relbias-d128-8192c", "bf16", 2, 16, 8192, 128, True, score=RELATIVE_BIAS),
+        _workload("document16-d128-16384c", "bf16", 1, 16, 16384, 128, True, documents=16),
+        _workload("sink-d64-8192c-gqa4-windowNone", "bf16", 2, (32, 8), 8192, 64, True, sinks=True),
+        _workload(
+            *("sink-d64-8192c-gqa4-window128", "bf16", 2, (32, 8), 8192, 64, True), **window(128), sinks=True
+        ),
+        _workload("addmask-d128-4096", "bf16", 4, 16, 4096, 128, bias="bf16"),
+        _workload("boolmask-d64-4096", "bf16", 4, 32, 4096, 64, bias="u8"),
+        _workload("chunk1024-d128-16384c", "bf16", 1, 16, 16384, 128, True, chunk=1024),
+        _workload("prefix1024-d128-8192c", "bf16", 2, 16, 8192, 128, True, prefix=1024),
+        _workload("lengths-d128-4096", "bf16", 4, 16, 4096, 128, lengths=True),
+        _workload("dilation2-d64-8192c", "bf16", 2, 32, 8192, 64, True, **window(1024), dilation=2),
+        _workload("image64x64-d64", "bf16", 4, 32, 4096, 64, mask=NEIGHBOURS),
+        _workload("window1024-f16-d128-16384c", "f16", 1, 16, 16384, 128, True, **window(1024)),
+        _workload("softcap30-f16-d128-8192c", "f16", 2, 16, 8192, 128, True, softcap=30.0),
+        _workload("addmask-f16-d64-4096", "f16", 4, 32, 4096, 64, bias="f16"),
+        _workload("window1024-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, **window(1024)),
+        _workload("softcap30-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, softcap=30.0),
+        _workload("alibi-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, alibi=True),
+        _workload("addmask-f32-d64-4096", "f32", 4, 16, 4096, 64, bias="f32"),
+        _workload("window4096-gqa4-8192c", "bf16", 2, (32, 8), 8192, 128, True, **window(4096)),
+        _workload("gemma-d256-8192c", "bf16", 2, (8, 4), 8192, 256, True, **window(4096), softcap=50.0),
+        _workload("dec-window4096-128k-b1", "bf16", 1, (32, 8), (1, 131072), 128, **window(4096)),
+        _workload("dec-4k-b1", "bf16", 1, (32, 8), (1, 4096), 128),
+    )
 
 
 SUITES: dict[str, Suite] = {
@@ -142,31 +195,44 @@ SUITES: dict[str, Suite] = {
                 _workload("dec-8k-d256", "bf16", 16, (16, 8), (1, 8192), 256),
             ),
         ),
+        Suite("masks", "windows, soft caps, biases, documents", _masks()),
     )
 }
 
 
 #: What `Problem.name` writes.
 _NAME = re.compile(
-    r"(?P<dtype>[a-z0-9]+?)(_(?P<precision>{precisions}))?_d(?P<d>\d+)(v(?P<dv>\d+))?(?P<causal>_causal)?"
+    r"(?P<dtype>[a-z0-9]+?)(_(?P<precision>{precisions}))?_d(?P<d>\d+)(v(?P<dv>\d+))?"
+    r"(?P<asked>(_(window|chunk|prefix|lengths|documents|dilation|softcap|alibi|bias|sinks)[a-z0-9]*)*)"
+    r"(?P<causal>_causal)?"
     r"(_b(?P<batch>\d+))?(_h(?P<heads>\d+))?(_kv(?P<kv>\d+))?(_n(?P<n>\d+))?(_m(?P<m>\d+))?".format(
         precisions="|".join(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
     )
 )
+#: What `Scoring.values` writes of each of its fields.
+_FORMS = {
+    "window": re.compile(r"window(all|\d+)x(all|\d+)(?:x(\d+))?"),
+    **{name: re.compile(rf"{name}(\d+)") for name in ("chunk", "prefix", "documents", "dilation")},
+    "softcap": re.compile(r"softcap(\d+(?:p\d+)?(?:em?\d+)?)"),
+    "bias": re.compile(f"bias({'|'.join((*BIAS_DTYPES, BOOLEAN))})"),
+    **{name: re.compile(name) for name in ("lengths", "alibi", "sinks")},
+}
 
 
 def workload_named(text: str) -> Workload:
     """Returns the problem of a name like a tuned kernel's: ``bf16_d128_causal_b2_h32_kv8_n8192``, parts in
-    this order, any but the first two left out for their defaults.
+    this order, any but the first two left out for their defaults. Windows and the like stand before
+    ``_causal``: ``_window127x0_softcap30``; names do not say expressions.
 
     Raises:
         ValueError: it is none; the message says how one looks.
     """
     found = _NAME.fullmatch(text)
-    if found is None or found["dtype"] not in ITEM_BYTES:
+    asked = None if found is None else _asked(found["asked"].split("_")[1:])
+    if found is None or asked is None or found["dtype"] not in ITEM_BYTES:
         raise ValueError(
             f"shape {text!r} is not of the form dtype_dHEADDIM[_causal][_bBATCH][_hHEADS][_kvHEADS][_nLENGTH]"
-            "[_mKEYS], as in bf16_d128_causal_b2_h32_kv8_n8192"
+            "[_mKEYS], as in bf16_d128_causal_b2_h32_kv8_n8192, or bf16_d64_window127x0_causal"
         )
     default = Problem()
     heads = int(found["heads"] or default.num_q_heads)
@@ -182,8 +248,29 @@ def workload_named(text: str) -> Workload:
         head_dim=int(found["d"]),
         head_dim_v=int(found["dv"] or 0),
         causal=found["causal"] is not None,
+        scoring=asked,
     )
     return Workload(problem.name, problem)
+
+
+def _asked(parts: Sequence[str]) -> Scoring | None:
+    """What a name's parts ask of masks and scores; None where one is none."""
+    asked: dict[str, Any] = {}
+    for part in parts:
+        found = next(((name, m) for name, form in _FORMS.items() if (m := form.fullmatch(part))), None)
+        if found is None:
+            return None
+        name, match = found
+        if name == "window":
+            asked[name] = tuple(-1 if side == "all" else int(side) for side in match.groups()[:2])
+            asked["always"] = int(match[3] or 0)
+        elif name == "softcap":
+            asked[name] = float(match[1].replace("p", ".").replace("m", "-"))
+        elif match.groups():
+            asked[name] = match[1] if name == "bias" else int(match[1])
+        else:
+            asked[name] = True
+    return Scoring(**asked)
 
 
 def workloads(names: Sequence[str]) -> list[Workload]:

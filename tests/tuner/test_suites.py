@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
 from flashgen.tuner.bench.ladder_result import CASES
-from flashgen.tuner.suites import SUITES, workloads
+from flashgen.tuner.suites import SUITES, workload_named, workloads
 
 
 def test_names_and_problems_are_unique_over_all_suites() -> None:
@@ -24,6 +25,43 @@ def test_decode_is_one_row_against_grouped_heads() -> None:
         assert problem.seqlen_q == 1
         assert problem.seqlen_k >= 2048
         assert problem.num_kv_heads < problem.num_q_heads
+
+
+def test_masks_are_the_rows_that_rivals_were_timed_on() -> None:
+    """Their floating-point operations by visible pairs, where those do not hang on what is drawn."""
+    problems = SUITES["masks"].problems
+    known = {
+        "window128-d64-16384c": 17.113284608,
+        "window128-d128-16384c": 17.113284608,
+        "window1024-d128-16384c": 133.14818048,
+        "window4096-d128-8192c": 206.175207424,
+        "window1024-d256-8192c": 64.428703744,
+        "sink-d64-8192c-gqa4-windowNone": 549.822922752,
+        "sink-d64-8192c-gqa4-window128": 17.046700032,
+    }
+    assert {name: problems[name].flops / 1e9 for name in known} == known
+    whole, windowed = problems["dec-4k-b1"], problems["dec-window4096-128k-b1"]
+    assert (whole.flops, whole.min_bytes) == (windowed.flops, windowed.min_bytes)
+
+
+def test_a_problem_is_found_again_by_its_name() -> None:
+    for problem in SUITES["masks"].problems.values():
+        if problem.scoring.mask or problem.scoring.score:
+            with pytest.raises(ValueError, match="is not of the form"):
+                workload_named(problem.name)
+        else:
+            assert workload_named(problem.name).problem == problem
+    for asked in (
+        Scoring(window=(-1, 7), softcap=0.5, sinks=True),
+        Scoring(window=(9, -1), always=4, chunk=7, prefix=3, lengths=True, documents=2, dilation=5),
+        Scoring(softcap=1e-05, alibi=True, bias="u8"),
+        Scoring(softcap=2.5e20, bias="bf16"),
+    ):
+        problem = Problem(dtype="f32", precision="tf32", causal=True, scoring=asked)
+        assert workload_named(problem.name).problem == problem
+    for name in ("f32_d64_window1", "f32_d64_window1x", "f32_d64_chunk", "f32_d64_alibi2", "f32_d64_biasu9"):
+        with pytest.raises(ValueError, match="is not of the form"):
+            workload_named(name)
 
 
 def test_the_ladders_cases_are_the_reports() -> None:

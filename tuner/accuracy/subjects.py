@@ -11,6 +11,7 @@ from ...gen.problem import Problem
 from ...gen.promise import PROMISES
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
+from ..asked_scoring import NOTHING_ASKED, AskedScoring
 from ..cards.device import Device
 from ..cards.emulated import PREFIX
 from ..cards.names import resolve
@@ -43,6 +44,7 @@ class Wanted:
     precisions: tuple[str, ...] = ()
     masks: tuple[bool, ...] = (False, True)
     head_dim: int = 32
+    scoring: AskedScoring = NOTHING_ASKED
     held: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -129,6 +131,7 @@ def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
                 seqlen_q=SEQLEN,
                 seqlen_k=SEQLEN,
                 head_dim=wanted.head_dim,
+                scoring=wanted.scoring.of(dtype),
             )
 
 

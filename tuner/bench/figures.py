@@ -120,6 +120,7 @@ class Row:
         }
         return {
             **asdict(self),
+            "problem": self.problem.to_dict(),
             "cells": cells,
             "disturbances": list(self.disturbances),
             "ratios": self._ratios(),
@@ -151,6 +152,9 @@ class KernelErrors:
     problem: Problem
     inputs: str
     errors: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "problem": self.problem.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KernelErrors:
@@ -190,6 +194,7 @@ class BenchRun:
             "ceilings": self.ceilings.to_dict(),
             "summary": {name: summary(rows, self.ceilings) for name, rows in by_suite(self.rows).items()},
             "rows": [row.to_dict() for row in self.rows],
+            "errors": [each.to_dict() for each in self.errors],
         }
 
     @classmethod

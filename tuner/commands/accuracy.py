@@ -91,6 +91,7 @@ def accuracy_command(
         precisions=shapes.precision,
         masks=masks,
         head_dim=head_dim,
+        scoring=shapes.scoring,
         held=parse_settings(one_family(families or tuple(FAMILIES.values())), settings) if settings else {},
     )
     found = subjects(wanted)

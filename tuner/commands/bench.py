@@ -26,7 +26,9 @@ class BenchWords:
 
     suites: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SUITE]...", help="Of report, gpt2, fp32, llm, odd, decode; all by default."),
+        typer.Argument(
+            metavar="[SUITE]...", help="Of report, gpt2, fp32, llm, odd, decode, masks; all by default."
+        ),
     ] = None
     device: DeviceOption = "0"
     named: Annotated[

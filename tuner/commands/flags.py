@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ..asked_scoring import parse_scoring
 from ..errors import UsageError
 from ..request import Shapes
 from .parsing import BOTH_MASKS
@@ -148,7 +149,7 @@ SHAPE_OPTIONS = {
         ("--suite",),
         "NAMES",
         str,
-        "The problems of a suite (report, gpt2, fp32, llm, odd, decode) that the options below fit",
+        "The problems of a suite (report, gpt2, fp32, llm, odd, decode, masks) that the options below fit",
     ),
     "dtype": _ShapeOption(("--dtype",), "NAMES", str, "Data type: f32, f16, bf16 or e4m3", "f32"),
     "precision": _ShapeOption(
@@ -172,6 +173,73 @@ SHAPE_OPTIONS = {
 }
 
 
+@dataclass(frozen=True)
+class _ScoringOption:
+    """An option that asks for a mask or a change of scores; ``name`` is `parse_scoring`'s argument."""
+
+    name: str
+    flag: str
+    metavar: str
+    kind: Any
+    meaning: str
+
+
+#: The panel of help that they have.
+SCORING_PANEL = "Masks and scores"
+#: One value each, which all problems of lists have.
+SCORING_OPTIONS = (
+    _ScoringOption(
+        "window",
+        "--window",
+        "LEFT,RIGHT",
+        str,
+        "How many keys a row sees before and after its place, as in 127,0; `all` without a limit, as the "
+        "right side alone left out; 127,0,4 shows the first 4 keys to all.",
+    ),
+    _ScoringOption("chunk", "--chunk", "COUNT", str, "Rows see keys of their own chunk of so many."),
+    _ScoringOption(
+        "prefix", "--prefix", "COUNT", str, "With --causal: all rows see so many first keys, or fewer."
+    ),
+    _ScoringOption("lengths", "--lengths", "", bool, "Each batch has a number of keys of its own."),
+    _ScoringOption(
+        "documents", "--documents", "COUNT", str, "Rows see keys of their own document, of about so many."
+    ),
+    _ScoringOption(
+        "dilation", "--dilation", "COUNT", str, "Rows see keys at distances that are multiples of this."
+    ),
+    _ScoringOption("softcap", "--softcap", "NUMBER", str, "Scores s become n tanh(s / n)."),
+    _ScoringOption("alibi", "--alibi", "", bool, "Slopes times distances are subtracted (ALiBi)."),
+    _ScoringOption(
+        "bias",
+        "--bias",
+        "[DTYPE]",
+        str,
+        "A tensor is added: f32, f16 or bf16, else of the problem's type; u8: a boolean mask.",
+    ),
+    _ScoringOption("sinks", "--sinks", "", bool, "Each head has a logit in the denominator alone."),
+    _ScoringOption(
+        "mask", "--mask", "EXPR", str, "True where row q sees key k, as in 'doc\\[b, q] == doc\\[b, k]'."
+    ),
+    _ScoringOption(
+        "score", "--score", "EXPR", str, "Takes the score's place, as in 'score + table\\[h, q - k]'."
+    ),
+    _ScoringOption(
+        "buffers",
+        "--buffer",
+        "NAME=DTYPE",
+        list[str],
+        "An array's type in them, else f32 in a score and i32 in a mask; repeatable.",
+    ),
+    _ScoringOption(
+        "scalars",
+        "--scalar",
+        "NAME=NUMBER",
+        list[str],
+        "A number in them, and what to tune it for; repeatable.",
+    ),
+)
+
+
 def _shape_parameters(
     *, filters: bool, names: Collection[str] = tuple(SHAPE_OPTIONS)
 ) -> Iterator[inspect.Parameter]:
@@ -192,15 +260,22 @@ def _shape_parameters(
     told = "With or without the causal mask, aligned bottom-right; `--causal both` means either."
     yield parameter("causal", bool | None, None, typer.Option("--causal/--no-causal", help=told))
     yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))
+    for each in SCORING_OPTIONS:
+        option = typer.Option(
+            each.flag, metavar=each.metavar or None, help=each.meaning, rich_help_panel=SCORING_PANEL
+        )
+        kind, default = (bool, False) if each.kind is bool else (each.kind | None, None)
+        yield parameter(each.name, kind, default, option)
 
 
-def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **texts: str | None) -> Shapes:
+def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **given: Any) -> Shapes:
     """Returns the problems that the options' texts mean. Raises UsageError for what none can be."""
     lists = {
-        name: parse_list(each.flags[0], texts.get(name), each.parse) for name, each in SHAPE_OPTIONS.items()
+        name: parse_list(each.flags[0], given.get(name), each.parse) for name, each in SHAPE_OPTIONS.items()
     }
     masks = (False, True) if both_masks else () if causal is None else (causal,)
-    return Shapes(causal=masks, **lists)
+    scoring = parse_scoring(**{each.name: given[each.name] for each in SCORING_OPTIONS if each.name in given})
+    return Shapes(causal=masks, scoring=scoring, **lists)
 
 
 def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ...gen.families import FAMILIES
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
+from ...gen.scoring import Scoring
 from ..store.about import About
 from .checked_values import Wrong, json_object, located, plain_text, short_text, shown, whole_number
 
@@ -75,8 +77,17 @@ def about_of(data: Any) -> About:
 
 
 def _problem(data: Any) -> Problem:
-    values = _fields(data, Problem(), "problem")
-    return located("problem", lambda: Problem(**values))
+    given = dict(json_object(data, "problem"))
+    asked = json_object(given.pop("scoring", {}), "scoring")
+    values = _fields(given, Problem().to_dict(), "problem")
+    return located("problem", lambda: Problem(**values, scoring=_scoring(asked)))
+
+
+def _scoring(data: Mapping[str, Any]) -> Scoring:
+    try:
+        return Scoring.from_dict(data)
+    except TypeError as error:
+        raise Wrong(str(error)) from error
 
 
 def _limits(data: Any) -> DeviceLimits:
@@ -84,21 +95,20 @@ def _limits(data: Any) -> DeviceLimits:
         name="", arch=0, num_sms=0, smem_per_block=0, smem_per_sm=0, max_threads_per_sm=0,
         max_blocks_per_sm=0, l2_bytes=0, clock_mhz=0, dram_gbps=0,
     )  # fmt: skip
-    limits = DeviceLimits(**_fields(data, example, "limits"))
+    limits = DeviceLimits(**_fields(data, asdict(example), "limits"))
     if not limits.slug:
         raise Wrong("the card has no name")
     return limits
 
 
-def _fields(data: Any, example: Any, what: str) -> dict[str, Any]:
-    """The fields of a dataclass, of the types that ``example`` has them."""
-    given = json_object(data, what)
-    names = [field.name for field in fields(example)]
+def _fields(data: Any, example: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields that ``example`` has, of the types that it has them."""
+    given, names = json_object(data, what), list(example)
     if set(given) != set(names):
         odd = sorted(map(str, set(given) ^ set(names)))
         raise Wrong(f"{what} has the fields {', '.join(names)}; see {shown(odd)}")
     values: dict[str, Any] = {}
-    for name, typical in asdict(example).items():
+    for name, typical in example.items():
         value = given[name]
         if isinstance(typical, bool):
             if type(value) is not bool:

@@ -109,7 +109,7 @@ def recordings(times: Times) -> tuple[DeviceLimits, tuple[Recording, ...]]:
         variants = tuple(kind.from_dict(dict(zip(names, row[2:], strict=True))) for row in rows)
         measured, registers = (np.array([row[i] for row in rows]) for i in (0, 1))
         sample = entry.get("sample", SEARCH)
-        sets.append(Recording(sample, Problem(**entry["problem"]), variants, measured, registers))
+        sets.append(Recording(sample, Problem.from_dict(entry["problem"]), variants, measured, registers))
     return preset(data["preset"]), tuple(sets)
 
 
@@ -125,7 +125,7 @@ def gather(times: Times, paths: Sequence[Path], card: str, sample: str) -> None:
             found[recording.sample, recording.problem] = {v: (float(us), int(n)) for v, us, n in rows}
     for path in paths:
         for entry in json.loads(path.read_text()):
-            problem = Problem(**entry["problem"])
+            problem = Problem.from_dict(entry["problem"])
             timed = found.setdefault((sample, problem), {})
             timed |= {
                 v: (us, count) for v, us, count in _rows(times.family, entry["rows"], problem, preset(card))
@@ -133,7 +133,7 @@ def gather(times: Times, paths: Sequence[Path], card: str, sample: str) -> None:
     sets = [
         {
             "sample": name,
-            "problem": asdict(problem),
+            "problem": problem.to_dict(),
             "rows": sorted([round(us, 1), count, *asdict(v).values()] for v, (us, count) in timed.items()),
         }
         for (name, problem), timed in found.items()

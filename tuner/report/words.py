@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...gen.emit.options import shape_options
+from ...gen.emit.words import scoring_words
 from ...gen.limits import PRESETS
 from ...gen.problem import Problem
 from ..cards.slug import SIM_PREFIX, same_card
@@ -19,7 +20,8 @@ def percent(part: float) -> str:
 
 
 def problem_words(problem: Problem) -> str:
-    """Writes a problem's dtype, sizes and mask for people who do not know the options' names."""
+    """Writes a problem's dtype, sizes, masks and changes of scores for people who do not know the options'
+    names."""
     heads = f"{problem.num_q_heads} head{'s' if problem.num_q_heads != 1 else ''}"
     if problem.num_kv_heads != problem.num_q_heads:
         heads += f" ({problem.num_kv_heads} of keys and values)"
@@ -28,7 +30,8 @@ def problem_words(problem: Problem) -> str:
         lengths = f"{problem.seqlen_q} queries, {problem.seqlen_k} keys"
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
-    mask = "causal mask" if problem.causal else "no mask"
+    asked = [*(["causal mask"] if problem.causal else []), *filter(None, [scoring_words(problem.scoring)])]
+    mask = ", ".join(asked) or "no mask"
     return (
         f"{problem.dtype}{precision}, batch {problem.batch}, {heads}, {lengths}, head dim {problem.head_dim}"
         f"{values}, {mask}"

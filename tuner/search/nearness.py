@@ -1,4 +1,8 @@
-"""How near one problem is to another: what was tuned or tried for the one serves the other best."""
+"""How near one problem is to another: what was tuned or tried for the one serves the other best.
+
+A kernel serves problems of its own masks and changes of scores alone, whatever their numbers; to begin a
+search with, those of others will do.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,29 @@ def masks_differ(tuned: Problem, asked: Problem) -> bool:
     return asked.seqlen_q > 1 and tuned.causal != asked.causal
 
 
+def scores_differ(tuned: Problem, asked: Problem) -> bool:
+    """Tells whether kernels of the two have other masks or changes of scores, a causal mask apart."""
+    return tuned.scoring.stem != asked.scoring.stem
+
+
 def shape_distance(tuned: Problem, asked: Problem) -> float:
-    """Returns the doublings between two shapes, weighted; 0 for the same."""
-    lengths = sum(abs(log2(getattr(tuned, name) / getattr(asked, name))) for name in ("seqlen_q", "seqlen_k"))
+    """Returns the doublings between two shapes, weighted: of rows, of the keys that each sees and of heads; 0
+    for the same."""
+    rows = abs(log2(tuned.seqlen_q / asked.seqlen_q))
+    keys = abs(log2(_reach(tuned) / _reach(asked)))
     heads = abs(log2(tuned.batch * tuned.num_q_heads / (asked.batch * asked.num_q_heads)))
-    return LENGTH_WEIGHT * lengths + HEADS_WEIGHT * heads
+    return LENGTH_WEIGHT * (rows + keys) + HEADS_WEIGHT * heads
+
+
+def _reach(problem: Problem) -> float:
+    """About how many keys a row may see: all there are, unless windows, chunks or documents are asked for."""
+    asked, keys = problem.scoring, problem.seqlen_k
+    reach = float(keys)
+    if asked.window is not None:
+        left, right = (keys if side < 0 else side for side in asked.window)
+        reach = min(reach, left + (0 if problem.causal else right) + 1 + asked.always)
+    if asked.chunk:
+        reach = min(reach, asked.chunk)
+    if asked.documents:
+        reach = min(reach, keys / asked.documents)
+    return max(1.0, reach / max(1, asked.dilation))

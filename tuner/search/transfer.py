@@ -27,12 +27,12 @@ from ..store.ended_trials import ended_trials
 from ..store.makers import Makers
 from ..store.studies import UNREADABLE
 from .gaussian_process import process
-from .nearness import masks_differ, shape_distance
+from .nearness import masks_differ, scores_differ, shape_distance
 
 #: Neighbours that are learned from, and the fewest times that teach anything.
 NEIGHBOURS, FEWEST_TIMES = 2, 8
-#: Doublings of a length that another mask counts as.
-OTHER_MASK = 3.0
+#: Doublings of a length that another mask counts as, and other masks and changes of scores beside it.
+OTHER_MASK, OTHER_SCORES = 3.0, 4.0
 #: Failures that are the source's and not the problem's.
 SOURCE_FAILURES = (Status.COMPILE_FAILED, Status.SPILLED)
 
@@ -49,11 +49,11 @@ def neighbours(
     storage: BaseStorage, slug: str, problem: Problem, makers: Makers, family: type[Variant]
 ) -> list[Lesson]:
     """Returns the nearest problems that the storage holds enough trials of, nearest first: those of the same
-    dtype, precision and head dims, of few query rows or many as it has itself, whose trials the same makers
-    made on the card of that slug."""
+    dtype, precision and head dims, of few query rows or many as it has itself, whatever their masks and
+    changes of scores, whose trials the same makers made on the card of that slug."""
     near: list[tuple[float, str, Problem]] = []
     for name in get_all_study_names(storage):
-        if not name.startswith(f"{slug}/{problem.stem}") or f"/{family.family}/" not in name:
+        if not name.startswith(f"{slug}/{_arithmetic(problem)}") or f"/{family.family}/" not in name:
             continue
         about = storage.get_study_user_attrs(storage.get_study_id_from_name(name))
         if not makers.made(about):
@@ -62,10 +62,12 @@ def neighbours(
             other = Problem.from_dict(about["problem"])
         except UNREADABLE:
             continue
-        alike = other.stem == problem.stem and other.has_few_queries == problem.has_few_queries
+        alike = (
+            _arithmetic(other) == _arithmetic(problem) and other.has_few_queries == problem.has_few_queries
+        )
         if other != problem and alike:
-            mask = OTHER_MASK * masks_differ(other, problem)
-            near.append((shape_distance(other, problem) + mask, name, other))
+            masks = OTHER_MASK * masks_differ(other, problem) + OTHER_SCORES * scores_differ(other, problem)
+            near.append((shape_distance(other, problem) + masks, name, other))
     lessons: dict[Problem, Lesson] = {}
     for _, name, other in sorted(near, key=lambda each: each[:2]):
         if other in lessons:
@@ -82,7 +84,7 @@ def neighbours(
 def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limits: DeviceLimits) -> Prior:
     """Returns the cost model's word on a catalogue's variants, corrected by what the lessons teach.
 
-    What did not compile or spilled under the same mask will again: its source is the same.
+    What did not compile or spilled under the same masks will again: its source is the same.
     """
     codes: list[list[int]] = []
     errors: list[float] = []
@@ -94,7 +96,8 @@ def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limi
             codes.append(catalogue.encode(variant))
             # How wrong it is of all alike says nothing of the order.
             errors.append(error - middle)
-        if lesson.problem.causal == catalogue.problem.causal:
+        same = lesson.problem.causal == catalogue.problem.causal
+        if same and not scores_differ(lesson.problem, catalogue.problem):
             rows = (catalogue.row(o.variant) for o in lesson.outcomes if o.status in SOURCE_FAILURES)
             hopeless.update(row for row in rows if row is not None)
     if not errors:
@@ -110,6 +113,11 @@ def informed(prior: Prior, catalogue: Catalogue, lessons: Sequence[Lesson], limi
         return float("inf") if row in hopeless else prior(variant) * exp(correction[row])
 
     return informed_us
+
+
+def _arithmetic(problem: Problem) -> str:
+    """What must be the same: dtype, precision and head dims."""
+    return problem.stem.removesuffix(problem.scoring.stem)
 
 
 def _has_time(outcome: Outcome) -> bool:

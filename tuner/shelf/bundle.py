@@ -73,13 +73,17 @@ def pick(
 def widened(
     known: Sequence[library.Entry], shapes: Shapes, problems: Sequence[Problem], limits: DeviceLimits
 ) -> list[Problem]:
-    """Returns the problems, or where lists name no sizes all on the card that were tuned and fit them."""
+    """Returns the problems, or where lists name no sizes all on the card that were tuned and fit them, with
+    no other masks and changes of scores than they have."""
     if shapes.suites or shapes.has_sizes:
         return list(problems)
+    asked = {problem.scoring.stem for problem in problems}
     tuned = [
         entry.kernel.problem
         for entry in known
-        if same_card(entry.slug, limits.slug) and shapes.fits(entry.kernel.problem)
+        if same_card(entry.slug, limits.slug)
+        and shapes.fits(entry.kernel.problem)
+        and entry.kernel.problem.scoring.stem in asked
     ]
     missing = [problem for problem in problems if problem.stem not in {each.stem for each in tuned}]
     return list(dict.fromkeys([*tuned, *missing]))

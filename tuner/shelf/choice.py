@@ -2,14 +2,16 @@
 
 The order of choice, which `find` documents to the user as well:
 
-1. Data type, precision and head dims must agree, and the family where one is asked for. A kernel tuned for
+1. Data type, precision, head dims and, whatever their numbers, masks and changes of scores (a causal mask
+   apart) must agree, and the family where one is asked for. A kernel tuned for
    automatic precision serves that alone: what is asked for by name is what was tuned by that name.
 2. Measured kernels come before predicted ones.
 3. The same card comes before another of the same compute capability; any other card's kernel is not used.
 4. A kernel tuned for few query rows, 16 at most, comes first where few are asked for, else one for many.
 5. A kernel tuned under the same mask comes before one tuned under the other (a kernel serves both). One row
    sees all keys, whatever the mask.
-6. Then the nearest in sequence lengths and in the number of heads over the batch, by ratio. Where no sizes
+6. Then the nearest in query rows, in the keys that each sees and in the number of heads over the batch, by
+   ratio. Where no sizes
    were asked for: the last that was tuned here; of the shipped ones, the nearest to the default sizes.
 """
 
@@ -20,11 +22,12 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
+from ...gen.emit.words import scoring_words
 from ...gen.limits import PRESETS, DeviceLimits, preset_of
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..cards.slug import same_card
-from ..search.nearness import masks_differ, shape_distance
+from ..search.nearness import masks_differ, scores_differ, shape_distance
 from .library import Entry, is_shipped
 
 
@@ -139,8 +142,8 @@ def nearest_variants(
     family: type[Variant],
     count: int = 2,
 ) -> list[Variant]:
-    """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, and
-    then as `find` has it in rows, mask and shape."""
+    """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, masks
+    and changes of scores, and then as `find` has it in rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
@@ -149,6 +152,7 @@ def nearest_variants(
             abs(entry.kernel.arch - limits.arch),
             abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
             tuned.precision != problem.precision,
+            scores_differ(tuned, problem),
             entry.predicted,
             tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),
@@ -167,7 +171,8 @@ def shape_words(problem: Problem) -> str:
     lengths = str(problem.seqlen_q)
     if problem.seqlen_k != problem.seqlen_q:
         lengths += f"x{problem.seqlen_k}"
-    return f"batch {problem.batch}, heads {heads}, seqlen {lengths}"
+    asked = scoring_words(problem.scoring)
+    return f"batch {problem.batch}, heads {heads}, seqlen {lengths}{asked and f', {asked}'}"
 
 
 def _words(entry: Entry) -> str:

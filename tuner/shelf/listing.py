@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...gen.emit.words import scoring_words
 from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
 from ...gen.variant import Value, Variant
 from ..cards.slug import same_card
 from ..errors import UsageError, suggestion
@@ -66,6 +68,7 @@ def _order(entry: library.Entry) -> tuple[Any, ...]:
         p.head_dim,
         p.head_dim_v,
         p.causal,
+        p.scoring.values,
         p.seqlen_q,
         p.seqlen_k,
         heads,
@@ -125,7 +128,7 @@ class Difference:
     @cached_property
     def problem(self) -> dict[str, tuple[Value, Value]]:
         """What of the problems differs."""
-        return _differing(self.a.kernel.problem.to_dict(), self.b.kernel.problem.to_dict())
+        return _differing(*map(_facts, (self.a.kernel.problem, self.b.kernel.problem)))
 
     @cached_property
     def made(self) -> dict[str, tuple[Value, Value]]:
@@ -169,6 +172,11 @@ class Difference:
 def compare(known: Sequence[library.Entry], a: str, b: str) -> Difference:
     """Returns the difference between two kernels as `find` names them. Raises UsageError or FlashgenError."""
     return Difference(find(known, a), find(known, b))
+
+
+def _facts(problem: Problem) -> dict[str, Any]:
+    """A problem's fields, masks and changes of scores in words."""
+    return {**problem.to_dict(), "scoring": scoring_words(problem.scoring) or "none"}
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

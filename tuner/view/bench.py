@@ -24,6 +24,7 @@ from ..bench.figures import (
 )
 from ..suites import SUITES
 from .table import Table
+from .words import asked_words
 
 #: Of the report's steps, the one that stands beside other contenders; all are in a table of their own.
 LAST_STEP = LADDER + list(STEPS)[-1]
@@ -124,18 +125,23 @@ def _seqlen(problem: Problem) -> str:
     return f"{problem.seqlen_q} x {problem.seqlen_k}"
 
 
+def _type(problem: Problem) -> str:
+    """The data type and, unless automatic, the precision."""
+    return problem.dtype + ("" if problem.precision == "auto" else f"_{problem.precision}")
+
+
 def _head_dims(problem: Problem) -> str:
     same = problem.head_dim_v == problem.head_dim
     return str(problem.head_dim) + ("" if same else f" / {problem.head_dim_v}")
 
 
 SHAPE_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
-    ("dtype", lambda row: row.problem.stem.rpartition("_")[0]),
+    ("dtype", lambda row: _type(row.problem)),
     ("batch", lambda row: str(row.problem.batch)),
     ("heads", lambda row: _heads(row.problem)),
     ("seqlen", lambda row: _seqlen(row.problem)),
     ("head dim", lambda row: _head_dims(row.problem)),
-    ("mask", lambda row: "causal" if row.problem.causal else NOTHING),
+    ("mask", lambda row: asked_words(row.problem) or NOTHING),
 ]
 
 
@@ -268,9 +274,7 @@ def errors_table(errors: Sequence[KernelErrors]) -> Table:
     groups: dict[tuple[str, int, str, str], list[KernelErrors]] = {}
     for each in errors:
         p = each.problem
-        groups.setdefault((p.stem.rpartition("_")[0], p.head_dim, _head_dims(p), each.inputs), []).append(
-            each
-        )
+        groups.setdefault((_type(p), p.head_dim, _head_dims(p), each.inputs), []).append(each)
     lines = []
     for (kind, _, dims, inputs), members in sorted(groups.items()):
         worst = {n: _largest(m.errors.get(n) for m in members) for n in (OURS, *names)}

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
+from ...gen.emit.words import scoring_words
 from ...gen.variant import Value
 from ..option_words import word
 from ..shelf.library import Entry
@@ -32,7 +33,8 @@ NAMES_IN_HEADINGS = 22
 
 
 def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
-    """Prints one line a kernel, under its card. Without files is what a study alone holds."""
+    """Prints one line a kernel, under its card, with a column of masks and scores where any is asked for.
+    Without files is what a study alone holds."""
     widen(console)
     for slug in dict.fromkeys(entry.slug for entry in entries):
         here = [entry for entry in entries if entry.slug == slug]
@@ -41,6 +43,9 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
         table = Table(title=escape(f"{slug}: {here[0].kernel.device}{kind}"), title_justify="left")
         table.add_column("kernel", overflow="fold")
         table.add_column("family")
+        scored = any(not entry.kernel.problem.scoring.is_plain for entry in here)
+        if scored:
+            table.add_column("masks and scores", overflow="fold")
         for heading in ("time", "TFLOP/s", "error"):
             table.add_column(heading, justify="right", no_wrap=True)
         for entry in here:
@@ -50,6 +55,7 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
             table.add_row(
                 f"{kernel.problem.name}{kept}",
                 kernel.variant.family,
+                *([escape(scoring_words(kernel.problem.scoring))] if scored else []),
                 microseconds(m.median_us),
                 f"{m.tflops:.1f}{kind}",
                 f"{m.error:.1e}",

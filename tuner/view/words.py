@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from ...gen.emit.words import scoring_words
 from ...gen.problem import Problem
 from ...gen.variant import Variant
 from ..evaluate.outcome import Measurement
@@ -50,9 +51,16 @@ def settings_words(variant: Variant) -> str:
     return " ".join(f"{k}={word(v)}" for k, v in variant.to_dict().items())
 
 
+def asked_words(problem: Problem) -> str:
+    """Writes what is asked of a problem's masks and scores, ``causal, window 127,0``; empty where nothing
+    is."""
+    causal = ["causal"] if problem.causal else []
+    return ", ".join([*causal, *filter(None, [scoring_words(problem.scoring)])])
+
+
 def problem_words(problem: Problem) -> str:
-    """Writes a problem's dtype, sizes and mask."""
-    mask = "causal" if problem.causal else "no mask"
+    """Writes a problem's dtype, sizes, masks and changes of scores."""
+    mask = asked_words(problem) or "no mask"
     heads = str(problem.num_q_heads)
     if problem.num_kv_heads != problem.num_q_heads:
         heads += f" (kv {problem.num_kv_heads})"
