@@ -1,25 +1,39 @@
-"""The suite of small problems at which kernels go wrong, made around a variant's own tile sizes."""
+"""The suite of small problems at which kernels go wrong, made around a variant's own tile sizes.
+
+Where something is asked of masks and scores, the problems of plain attention come with numbers that suit
+their lengths, since a window of 1023 keys hides nothing of 200, and others are added at which masks go wrong.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from ...gen.emit.words import scoring_words
 from ...gen.problem import Problem
+from ...gen.scoring import PLAIN, Scoring
 from ...gen.variant import Variant
 from . import reference
+from .asked_numbers import numbers_for
 from .error_bounds import PLAIN_SCORE, plain_score
 
 Depth = Literal["quick", "full"]
 LAYOUTS = ("bhnd", "bnhd", "packed", "padded")
+#: What arrays that masks and changes read hold: as they are drawn; for each batch and head others, with gaps
+#: between rows; what is at the ends of their ranges; what hides all keys of some rows.
+VALUES = ("drawn", "various", "extreme", "hiding")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem to try a kernel on. ``scale`` multiplies 1/√d."""
+    """One attention problem to try a kernel on. ``scale`` multiplies 1/√d.
+
+    ``scoring`` has the numbers of what is asked of masks and scores, and ``values`` says what the arrays hold
+    that those read.
+    """
 
     batch: int
     num_q_heads: int
@@ -30,22 +44,68 @@ class Case:
     layout: str = "bhnd"
     scale: float = 1.0
     want_lse: bool = False
+    scoring: Scoring = PLAIN
+    values: str = VALUES[0]
 
     @property
     def name(self) -> str:
         heads = f"{self.num_q_heads}"
         if self.num_kv_heads != self.num_q_heads:
             heads += f"/{self.num_kv_heads}"
+        asked = "" if self.scoring.is_plain else f", {scoring_words(self.scoring)}, {self.values} values"
         return (
             f"{self.inputs} inputs, batch {self.batch}, heads {heads}, {self.seqlen_q} queries, "
-            f"{self.seqlen_k} keys, {self.layout} layout, scale {self.scale:g}/√d"
+            f"{self.seqlen_k} keys, {self.layout} layout, scale {self.scale:g}/√d{asked}"
         )
 
 
 def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:
     """Returns small problems that no tile divides, around the variant's tiles of ``br`` rows and ``bc``
     keys."""
-    br, bc = int(getattr(variant, "br", 64)), int(getattr(variant, "bc", 64))
+    plain = _plain_cases(variant, problem, depth, rng)
+    if problem.scoring.is_plain:
+        return plain
+    return _scored_cases((*plain, *_masked_shapes(variant, depth, rng)), variant, problem, rng)
+
+
+def _scored_cases(
+    shapes: tuple[Case, ...], variant: Variant, problem: Problem, rng: np.random.Generator
+) -> Iterator[Case]:
+    """The cases with numbers for their lengths, and values of each kind in turn."""
+    asked, bc = problem.scoring, _tiles(variant)[1]
+    for turn, case in enumerate(shapes):
+        if asked.score and case.inputs in reference.LARGE_DISTRIBUTIONS:
+            # What becomes of a score of 150 in an expression that nobody knows may be anything.
+            case = replace(case, inputs="normal")
+        # Numbers and values change places as the turns go round.
+        values = VALUES[(turn + turn // len(VALUES)) % len(VALUES)]
+        yield replace(case, scoring=numbers_for(asked, case.seqlen_k, bc, turn, rng), values=values)
+
+
+def _masked_shapes(variant: Variant, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:
+    """Shapes at which masks go wrong."""
+    br, bc = _tiles(variant)
+    # Tiles before what a row sees and behind it, for few rows and for more than a tile.
+    for _ in range(2 if depth == "quick" else 6):
+        yield Case(1, 2, 1, br + _ragged(br, rng), 4 * bc + _ragged(bc, rng), "normal", "bnhd", want_lse=True)
+        yield Case(1, 4, 2, 1 + int(rng.integers(0, 3)), 5 * bc + _ragged(bc, rng), "uniform", want_lse=True)
+    # Batches and heads that see others' keys if they are mistaken.
+    yield Case(3, 4, 2, br // 2 + _ragged(br, rng), bc + _ragged(bc, rng), "normal", "padded", want_lse=True)
+    if depth == "full":
+        yield Case(3, 6, 3, 2 * br + 1, 2 * bc - 1, "uniform", "bnhd", want_lse=True)
+        yield Case(4, 2, 2, 1, 3 * bc + 1, "normal", "bnhd", want_lse=True)
+
+
+def _tiles(variant: Variant) -> tuple[int, int]:
+    """Rows and keys of a variant's tiles."""
+    return int(getattr(variant, "br", 64)), int(getattr(variant, "bc", 64))
+
+
+def _plain_cases(
+    variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator
+) -> Iterator[Case]:
+    """The problems of plain attention."""
+    br, bc = _tiles(variant)
     # Several tiles, the last one ragged: three key tiles go once around a two-stage pipeline.
     ragged_q = br + _ragged(br, rng)
     ragged_k = 2 * bc + _ragged(bc, rng)

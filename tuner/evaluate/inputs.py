@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.scoring_values import draw_values
-from ..cards.score_values import values_as_read
 from . import reference
 from .cases import Case
 
@@ -38,14 +33,6 @@ def make_inputs(
     elif case.layout == "padded":
         q, k, v = (_padded(x, access_width) for x in (q, k, v))
     return q, k, v, scale
-
-
-def case_values(case: Case, problem: Problem, rng: np.random.Generator) -> Mapping[str, Any]:
-    """Makes what the problem's scores read in that case, as the types of its kernels' buffers hold it."""
-    if problem.scores.is_plain:
-        return {}
-    sizes = replace(problem, **{name: getattr(case, name) for name in problem.layout.sizes})
-    return values_as_read(sizes, draw_values(problem.scoring, problem.scores, sizes, rng))
 
 
 def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:

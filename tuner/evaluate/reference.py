@@ -25,13 +25,16 @@ class Reference:
     |scale · q·k| met in a key that a row sees: float32 rounds a score of that size by up to 2⁻²⁴ of it, and
     exp turns the absolute error of a score into a relative error of its weight. Where scores are changed it
     is what rounding of that kind comes to behind the change, and ``change_error`` what the change's own
-    operations round by, of the keys that have weight.
+    operations round by, of the keys that have weight. Where sinks take weight from all keys, ``reach`` is
+    Σ|v| of the keys that a row sees over the sum of its weights, the largest being 1: times the least weight
+    that arithmetic has, it bounds what is lost.
     """
 
     o: np.ndarray
     lse: np.ndarray
     max_score: float
     change_error: float = 0.0
+    reach: np.ndarray | None = None
 
 
 def attention(
@@ -54,63 +57,85 @@ def attention(
     batch and head of q are those numbered ``first`` there. Only ``rows`` are computed, an array of query rows
     in rising order; None: all. ``tanh_error`` is how far off hyperbolic tangents may be, of their size.
     """
-    batch, num_q_heads, seqlen_q, head_dim = q.shape
-    num_kv_heads, seqlen_k = k.shape[1:3]
-    heads = (num_kv_heads, num_q_heads // num_kv_heads)
+    batch, num_q_heads, seqlen_q, _ = q.shape
+    seqlen_k = k.shape[2]
     rows = np.arange(seqlen_q) if rows is None else np.asarray(rows)
     asked = AskedPairs(scores, values or {}, first, num_q_heads, seqlen_q, seqlen_k)
-    sinks = asked.sinks()[:, None, None]
     o = np.zeros((batch, num_q_heads, len(rows), v.shape[-1]))
-    lse = np.broadcast_to(sinks[..., 0], o.shape[:3]).copy()
+    lse = np.broadcast_to(asked.sinks()[:, None], o.shape[:3]).copy()
     step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
+    reach = np.zeros_like(o) if scores.sinks else None
     max_score = change_error = 0.0
     for b in range(batch):
-        keys = np.asarray(k[b], np.float64)[:, None]
-        all_weighed = np.asarray(v[b], np.float64)[:, None]
         begins, ends = asked.interval(b, rows)
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            queries = np.asarray(q[b][:, rows[part]], np.float64) * scale
             # Keys that no row of the part sees are left out.
             seeing = start + np.flatnonzero(begins[part] < ends[part])
             if not seeing.size:
                 continue
             seen = slice(int(begins[seeing].min()), int(ends[seeing].max()))
-            positions = np.arange(seen.start, seen.stop)
-            hidden = asked.hidden(b, rows[part], positions)
-            weighed = all_weighed[:, :, seen]
-            unseen = hidden.all(axis=(0, 1))
-            if unseen.any():
-                weighed = np.where(unseen[:, None], 0.0, weighed)
-            with np.errstate(invalid="ignore"):
-                products = queries.reshape(*heads, -1, head_dim) @ keys[:, :, seen].swapaxes(-1, -2)
-            products = products.reshape(num_q_heads, -1, len(positions))
-            np.copyto(products, 0.0, where=hidden)
-            if scores.change is None:
-                max_score = max(max_score, float(products.max()), -float(products.min()))
-                errors = ()
-            else:
-                products, *errors = asked.changed(b, products, rows[part], positions, tanh_error)
-            np.copyto(products, -np.inf, where=hidden)
-            top = np.maximum(products.max(axis=-1, keepdims=True), sinks)
-            top[np.isneginf(top)] = 0.0
-            products -= top
-            weights = np.exp(products, out=products)
-            for_sinks = np.exp(sinks - top)
-            total = weights.sum(axis=-1) + for_sinks[..., 0]
-            visible = total > 0.0
-            sums = (weights.reshape(*heads, -1, len(positions)) @ weighed).reshape(
-                num_q_heads, -1, v.shape[-1]
-            )
-            o[b, :, part] = sums / np.where(visible, total, 1.0)[..., None]
-            with np.errstate(divide="ignore"):
-                lse[b, :, part] = np.log(total) + top[..., 0]
-            if errors:
-                inherited, own = (felt_errors(each, weights, hidden) for each in errors)
-                max_score, change_error = max(max_score, inherited), max(change_error, own)
-            felt = for_sinks[..., 0] > UNIT
-            max_score = max(max_score, float(np.abs(np.where(felt, sinks[..., 0], 0.0)).max()))
-    return Reference(o, lse, max_score, change_error)
+            tile = _Tile(asked, b, rows[part], np.arange(seen.start, seen.stop), scale)
+            found = tile.attend(q[b][:, rows[part]], k[b][:, seen], v[b][:, seen], tanh_error)
+            o[b, :, part], lse[b, :, part] = found.o, found.lse
+            max_score, change_error = max(max_score, found.max_score), max(change_error, found.change_error)
+            if reach is not None:
+                reach[b, :, part] = found.reach
+    return Reference(o, lse, max_score, change_error, reach)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some rows of one batch beside some of its keys, of all heads."""
+
+    asked: AskedPairs
+    b: int
+    rows: np.ndarray
+    keys: np.ndarray
+    scale: float
+
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, tanh_error: float) -> Reference:
+        """The outputs of the rows, (num_q_heads, rows, head_dim_v) and (num_q_heads, rows), of q, k and v
+        without a batch."""
+        q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+        num_q_heads, heads = len(q), (len(k), len(q) // len(k))
+        hidden = self.asked.hidden(self.b, self.rows, self.keys)
+        with np.errstate(invalid="ignore"):  # of keys that no row sees
+            products = (q * self.scale).reshape(*heads, *q.shape[1:]) @ k[:, None].swapaxes(-1, -2)
+        products = products.reshape(num_q_heads, *products.shape[2:])
+        np.copyto(products, 0.0, where=hidden)
+        if self.asked.scores.change is None:
+            max_score = max(float(products.max()), -float(products.min()))
+            errors = ()
+        else:
+            max_score = 0.0
+            products, *errors = self.asked.changed(self.b, products, self.rows, self.keys, tanh_error)
+        np.copyto(products, -np.inf, where=hidden)
+        sinks = self.asked.sinks()[:, None, None]
+        top = np.maximum(products.max(axis=-1, keepdims=True), sinks)
+        top[np.isneginf(top)] = 0.0
+        products -= top
+        weights = np.exp(products, out=products)
+        of_sinks = np.exp(sinks - top)[..., 0]
+        total = weights.sum(axis=-1) + of_sinks
+        unseen = np.asarray(hidden.all(axis=(0, 1)))
+        values = np.where(unseen[:, None], 0.0, v) if unseen.any() else v
+        divisor = np.where(total > 0.0, total, 1.0)[..., None]
+        o = self._weighed(weights, values) / divisor
+        reach = None
+        if self.asked.scores.sinks:
+            seen = np.broadcast_to(~hidden, weights.shape).astype(np.float64)
+            reach = self._weighed(seen, np.abs(values)) / divisor
+        with np.errstate(divide="ignore"):
+            lse = np.log(total) + top[..., 0]
+        felt_sinks = np.where(of_sinks > UNIT, np.abs(sinks[..., 0]), 0.0)
+        felt = [felt_errors(each, weights, hidden) for each in errors] or [0.0, 0.0]
+        return Reference(o, lse, max(max_score, felt[0], float(felt_sinks.max())), felt[1], reach)
+
+    def _weighed(self, weights: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """The sums of values by weights, (num_q_heads, rows, head_dim_v)."""
+        sums = weights.reshape(len(v), -1, *weights.shape[1:]) @ v[:, None]
+        return sums.reshape(*weights.shape[:2], -1)
 
 
 def felt_errors(errors: np.ndarray, weights: np.ndarray, hidden: np.ndarray) -> float:

@@ -14,10 +14,11 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Runner
 from . import reference
+from .asked_values import case_values
 from .cases import Case, Depth, cases
 from .comparison import compare
 from .error_bounds import tanh_error
-from .inputs import case_values, make_inputs
+from .inputs import make_inputs
 from .sampled_problem import SAMPLE_SEEDS, draw_sample, sample_problem
 
 
