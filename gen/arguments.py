@@ -28,6 +28,8 @@ from .scores import Buffer, Scores, scores_of
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 #: Byte strides that a map can hold are multiples of the one and below the other.
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
+#: What kernels whose rows see what a predicate says are told of their lists of tiles.
+TILE_LISTS, LISTS_MADE = "tile_lists", "tile_lists_made"
 #: The codes by which `struct` packs them.
 ADDRESS, LONG, INT, SINGLE = "Q", "q", "i", "f"
 #: Those of plain attention, which read nothing but q, k and v.
@@ -51,7 +53,7 @@ BUFFER_ELEMENTS = {
 class Field:
     """One member of a kernel's arguments: its name and the code by which `struct` packs it.
 
-    ``array`` is the array that an address is of, or ``buffer`` the buffer.
+    ``array`` is the array that an address is of, or ``buffer`` the buffer, or ``pointee`` the C type there.
     """
 
     name: str
@@ -59,9 +61,12 @@ class Field:
     array: Array | None = None
     comment: str = ""
     buffer: Buffer | None = None
+    pointee: str = ""
 
     def c_type(self, elements: Mapping[str, str]) -> str:
         """Returns the member's type in C, ``elements`` being what arrays' elements are called there."""
+        if self.pointee:
+            return f"{self.pointee}* "
         if self.buffer is not None:
             return f"const {BUFFER_ELEMENTS[self.buffer.dtype]}* "
         if self.array is None:
@@ -130,6 +135,10 @@ def argument_struct(
     """
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
     addresses += [(Field(each.name, ADDRESS, buffer=each),) for each in scores.buffers]
+    made = []
+    if scores.predicate is not None:
+        addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
+        made.append((Field(LISTS_MADE, INT, comment="whether they are there from a call before"),))
     axes = layout.stride_axes
     strides = [
         tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in axes) for each in operation.strided
@@ -145,7 +154,7 @@ def argument_struct(
     else:
         scalars = [(Field("scale", SINGLE, comment=usual.format(", usually")),)]
     scalars += [(Field(each.name, SINGLE),) for each in scores.scalars if each.kind is Kind.FLOAT]
-    return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *more_sizes, *scalars))
+    return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *made, *more_sizes, *scalars))
 
 
 def struct_of(problem: Problem) -> ArgumentStruct:

@@ -14,6 +14,8 @@ BATCH, Q_HEADS, KV_HEADS, ROWS = (
 )
 #: The role of the launch that makes the products.
 MAIN_ROLE = "kernel"
+#: The role of the launch that lists tiles of keys for it.
+LISTS_ROLE = "lists"
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
 
@@ -48,7 +50,8 @@ class Launch:
     ``splits`` blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
     heads that share keys, a block for each; those of one head of keys are filled up with empty ones.
 
-    ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products.
+    ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
+    batches or heads are alike, what it makes for one serves all.
     """
 
     threads: int
@@ -62,6 +65,8 @@ class Launch:
     splits: int = 1
     heads_per_cluster: int = 1
     role: str = MAIN_ROLE
+    alike_batches: bool = False
+    alike_heads: bool = False
 
     @property
     def smem_alignment(self) -> int:
@@ -86,6 +91,8 @@ class Launch:
     @cached_property
     def heads(self) -> Expression:
         """The heads of one batch that have tiles of rows of their own."""
+        if self.alike_heads:
+            return Constant(1)
         if self.pack_heads:
             return KV_HEADS
         if self.heads_per_cluster > 1:
@@ -101,7 +108,8 @@ class Launch:
         if self.cluster > 1:
             rows = Constant(self.rows_per_block * self.cluster, "kClusterRows")
             return divided_up(self.rows, rows) * Constant(self.cluster, "kCluster")
-        return divided_up(self.rows, Constant(self.rows_per_block, "kBr"))
+        name = "kListRows" if self.role == LISTS_ROLE else "kBr"
+        return divided_up(self.rows, Constant(self.rows_per_block, name))
 
     @cached_property
     def blocks(self) -> Expression:
@@ -113,7 +121,8 @@ class Launch:
             together = Constant(self.heads_per_block, "kHeadsPerBlock")
             return divided_up(self.heads * BATCH, together) * self.tiles
         tiles = self.heads if self.rows_per_block is None else self.tiles * self.heads
-        return tiles * BATCH * Constant(self.splits, "kSplits" if self.splits > 1 else "")
+        batches = Constant(1) if self.alike_batches else BATCH
+        return tiles * batches * Constant(self.splits, "kSplits" if self.splits > 1 else "")
 
     @property
     def sizes_of_grid(self) -> tuple[str, ...]:

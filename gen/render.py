@@ -61,6 +61,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             limits=limits,
             launch=launch,
             launches=launches,
+            lists=variant.tile_lists(problem, limits),
             entry=entry,
             symbol=f"{entry}_kernel",
             arguments=struct_of(problem),

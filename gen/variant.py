@@ -17,6 +17,7 @@ from .launch import Launch
 from .limits import DeviceLimits
 from .problem import Problem
 from .serves import Serves
+from .tile_lists import TileLists, tile_lists
 from .work import Work, count_work
 
 Value = int | str | bool
@@ -184,7 +185,13 @@ class Variant:
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         """Returns all launches of the kernel in their order, `launch` among them."""
-        return (self.launch(problem, limits),)
+        lists, main = self.tile_lists(problem, limits), self.launch(problem, limits)
+        return (main,) if lists is None else (lists.launch, main)
+
+    def tile_lists(self, problem: Problem, limits: DeviceLimits) -> TileLists | None:
+        """Returns which lists of tiles of keys the kernel walks; None where it walks all between bounds."""
+        keys = int(getattr(self, "bc", 0))
+        return tile_lists(problem.scores, self.launch(problem, limits), keys) if keys else None
 
     @rule("arithmetic", after=FIRST_PARAMETER)
     def _family_serves(self, problem: Problem, limits: DeviceLimits) -> str | None:

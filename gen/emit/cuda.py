@@ -102,5 +102,11 @@ def _facts(made: Made) -> dict[str, Any]:
         "device": made.device,
         "arch": kernel.arch,
         "entry": kernel.entry,
-        "launches": [asdict(each) for each in kernel.launches],
+        "launches": [_launch_facts(each) for each in kernel.launches],
     }
+
+
+def _launch_facts(launch: Launch) -> dict[str, Any]:
+    """A launch's fields; without those that few have, where it has not."""
+    rare = ("alike_batches", "alike_heads")
+    return {name: value for name, value in asdict(launch).items() if value or name not in rare}
