@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .launch import MAIN_ROLE, Launch
+from .launch import LISTS_ROLE, MAIN_ROLE, Launch
+from .operation import Sizes
 from .problem import Problem
 from .variant import Variant
 
@@ -37,6 +38,17 @@ class Kernel:
     def symbol(self) -> str:
         """The name of the function that makes the products."""
         return self.symbol_of(self.launch)
+
+    @property
+    def has_tile_lists(self) -> bool:
+        """Whether a launch of its own lists the tiles of keys that the others walk."""
+        return any(each.role == LISTS_ROLE for each in self.launches)
+
+    def num_list_ints(self, sizes: Sizes) -> int:
+        """Returns how many 32-bit integers its lists of tiles of keys take, on arrays of those sizes."""
+        keys = int(getattr(self.variant, "bc", 1))
+        lists = sum(each.grid(sizes) for each in self.launches if each.role == LISTS_ROLE)
+        return lists * (1 + -(-sizes.seqlen_k // keys))
 
     def symbol_of(self, launch: Launch) -> str:
         """Returns the name of the function that ``launch`` runs."""

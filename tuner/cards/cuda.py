@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import Arguments, describe_maps, make_arguments
-from ...gen.launch import Launch
+from ...gen.arguments import LISTS_MADE, TILE_LISTS, Arguments, describe_maps, make_arguments
+from ...gen.launch import LISTS_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
 from ...gen.scoring_values import typical_values
@@ -437,9 +437,16 @@ class CudaRunner:
         return blocks * warps * WARP / limits.max_threads_per_sm
 
     def _launcher(self, build: Build, problem: Problem, arguments: Arguments) -> Callable[[], None]:
-        """What makes all the kernel's launches once, asynchronously, on the runner's stream."""
+        """What makes all the kernel's launches once, asynchronously, on the runner's stream.
+
+        Lists of tiles of keys are made the first time: callers keep them for as long as masks stand."""
         kernel, stream = build.kernel, self._stream
-        prepared = []
+        lists = None
+        if kernel.has_tile_lists:
+            num_bytes = 4 * max(1, kernel.num_list_ints(problem))
+            lists = self._allocate(num_bytes, f"the lists of tiles of {problem.name}")
+            arguments = replace(arguments, values={**arguments.values, TILE_LISTS: int(lists), LISTS_MADE: 0})
+        once, prepared = [], []
         for each in kernel.launches:
             grid = each.grid(problem)
             if grid > MAX_GRID:
@@ -448,11 +455,13 @@ class CudaRunner:
             if each.tensor_maps:
                 parameters.append(encode_maps(describe_maps(each, kernel.problem, arguments)))
             function = self._load(build, each)
-            prepared.append((function, grid, each.threads, Parameters(parameters), each.smem_bytes))
+            made = once if each.role == LISTS_ROLE else prepared
+            made.append((function, grid, each.threads, Parameters(parameters), each.smem_bytes))
 
-        def launch() -> None:
-            for function, grid, threads, packed, smem_bytes in prepared:
+        def launch(_keeps: object = lists) -> None:
+            for function, grid, threads, packed, smem_bytes in (*once, *prepared):
                 function.launch(grid, threads, packed, smem_bytes, stream.handle)
+            once.clear()
 
         return launch
 

@@ -15,14 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import Arguments, make_arguments, struct_of
+from ...gen.arguments import LISTS_MADE, TILE_LISTS, Arguments, make_arguments, struct_of
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
@@ -198,6 +198,7 @@ def _array_list(problem: Problem) -> str:
     """The arrays for ``runner.cpp``, in the order in which the arguments begin with their addresses."""
     arrays = [(each.name, each.is_output) for each in problem.operation.arrays]
     arrays += [(each.name, False) for each in problem.scores.buffers]
+    arrays += [(TILE_LISTS, False)] if problem.scores.predicate is not None else []
     return ",".join(f'{{"{name}",{str(is_output).lower()}}}' for name, is_output in arrays)
 
 
@@ -269,13 +270,13 @@ class SimRunner:
         }
         read = score_values(problem.scores, values, sizes)
         buffers = {name: _Array.like(array) for name, array in read.arrays.items()}
+        scoring = read.arguments(_addresses(buffers))
+        if build.kernel.has_tile_lists:
+            ints = build.kernel.num_list_ints(replace(problem, **sizes))
+            buffers[TILE_LISTS] = _Array.like(np.empty((1, max(1, ints)), np.int32), copy=False)
+            scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}
         arguments = make_arguments(
-            problem,
-            _addresses(arrays),
-            strides,
-            scale=scale,
-            sizes=sizes,
-            scoring=read.arguments(_addresses(buffers)),
+            problem, _addresses(arrays), strides, scale=scale, sizes=sizes, scoring=scoring
         )
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
@@ -321,8 +322,8 @@ class SimRunner:
                 file.write(bytes(self._config()) + arguments.pack())
                 for each in operation.arrays:
                     file.write(arrays[each.name].serialized() if each.name in arrays else ABSENT)
-                for each in build.kernel.problem.scores.buffers:
-                    file.write(buffers[each.name].serialized())
+                for each in buffers.values():
+                    file.write(each.serialized())
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
             if done.status == LAUNCH_FAILED_EXIT:
                 # Behind what the sanitizer warns of.

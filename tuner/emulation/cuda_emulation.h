@@ -76,6 +76,7 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 
 inline float larger_or_none(float x, float y) { return x != x || x > y ? x : y; }
 
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 
