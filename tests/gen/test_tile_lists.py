@@ -18,7 +18,7 @@ from flashgen.tuner.cards.emulated import SimDevice
 
 from tests.support.emulated import needs_compiler
 
-LIMITS = PRESETS["gtx-1080"]
+LIMITS = PRESETS["h200"]
 SMALL = Problem(batch=2, num_q_heads=2, num_kv_heads=1, seqlen_q=197, seqlen_k=333, head_dim=16)
 ASKED = {
     "blocks": Scoring(mask="q // 50 == k // 50 or k < 3"),
@@ -29,7 +29,7 @@ ASKED = {
 
 
 def lists_of(problem: Problem, values) -> tuple[np.ndarray, int, int]:
-    """The lists that a kernel makes, (batches, heads, tiles of rows, 1 + tiles of keys), and its tiles' sizes."""
+    """A kernel's lists, (batches, heads, tiles of rows, 1 + tiles of keys), and the sizes of its tiles."""
     variant = Simt()
     kernel = render(variant, problem, LIMITS)
     device = SimDevice("emulated", LIMITS)
