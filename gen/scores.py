@@ -116,9 +116,8 @@ class Scores:
     # diagonal of 0 says that rows are counted by their own place among the keys --------------------------
 
     def rows_may_be_empty(self) -> str:
-        """Returns C++ that is true where some row may see no key though there are keys, or none but such as a
-        change, a bias of -inf, leaves no weight."""
-        if self.predicate is not None or self.change is not None:
+        """Returns C++ that is true where some row may see no key though there are keys."""
+        if self.predicate is not None or self.change is not None:  # which may make scores -infinity
             return "true"
         return _any_flag((*self.begins, *self.ends[1:]))
 

@@ -178,6 +178,25 @@ def attended_pairs(problem: Scored) -> int:
 
 
 @lru_cache(maxsize=4096)
+def keys_in_reach(problem: Scored) -> int:
+    """Returns the length of the longest interval of keys that a row sees; all keys where nothing but a causal
+    mask is asked for."""
+    import numpy as np
+
+    scores = problem.scores
+    if scores.is_plain:
+        return problem.seqlen_k
+    values, rows = typical_values(problem), np.arange(problem.seqlen_q)
+    longest = 0
+    for b in range(problem.batch if scores.vary_by_batch else 1):
+        begins, ends = scores.interval(
+            rows, problem.seqlen_q, problem.seqlen_k, laid_over(values, {BATCH.name: b})
+        )
+        longest = max(longest, int((ends - begins).max()))
+    return max(1, longest)
+
+
+@lru_cache(maxsize=4096)
 def unseen_bytes(problem: Scored) -> int:
     """Returns the bytes of keys and values that no row sees, as far as intervals tell."""
     import numpy as np

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...problem import Problem
+from ...scoring_values import keys_in_reach
 
 #: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
 FEW_ROWS = 64
@@ -14,4 +15,4 @@ MANY_KEYS = 8
 def decodes(problem: Problem) -> bool:
     """Tells whether there are few query rows for many keys, so that device memory bounds a kernel."""
     rows = problem.seqlen_q * problem.group
-    return rows <= FEW_ROWS and problem.seqlen_k >= MANY_KEYS * rows
+    return rows <= FEW_ROWS and keys_in_reach(problem) >= MANY_KEYS * rows

@@ -37,6 +37,10 @@ PRODUCTS = {
     "3xtf32": "families/mma/split_f32_tf32.cu.jinja",
     "tf32": "families/mma/split_f32_tf32.cu.jinja",
 }
+#: Of what rows see: where nothing is asked beside the causal mask, and of all else.
+VISIBILITY, SCORED_VISIBILITY = (
+    f"families/mma/{name}.cu.jinja" for name in ("visibility", "scored_visibility")
+)
 #: Steps of a TF32 product after which its accumulator, which cuts off what it cannot hold, starts afresh.
 RESTART_STEPS = 8
 RESTART_KEY_TILES = 4
@@ -141,6 +145,9 @@ class Mma(RuledParameters):
                 )
             },
             "products": PRODUCTS[arithmetic],
+            "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
+            # Divided by, or read from arrays: once, and not for each tile.
+            "finds_bounds": self.pack_heads or problem.scores.bounds_read_rows,
             "q_in_terms": arithmetic == "3xtf32" and not (self.q_in_registers or self.q_whole),
             "finds_units_together": self.finds_units_together(problem),
             "num_partial_results": self.num_partial_results,

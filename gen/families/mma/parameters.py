@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...scoring_values import keys_in_reach
 from ...variant import Variant, param
 from .layouts import CHUNK_BYTES, PADDED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, Tile, tile_of, whole
 
@@ -76,6 +77,12 @@ class Parameters(Variant):
     def query_rows(self, problem: Problem) -> int:
         """Returns the query rows that fill tiles one by one: of a head, or of all that share keys."""
         return problem.seqlen_q * (problem.group if self.pack_heads else 1)
+
+    def keys_walked(self, problem: Problem) -> int:
+        """Returns the keys that a block walks at most: what one of its rows sees, and what later ones do."""
+        rows = -(-self.br // problem.group) if self.pack_heads else self.br
+        moved = min(rows, problem.seqlen_q) - 1
+        return min(problem.seqlen_k, keys_in_reach(problem) + moved)
 
     def key_shares(self) -> int:
         return self.splits * self.key_warps

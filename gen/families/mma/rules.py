@@ -133,6 +133,12 @@ class RuledParameters(Parameters):
             return f"heads={self.heads}: keys that others have too ({shared}) are those of one head"
         return None
 
+    @rule("combination", after="heads")
+    def _heads_see_the_same_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads > 1 and problem.scores.vary_by_batch:
+            return f"heads={self.heads}: heads in turn walk the same keys, which differ from batch to batch"
+        return None
+
     @rule("combination", after="block_order")
     def _heads_are_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and self.block_order != "by_head":
@@ -181,7 +187,7 @@ class RuledParameters(Parameters):
     def _warps_wait_for_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.key_warps > 1 and not decodes(problem):
             rows = problem.seqlen_q * problem.group
-            there_are = f"{rows} query rows for {problem.seqlen_k} keys"
+            there_are = f"{rows} query rows for {self.keys_walked(problem)} keys"
             return f"key_warps={self.key_warps}: {there_are} suffice for all warps"
         return None
 
@@ -225,8 +231,9 @@ class RuledParameters(Parameters):
     @rule("shares of keys", after="bc", advisory=True)
     def _keys_suffice_for_all(self, problem: Problem, limits: DeviceLimits) -> str | None:
         shares = self.key_shares()
-        if shares > 1 and problem.seqlen_k < shares * self.bc:
-            return f"bc={self.bc}: {problem.seqlen_k} keys are no tile for each of {shares} shares"
+        keys = self.keys_walked(problem)
+        if shares > 1 and keys < shares * self.bc:
+            return f"bc={self.bc}: {keys} keys are no tile for each of {shares} shares"
         return None
 
     @rule("short sequence", after="br", advisory=True)
@@ -235,10 +242,10 @@ class RuledParameters(Parameters):
 
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        longest = 8 * self.bc
-        if self.bc % 16 and problem.seqlen_k > longest:
-            return f"bc={self.bc} fits odd lengths up to {longest}, this one is {problem.seqlen_k}"
-        return wasted("bc", self.bc, problem.seqlen_k)
+        longest, keys = 8 * self.bc, self.keys_walked(problem)
+        if self.bc % 16 and keys > longest:
+            return f"bc={self.bc} fits odd lengths up to {longest}, this one is {keys}"
+        return wasted("bc", self.bc, keys)
 
     @rule("Q in parts", after="q_whole", advisory=True)
     def _queries_take_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -254,9 +261,10 @@ class RuledParameters(Parameters):
 
     @rule("stages", after="stages", advisory=True)
     def _stages_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        tiles = -(-problem.seqlen_k // self.bc)
+        keys = self.keys_walked(problem)
+        tiles = -(-keys // self.bc)
         if self.stages > max(2, tiles):
-            return f"stages={self.stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+            return f"stages={self.stages}, but {keys} keys are {tiles} tiles of {self.bc}"
         if self.stages == 1 and decodes(problem) and limits.has_async_copy:
             return "stages=1: nothing is under way from device memory while a tile is computed"
         return None
@@ -274,8 +282,9 @@ class RuledParameters(Parameters):
 
     @rule("rescaling", after="rescale", advisory=True)
     def _maximum_settles(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.rescale == "always" and problem.seqlen_k > 4 * self.bc:
-            return f"rescale=always: maxima seldom grow after {self.bc} of {problem.seqlen_k} keys"
+        keys = self.keys_walked(problem)
+        if self.rescale == "always" and keys > 4 * self.bc:
+            return f"rescale=always: maxima seldom grow after {self.bc} of {keys} keys"
         return None
 
     @rule("exponentials", after="poly_exp", advisory=True)
@@ -288,10 +297,9 @@ class RuledParameters(Parameters):
 
     @rule("short sequence", after="heads", advisory=True)
     def _heads_are_short(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.heads > 1 and problem.seqlen_k > 1024:
-            return (
-                f"heads={self.heads}: {problem.seqlen_k} keys hide the next head's first copies by themselves"
-            )
+        keys = self.keys_walked(problem)
+        if self.heads > 1 and keys > 1024:
+            return f"heads={self.heads}: {keys} keys hide the next head's first copies by themselves"
         return None
 
     @rule("occupancy", after="min_blocks", advisory=True)
@@ -314,7 +322,7 @@ class RuledParameters(Parameters):
 
     @rule("block order", after="block_order", advisory=True)
     def _blocks_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.block_order == "heaviest_first" and not problem.causal:
+        if self.block_order == "heaviest_first" and not problem.scores.rows_see_more_and_more:
             return "block_order=heaviest_first: without a causal mask all blocks are equally long"
         return None
 
@@ -324,10 +332,11 @@ class RuledParameters(Parameters):
 
     def _too_little_under_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
         row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
-        all_bytes = problem.batch * problem.num_kv_heads * problem.seqlen_k * row_bytes
+        walked = self.keys_walked(problem)
+        all_bytes = problem.batch * problem.num_kv_heads * walked * row_bytes
         wanted = min(limits.dram_gbps * MEMORY_LATENCY_NS, all_bytes) // limits.num_sms
         blocks = self._blocks(problem)
-        keys = min(self.tiles_ahead * self.bc, problem.seqlen_k / self.splits)
+        keys = min(self.tiles_ahead * self.bc, walked / self.splits)
         under_way = int(min(self.min_blocks, blocks / limits.num_sms) * keys * row_bytes)
         if under_way < wanted:
             return f"{under_way} bytes per SM under way, {wanted} wanted for the bandwidth of device memory"

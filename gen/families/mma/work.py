@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...scoring_work import mask_counts, pair_counts
 from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
 from .decoding import decodes
 from .family import Mma
@@ -44,7 +45,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
     heads = problem.batch * problem.num_q_heads // packed
     blocks = sum(walk.blocks for walk in walks)
     tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
-    compute = _per_warp_tile(variant, problem, limits, tiles)
+    compute = _per_warp_tile(variant, problem, limits, tiles) + _scoring(variant, problem, tiles)
     copies = _copies(variant, problem)
     if variant.arithmetic(problem) == "3xf16":
         copies = copies + _splits(variant, problem)
@@ -178,6 +179,16 @@ def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: 
     return softmax + _half_products(variant, problem, limits, rescaled)
 
 
+def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
+    """One warp's share of what masks and changes of scores ask for in one of so many tiles."""
+    rows, columns = 2 * variant.row_tiles, 2 * variant.key_tiles
+    of_warp = variant.rows_per_warp
+    masked = mask_counts(problem, rows, columns, warp_rows=of_warp, bc=variant.bc, tiles=tiles)
+    approximate = problem.dtype != "f32"
+    # A lane's rows are eight apart.
+    return masked + pair_counts(problem, rows, columns, warp_rows=8, approximate=approximate)
+
+
 def _registers_left(variant: Mma, limits: DeviceLimits) -> int:
     """The most per thread with as many blocks resident as the kernel promises."""
     threads = variant.threads()
@@ -186,7 +197,10 @@ def _registers_left(variant: Mma, limits: DeviceLimits) -> int:
 
 
 def _masked_tiles(variant: Mma, problem: Problem) -> float:
-    """Tiles that a warp masks: those its diagonal crosses, or the last where keys end within it."""
+    """Tiles that a warp masks where nothing is asked but a causal mask: those its diagonal crosses, or the
+    last where keys end within it."""
+    if not problem.scores.is_plain:
+        return 0.0
     if problem.causal:
         return 1 + variant.rows_per_warp / variant.bc
     return 1.0 if problem.seqlen_k % variant.bc else 0.0
