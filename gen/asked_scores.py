@@ -135,7 +135,10 @@ def _predicates(scoring: Scoring) -> Iterator[Expression]:
         in_window = apply("or", apply("lt", left, Constant(0)), apply("le", DISTANCE, left))
         yield apply("or", apply("lt", KEY, Name("always_keys", nonnegative=True)), in_window)
     if scoring.dilation:
-        yield apply("eq", apply("floor_mod", DISTANCE, Name("dilation", nonnegative=True)), Constant(0))
+        # Of a row and of a key each, so that none is divided once more for every pair.
+        steps = Name("dilation", nonnegative=True)
+        place = QUERY + NUM_KEYS - NUM_ROWS
+        yield apply("eq", apply("floor_mod", place, steps), apply("floor_mod", KEY, steps))
     if scoring.bias == BOOLEAN:
         yield apply("ne", Load("bias", (BATCH, HEAD, QUERY, KEY), Kind.INT), Constant(0))
 

@@ -97,7 +97,7 @@ class Scoring:
             raise ValueError(f"a bias of {self.bias!r} is not served; choose one of {kinds}")
         for name, value in self.scalars:
             _check_name(name)
-            if not isfinite(value) or isinstance(value, int) and abs(value) > MAX_REACH:
+            if not isfinite(value) or (isinstance(value, int) and abs(value) > MAX_REACH):
                 raise ValueError(
                     f"scalar {name} is {value}; it must be finite, an integer within ±{MAX_REACH}"
                 )

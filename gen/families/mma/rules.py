@@ -137,6 +137,9 @@ class RuledParameters(Parameters):
     def _heads_see_the_same_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and problem.scores.vary_by_batch:
             return f"heads={self.heads}: heads in turn walk the same keys, which differ from batch to batch"
+        lists = self.tile_lists(problem, limits) if self.heads > 1 else None
+        if lists is not None and (lists.by_batch or lists.by_head):
+            return f"heads={self.heads}: heads in turn walk the same tiles of keys, each of these sees others"
         return None
 
     @rule("combination", after="block_order")
