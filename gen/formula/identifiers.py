@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import chain, count
 
 _IDENTIFIER = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)
 _WORDS_OF_C = """
@@ -19,3 +21,11 @@ _KEYWORDS = frozenset(_WORDS_OF_C.split())
 def is_identifier(name: str) -> bool:
     """Returns whether a buffer or scalar can have this name: one of C++ and of Python's, not too long."""
     return _IDENTIFIER.fullmatch(name) is not None and name not in _KEYWORDS
+
+
+def fresh_identifier(hint: str, taken: Collection[str]) -> str:
+    """Returns a name that a buffer or scalar can have and that is not ``taken``, as like to ``hint`` as can
+    be."""
+    stem = re.sub(r"\W+", "_", hint, flags=re.ASCII).strip("_").lstrip("0123456789_")[:32] or "array"
+    names = (f"{stem}_{number}" if number else stem for number in chain([0], count(2)))
+    return next(each for each in names if is_identifier(each) and each not in taken)
