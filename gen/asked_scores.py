@@ -35,16 +35,6 @@ DISTANCE = QUERY + NUM_KEYS - NUM_ROWS - KEY
 NAMES: Mapping[str, Kind] = {each.name: each.kind for each in (BATCH, HEAD, QUERY, KEY, NUM_ROWS, NUM_KEYS)}
 #: Which size of a problem each name runs along.
 AXES = {"b": "batch", "h": "num_q_heads", "q": "seqlen_q", "k": "seqlen_k", "row": "seqlen_q"}
-#: The arrays of named features, and the type of each.
-NAMED_BUFFERS = {
-    "prefix": "i32",
-    "lengths": "i32",
-    "document_begin": "i32",
-    "document_end": "i32",
-    "slopes": "f32",
-    "sinks": "f32",
-}
-_KINDS = {"f32": Kind.FLOAT, "f16": Kind.FLOAT, "bf16": Kind.FLOAT}
 
 
 @lru_cache(maxsize=1024)
@@ -59,14 +49,7 @@ def asked_scores(scoring: Scoring, *, causal: bool) -> Scores:
         ends[1] = Bound(maximum(CAUSAL_BOUND.key, prefix), CAUSAL_BOUND.flag)
     predicates = list(_predicates(scoring))
     if scoring.mask:
-        mask = parse(
-            scoring.mask,
-            names=NAMES,
-            wanted=Kind.BOOL,
-            buffers=dict(scoring.buffers),
-            scalars=dict(scoring.scalars),
-        )
-        split = split_mask(mask)
+        split = split_mask(_parsed(scoring, scoring.mask, NAMES, Kind.BOOL))
         begins += [Bound(_by_row(each)) for each in split.begins]
         ends += [Bound(_by_row(each)) for each in split.ends]
         predicates += [split.rest] if split.rest is not None else []
@@ -154,20 +137,42 @@ def _change(scoring: Scoring) -> Expression | None:
     if scoring.bias and scoring.bias != BOOLEAN:
         score = apply("add", score, Load("bias", (BATCH, HEAD, QUERY, KEY), Kind.FLOAT))
     if scoring.score:
-        changed = parse(
-            scoring.score,
-            names={**NAMES, SCORE.name: SCORE.kind},
-            wanted=Kind.FLOAT,
-            buffers=dict(scoring.buffers),
-            scalars=dict(scoring.scalars),
-        )
+        changed = _parsed(scoring, scoring.score, {**NAMES, SCORE.name: SCORE.kind}, Kind.FLOAT)
         score = changed.with_names({SCORE.name: score})
     return None if score is SCORE else score
 
 
+def _named_buffers(scoring: Scoring) -> dict[str, str]:
+    """The arrays of named features that are asked for, and the type of each."""
+    features = {
+        "prefix": (scoring.prefix, "i32"),
+        "lengths": (scoring.lengths, "i32"),
+        "document_begin": (scoring.documents, "i32"),
+        "document_end": (scoring.documents, "i32"),
+        "slopes": (scoring.alibi, "f32"),
+        "bias": (scoring.bias, scoring.bias),
+        "sinks": (scoring.sinks, "f32"),
+    }
+    return {name: dtype for name, (asked, dtype) in features.items() if asked}
+
+
+def _parsed(scoring: Scoring, text: str, names: Mapping[str, Kind], wanted: Kind) -> Expression:
+    """An expression of one's own, whose arrays are none of a named feature."""
+    found = parse(
+        text, names=names, wanted=wanted, buffers=dict(scoring.buffers), scalars=dict(scoring.scalars)
+    )
+    for load in loads_of(found):
+        if load.buffer in _named_buffers(scoring):
+            raise ValueError(
+                f"{load.buffer} is what the named feature reads that is asked for beside {text!r:.80}; "
+                "give the expression's array another name"
+            )
+    return found
+
+
 def _buffers(trees: list[Expression], scoring: Scoring) -> tuple[Buffer, ...]:
     """The arrays that trees read, in the order in which they first do."""
-    dtypes = {**NAMED_BUFFERS, "bias": scoring.bias, **dict(scoring.buffers)}
+    dtypes = {**_named_buffers(scoring), **dict(scoring.buffers)}
     axes: dict[str, list[frozenset[str] | None]] = {}
     kinds: dict[str, Kind] = {}
     for tree in trees:
@@ -181,7 +186,11 @@ def _buffers(trees: list[Expression], scoring: Scoring) -> tuple[Buffer, ...]:
             for i, size in enumerate(sizes):
                 before = known[i]
                 known[i] = None if size is None or before is None else before | {size}
-            kinds[load.buffer] = load.kind
+            if kinds.setdefault(load.buffer, load.kind) is not load.kind:
+                raise ValueError(
+                    f"{load.buffer} is read as integers in the mask and as floats in the score; say which it "
+                    f"is, as in buffers=(({load.buffer!r}, 'f32'),)"
+                )
     usual = {Kind.FLOAT: "f32", Kind.INT: "i32", Kind.BOOL: "u8"}
     return tuple(
         Buffer(name, dtypes.get(name) or usual[kinds[name]], tuple(each or frozenset() for each in found))

@@ -23,14 +23,14 @@ BIAS_DTYPES, BOOLEAN = ("f32", "f16", "bf16"), "u8"
 BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8": 1}
 BUFFER_DTYPES = tuple(BUFFER_BYTES)
 #: The longest text of an expression.
-MAX_TEXT = 4000
+MAX_TEXT = 20_000
 #: What no expression has: comments, lines of their own, what is not printed.
 _UNREAD = re.compile(r"[^ -~]|[#\\]")
 #: Names that stand for something else in a kernel or in a module's call.
 _TAKEN_WORDS = """
     b h q k v o row key lse scale score batch lane warp causal layout stream out seqlen_q seqlen_k
     num_q_heads num_kv_heads value_scale return_lse window_left window_right always_keys chunk dilation
-    softcap prefix lengths document_begin document_end slopes bias sinks tile_lists tile_lists_made
+    softcap tile_lists tile_lists_made
     and as assert async await class def del elif except finally from global import in is lambda nonlocal
     not or pass raise while with yield None True False
 """
@@ -175,6 +175,11 @@ class Scoring:
                 raise TypeError(f"scoring has no {name!r:.80}")
             values[name] = _read(name, value, known[name])
         return cls(**values)
+
+
+def is_free(name: str) -> bool:
+    """Returns whether a buffer or scalar of an expression may have this name."""
+    return is_identifier(name) and name not in _TAKEN
 
 
 def _check_name(name: str) -> None:

@@ -101,6 +101,20 @@ def test_what_no_expression_reads_is_told(more) -> None:
         replace(SMALL, scoring=Scoring(mask="k <= q", **more))
 
 
+def test_an_expression_may_call_its_array_as_a_feature_that_is_not_asked_for() -> None:
+    problem = replace(SMALL, scoring=Scoring(score="score + bias[h, k - q]"))
+    assert [each.name for each in problem.scores.buffers] == ["bias"]
+    with pytest.raises(ValueError, match="bias is what the named feature reads"):
+        replace(SMALL, scoring=Scoring(score="score + bias[h, k - q]", bias="f32"))
+
+
+def test_an_array_is_of_one_kind() -> None:
+    with pytest.raises(ValueError, match="table is read as integers in the mask and as floats"):
+        replace(SMALL, scoring=Scoring(mask="table[q] > 0", score="score + table[k]"))
+    scoring = Scoring(mask="table[q] > 0", score="score + table[k]", buffers=(("table", "f16"),))
+    assert replace(SMALL, scoring=scoring).scores.buffers[0].dtype == "f16"
+
+
 def test_changes_come_one_after_the_other() -> None:
     scoring = Scoring(softcap=2.0, alibi=True, bias="f32")
     problem = replace(SMALL, scoring=scoring)
@@ -163,7 +177,7 @@ def test_numbers_are_in_the_name_and_not_in_the_stem() -> None:
         ({"buffers": (("while", "f32"),)}, "'while' is no name"),
         ({"mask": "k < q # */"}, "'#' in column 7"),
         ({"score": "score\n+ 1"}, "column 6"),
-        ({"mask": "q" * 5000}, "5000 characters, at most 4000"),
+        ({"mask": "q" * 30000}, "30000 characters, at most 20000"),
     ],
 )
 def test_what_cannot_be_is_refused_by_both_numbers(wrong, told: str) -> None:
