@@ -15,7 +15,17 @@ _WORDS_OF_C = """
     return short signed sizeof static struct switch template this throw true try typedef typename
     union unsigned using virtual void volatile while xor xor_eq
 """
-_KEYWORDS = frozenset(_WORDS_OF_C.split())
+_WORDS_OF_PYTHON = """
+    and as assert async await class def del elif except finally from global import in is lambda nonlocal not
+    or pass raise while with yield None True False
+"""
+_KEYWORDS = frozenset((_WORDS_OF_C + _WORDS_OF_PYTHON).split())
+_WORDS_OF_KERNELS = """
+    b h q k v o row key lse scale score batch lane warp causal layout stream out seqlen_q seqlen_k num_q_heads
+    num_kv_heads value_scale return_lse tile_lists tile_lists_made
+"""
+#: Names that stand for something else in a kernel or in a module's call.
+TAKEN = frozenset(_WORDS_OF_KERNELS.split())
 
 
 def is_identifier(name: str) -> bool:
@@ -28,4 +38,4 @@ def fresh_identifier(hint: str, taken: Collection[str]) -> str:
     be."""
     stem = re.sub(r"\W+", "_", hint, flags=re.ASCII).strip("_").lstrip("0123456789_")[:32] or "array"
     names = (f"{stem}_{number}" if number else stem for number in chain([0], count(2)))
-    return next(each for each in names if is_identifier(each) and each not in taken)
+    return next(each for each in names if is_identifier(each) and each not in taken and each not in TAKEN)
