@@ -144,6 +144,9 @@ class SimToolchain:
                     f"-DEMULATION_ARRAYS={_array_list(kernel.problem)}",
                 ],
             )
+        alone = [kernel.symbol_of(each) for each in kernel.launches if each.blocks_per_cluster == 1]
+        if alone and len(alone) < len(kernel.launches):
+            extra += [f'-DEMULATION_ALONE=" {" ".join(alone)} "']
         runtime = self._runtime()
 
         def produce(artifact: Path) -> Mapping[str, Any]:

@@ -26,7 +26,10 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 // In a kernel's declaration, behind its `void`, which so becomes another one's: an attribute of the kernel alone would be
-// lost. It holds for all kernels of the file.
+// lost. It holds for all kernels of the file but those named in EMULATION_ALONE, each between blanks.
+#ifndef EMULATION_ALONE
+#define EMULATION_ALONE ""
+#endif
 #define __cluster_dims__(x, y, z)                                                        \
   emulation_clusters();                                                                  \
   static_assert((y) == 1 && (z) == 1, "clusters are emulated of blocks that differ in x"); \
@@ -246,15 +249,16 @@ void call_kernel(void (*kernel)(Parameters...), void** parameters, std::index_se
 }  // namespace emulation
 
 // Runs the whole grid before it returns: a stream has nothing left to wait for.
+#define cudaLaunchKernel(kernel, ...) emulation_launch(strstr(EMULATION_ALONE, " " #kernel " "), kernel, __VA_ARGS__)
 template <typename... Parameters>
-cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** parameters,
+cudaError_t emulation_launch(bool alone, void (*kernel)(Parameters...), dim3 grid, dim3 block, void** parameters,
                              size_t shared_bytes, cudaStream_t) {
   const emulation::KernelCall call = [](const void* address, void** values) {
     using Kernel = void (*)(Parameters...);
     emulation::call_kernel(reinterpret_cast<Kernel>(const_cast<void*>(address)), values,
                            std::index_sequence_for<Parameters...>());
   };
-  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), grid, block, parameters, shared_bytes));
+  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), alone, grid, block, parameters, shared_bytes));
 }
 
 struct cudaFuncAttributes {};

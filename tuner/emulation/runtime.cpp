@@ -575,9 +575,10 @@ int allow_large_clusters(const void* kernel, bool allowed) {
   return cudaSuccess;
 }
 
-int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_threads, void** parameters,
+int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, dim3 grid_threads, void** parameters,
            size_t shared) {
   message.clear();
+  const unsigned cluster = alone ? 1 : cluster_blocks;
   const uint64_t threads = uint64_t(grid_threads.x) * grid_threads.y * grid_threads.z;
   const uint64_t blocks = uint64_t(grid_blocks.x) * grid_blocks.y * grid_blocks.z;
   if (threads < 1 || threads > uint64_t(config.threads_per_block)) {
@@ -588,15 +589,15 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     return refuse(cudaErrorInvalidConfiguration, format("a grid of %u x %u x %u blocks, y and z reach to 65535",
                                                         grid_blocks.x, grid_blocks.y, grid_blocks.z));
   }
-  if (grid_blocks.x % cluster_blocks != 0) {
+  if (grid_blocks.x % cluster != 0) {
     return refuse(cudaErrorInvalidConfiguration,
-                  format("a grid of %u blocks in x, in clusters of %u", grid_blocks.x, cluster_blocks));
+                  format("a grid of %u blocks in x, in clusters of %u", grid_blocks.x, cluster));
   }
   {
     const std::lock_guard<std::mutex> lock(allowed_mutex);
-    if (cluster_blocks > kClusterUnasked && !allowed_large_clusters[kernel]) {
+    if (cluster > kClusterUnasked && !allowed_large_clusters[kernel]) {
       return refuse(cudaErrorInvalidClusterSize,
-                    format("a cluster of %u blocks, more than %u only after cudaFuncSetAttribute", cluster_blocks,
+                    format("a cluster of %u blocks, more than %u only after cudaFuncSetAttribute", cluster,
                            kClusterUnasked));
     }
     const auto found = allowed_shared_bytes.find(kernel);
@@ -610,7 +611,7 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     }
   }
   const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared};
-  const uint64_t clusters = blocks / cluster_blocks;
+  const uint64_t clusters = blocks / cluster;
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;
   std::string failure;
@@ -618,7 +619,7 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     fenv_t environment;
     feholdexcept(&environment);
     {
-      Cluster own(grid, cluster_blocks);
+      Cluster own(grid, cluster);
       for (uint64_t number; (number = next++) < clusters;) {
         const std::string why = own.run(number);
         if (why.empty()) continue;
@@ -632,7 +633,7 @@ int launch(KernelCall call, const void* kernel, dim3 grid_blocks, dim3 grid_thre
     fesetenv(&environment);
   };
   const uint64_t wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
-  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, clusters, kMaxFibers / threads / cluster_blocks}), 1);
+  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, clusters, kMaxFibers / threads / cluster}), 1);
   std::vector<std::thread> helpers;
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
   for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);

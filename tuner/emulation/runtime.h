@@ -125,7 +125,8 @@ int lane_of_warp();
 
 // `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
 using KernelCall = void (*)(const void* kernel, void** parameters);
-int launch(KernelCall call, const void* kernel, dim3 grid, dim3 block, void** parameters, size_t shared_bytes);
+// `alone`: its blocks form no clusters, whatever `form_clusters` was told.
+int launch(KernelCall call, const void* kernel, bool alone, dim3 grid, dim3 block, void** parameters, size_t shared_bytes);
 // From now on so many neighbouring blocks are a cluster.
 bool form_clusters(unsigned blocks);
 int allow_shared_bytes(const void* kernel, int bytes);
