@@ -68,7 +68,8 @@ def mask_counts(
     scores = problem.scores
     if scores.predicate is not None or scores.is_plain:
         return Counts()
-    moving = bool(scores.begins) + bool(scores.ends[1:])
+    ends = any(not each.flag or each.flag in scores.flags for each in scores.ends[1:])
+    moving = bool(scores.begins) + ends
     crossed = min(1.0, moving * (warp_rows / bc + 1) / max(1.0, tiles))
     return Counts(alu=ALU_PER_MASKED * rows * columns) * crossed
 
