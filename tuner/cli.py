@@ -39,6 +39,7 @@ MODULES = {
     "report": "studies",
     "record": "studies",
     "replay": "studies",
+    "draw": "draw",
     "devices": "kernels",
     "validate": "kernels",
     "accuracy": "accuracy",

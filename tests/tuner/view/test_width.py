@@ -28,6 +28,8 @@ COMMANDS = [
     "space --device h200 --dtype bf16 --d 128",
     "space --device rtx-3090 --d 64 --set br=64 --set bc=32",
     f"bench --from {ROOT}/out/bench_nvidia_h200.json",
+    "draw --causal --window 700,0,5 --sinks",
+    "draw --seqlen 30 --softcap 3 --lengths --bias",
     "devices",
 ]
 
