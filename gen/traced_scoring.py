@@ -62,5 +62,7 @@ def _renamed(traced: Traced, names: Mapping[str, str]) -> Expression:
         each.name: Name(names[each.name], each.kind) for each in names_of(expression) if each.name in names
     }
     expression = expression.with_names(numbers)
-    loads = {each: Load(names[each.buffer], each.indices, each.kind) for each in loads_of(expression)}
+    loads: dict[Expression, Expression] = {
+        each: Load(names[each.buffer], each.indices, each.kind) for each in loads_of(expression)
+    }
     return replaced(expression, loads)
