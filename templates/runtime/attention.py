@@ -1,6 +1,7 @@
 """What a module offers: attention and what is around it, by the kernels of its table."""
 
 import ctypes
+import functools
 import importlib
 import math
 import sys
@@ -26,8 +27,8 @@ from .arrays import (
 from .build import _built, _compile, _pack
 from .driver import _arch_of, _driver, _pop_context, _push_context, _stream_handle, _wait_for_producers
 from .facts import _OUTPUT_DTYPES, Tuned
-from .huggingface import _register_transformers
-from .plans import _launch
+from .huggingface import _attend, _make_mask, _register_transformers
+from .plans import _NOTHING_BESIDE, _Beside, _launch
 from .table import Choice, _Table
 from .tensors import _register, _Tensors
 
@@ -40,10 +41,12 @@ class Attention:
 
     def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
         """`operator` names the kernels among torch's operators."""
-        self._table = _Table(tuple(kernels))
-        default_mask = len(kernels) == 1 and bool(kernels[0].problem["causal"])
-        self._tensors = _Tensors(self._table, operator, default_mask)
+        self._serve_by(_Tensors(_Table(tuple(kernels)), operator, _default_mask(kernels)))
+
+    def _serve_by(self, tensors: _Tensors) -> None:
+        self._tensors, self._table = tensors, tensors.table
         self._attend_tensors = self._tensors.attend  # whoever calls with tensors waits for this look-up
+        self._usual_beside = _Beside(1.0) if self._table.has_scales else _NOTHING_BESIDE
 
     @overload
     def attention(
@@ -160,26 +163,38 @@ class Attention:
         Runs in the arrays' CUDA context, from any thread. Raises TypeError and ValueError for arrays it
         cannot serve, RuntimeError when the GPU or the compiler fails, ImportError without PyCUDA.
         """
-        if layout not in ("bhsd", "bshd"):
-            raise ValueError(f"layout is {layout!r}; choose 'bhsd' or 'bshd'")
-        if scale is not None and not abs(scale) < 3.4e38:
-            raise ValueError(f"scale is {scale}; it must be a finite float32")
-        value_scale = 1.0
+        _check_call(layout, scale)
+        beside = self._usual_beside
         if scales is not None:
             scale, value_scale = self._fold(q, scale, scales)
+            beside = _Beside(value_scale)
         if strict:
-            choice = self.explain(q, k, v, causal, layout=layout)
-            if not choice.exact:
-                raise LookupError(f"nothing was tuned for just this, and strict=True: {choice.how}")
+            _check_exact(self.explain(q, k, v, causal, layout=layout))
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(q, torch.Tensor):
             return self._attend_tensors(
-                torch, q, k, v, causal, scale, out, stream, return_lse, layout, recompute, value_scale
+                torch, q, k, v, causal, scale, out, stream, return_lse, layout, recompute, beside
             )
+        return self._attend_others(q, k, v, causal, scale, out, stream, return_lse, layout, beside)
+
+    def _attend_others(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool | None,
+        scale: float | None,
+        out: Any,
+        stream: Any,
+        return_lse: bool,
+        layout: str,
+        beside: _Beside,
+    ) -> Any:
+        """Computes `attention` of arrays that are no tensors."""
         if isinstance(q, np.ndarray):
-            return self._attend_numpy(q, k, v, causal, scale, out, stream, return_lse, layout, value_scale)
+            return self._attend_numpy(q, k, v, causal, scale, out, stream, return_lse, layout, beside)
         if out is None and not _can_allocate(q) and hasattr(q, "__dlpack__") and not self._table.has_scales:
-            return self._attend_dlpack(q, k, v, causal, scale, stream, return_lse, layout)
+            return self._attend_dlpack(q, k, v, causal, scale, stream, return_lse, layout, beside)
         _check_kinds(q, (("k", k), ("v", v), ("out", out)))
         q_address, query, q_stream = _read("q", q)
         k_address, key, k_stream = _read("k", k)
@@ -196,11 +211,12 @@ class Attention:
             o_address = _address(out)
         lse = _empty(q, "float32", plan.rows_shape, plan.rows_strides, side_stream) if return_lse else None
         if plan.blocks:
+            numbers = beside.numbers(plan, stream is None)
             if stream is None:
-                _wait_for_producers({q_stream, k_stream, v_stream, o_stream}, handle)
+                _wait_for_producers({q_stream, k_stream, v_stream, o_stream, *beside.streams}, handle)
             lse_address = 0 if lse is None else _address(lse)
             addresses = (q_address, k_address, v_address, o_address, lse_address)
-            _launch(plan, *addresses, scale, value_scale, handle, output is not None)
+            _launch(plan, *addresses, scale, numbers, handle, output is not None)
         return (out, lse) if return_lse else out
 
     def _fold(self, q: Any, scale: float | None, scales: tuple[float, float, float]) -> tuple[float, float]:
@@ -223,6 +239,7 @@ class Attention:
         stream: Any,
         return_lse: bool,
         layout: str,
+        beside: _Beside,
     ) -> Any:
         """Computes `attention` on views of the arrays, which torch or CuPy make; the results go back to q's
         library the same way.
@@ -251,9 +268,17 @@ class Attention:
             raise TypeError(
                 f"q is a {_kind(q)}, which is read through {' or '.join(readers.values())}: install it"
             )
-        views = [library.from_dlpack(array) for array in (q, k, v)]
-        attention: Any = self.attention
-        results = attention(*views, causal, scale, return_lse=return_lse, layout=layout)
+        read = library.from_dlpack
+        views, beside = [read(array) for array in (q, k, v)], beside.through(read)
+        query, key, value = views
+        if name == "torch":
+            results = self._attend_tensors(
+                library, query, key, value, causal, scale, None, None, return_lse, layout, False, beside
+            )
+        else:
+            results = self._attend_others(
+                query, key, value, causal, scale, None, None, return_lse, layout, beside
+            )
         give_back = q.__array_namespace__().from_dlpack
         return tuple(map(give_back, results)) if return_lse else give_back(results)
 
@@ -268,7 +293,7 @@ class Attention:
         stream: Any,
         return_lse: bool,
         layout: str,
-        value_scale: float,
+        beside: _Beside,
     ) -> Any:
         """Computes `attention` of numpy arrays through device memory, on the current context's device,
         failing that on device 0."""
@@ -304,9 +329,7 @@ class Attention:
         if not out.flags.writeable:
             raise ValueError("out is read-only")
         handle = 0 if stream is None else _stream_handle(stream)
-        return self._through_buffers(
-            q, k, v, causal, scale, out, handle, return_lse, layout, dtype, value_scale
-        )
+        return self._through_buffers(q, k, v, causal, scale, out, handle, return_lse, layout, dtype, beside)
 
     def _through_buffers(
         self,
@@ -320,7 +343,7 @@ class Attention:
         return_lse: bool,
         layout: str,
         dtype: str,
-        value_scale: float,
+        beside: _Beside,
     ) -> Any:
         """Fills `out`. All arrays hold that type and `out` what is made of it, or their bits as integers."""
         hosts = [np.ascontiguousarray(array) for array in (q, k, v)]
@@ -329,19 +352,23 @@ class Attention:
         driver.cuCtxGetCurrent(ctypes.byref(current))
         pushed = current.value is None and _push_context(driver, 0, 0)
         buffers: list[_Buffer] = []
+
+        def put(host: NDArray[Any], dtype: str | None = None) -> _Buffer:
+            buffers.append(_Buffer(host.shape, host.dtype, dtype or host.dtype.name))
+            buffers[-1].write(host, handle)
+            return buffers[-1]
+
         try:
-            for host in hosts:
-                buffers.append(_Buffer(host.shape, host.dtype, dtype))
-                buffers[-1].write(host, handle)
-            buffers.append(_Buffer(out.shape, out.dtype, _OUTPUT_DTYPES.get(dtype, dtype)))
-            scales = (1.0, 1.0, value_scale) if self._table.has_scales else None
-            attention: Any = self.attention
-            result = attention(
-                *buffers[:3], causal, scale, buffers[3], handle, return_lse, layout=layout, scales=scales
+            query, key, value = (put(host, dtype) for host in hosts)
+            beside = beside.on_device(put)
+            output = _Buffer(out.shape, out.dtype, _OUTPUT_DTYPES.get(dtype, dtype))
+            buffers.append(output)
+            result = self._attend_others(
+                query, key, value, causal, scale, output, handle, return_lse, layout, beside
             )
             if return_lse:
                 buffers.append(result[1])
-            out[...] = buffers[3].read(handle)
+            out[...] = output.read(handle)
             return (out, result[1].read(handle)) if return_lse else out
         finally:
             for buffer in buffers:
@@ -356,8 +383,7 @@ class Attention:
 
         Raises TypeError and ValueError as `attention` does where none serves.
         """
-        if layout not in ("bhsd", "bshd"):
-            raise ValueError(f"layout is {layout!r}; choose 'bhsd' or 'bshd'")
+        _check_call(layout)
         torch = _torch_of(q)
         views = []
         array: Any
@@ -444,7 +470,7 @@ class Attention:
         all models the kernels that do not ask for another attention. Raises ValueError for a name with
         "flash" in it, which transformers takes for one of FlashAttention's, ImportError without transformers
         or with one before 4.53."""
-        _register_transformers(self._tensors, name)
+        _register_transformers(functools.partial(_attend, self._tensors), _make_mask, name)
 
     def compile(self, name: str, arch: int, causal: bool) -> bytes:
         """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
@@ -460,3 +486,20 @@ class Attention:
         if name not in named:
             raise ValueError(f"there is no kernel {name!r}; there are {', '.join(named)}")
         return named[name]
+
+
+def _default_mask(kernels: Sequence[Tuned]) -> bool:
+    """Whether the causal mask holds where a call does not say."""
+    return len(kernels) == 1 and bool(kernels[0].problem["causal"])
+
+
+def _check_call(layout: str, scale: float | None = None) -> None:
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout is {layout!r}; choose 'bhsd' or 'bshd'")
+    if scale is not None and not abs(scale) < 3.4e38:
+        raise ValueError(f"scale is {scale}; it must be a finite float32")
+
+
+def _check_exact(choice: Choice) -> None:
+    if not choice.exact:
+        raise LookupError(f"nothing was tuned for just this, and strict=True: {choice.how}")

@@ -3,20 +3,22 @@
 import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from .arrays import _torch_of
 from .tensors import _Tensors
 
 
-def _register_transformers(tensors: _Tensors, name: str) -> None:
+def _register_transformers(attend: Callable[..., Any], make_mask: Callable[..., Any], name: str) -> None:
+    """Both are told first what serves otherwise."""
     transformers = importlib.import_module("transformers")
     forward = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
     sdpa_mask = importlib.import_module("transformers.masking_utils").sdpa_mask
     if "flash" in name:
         raise ValueError(f"transformers takes {name!r} for FlashAttention's; choose a name without 'flash'")
-    transformers.AttentionInterface.register(name, functools.partial(_attend, tensors, forward))
-    transformers.AttentionMaskInterface.register(name, functools.partial(_make_mask, sdpa_mask))
+    transformers.AttentionInterface.register(name, functools.partial(attend, forward))
+    transformers.AttentionMaskInterface.register(name, functools.partial(make_mask, sdpa_mask))
 
 
 def _attend(

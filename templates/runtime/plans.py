@@ -4,6 +4,7 @@ import collections
 import ctypes
 import functools
 import struct
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .arrays import _check_output, _check_shapes, _dense_like, _stepped
@@ -22,6 +23,35 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _INVALID_VALUE = 1  # CUresult
 _POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel
+_STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row"))
+_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
+
+
+class _Beside:
+    """What a kernel reads beside q, k, v and the scale: numbers, in the order of its arguments. Of plain
+    attention there are none, of tensors with scales that of v."""
+
+    streams: frozenset[int | None] = frozenset()
+    """The streams on which arrays among it are ready."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.told = numbers
+
+    def numbers(self, plan: "_Plan", may_copy: bool) -> tuple[float, ...]:
+        """Returns the numbers for a plan's arrays. Arrays that the kernel cannot step by are copied where
+        that is allowed."""
+        return self.told
+
+    def on_device(self, put: Callable[[Any], Any]) -> "_Beside":
+        """Returns the same with numpy's arrays where `put` puts them, on the GPU."""
+        return self
+
+    def through(self, read: Callable[[Any], Any]) -> "_Beside":
+        """Returns the same with its arrays as another library reads them."""
+        return self
+
+
+_NOTHING_BESIDE = _Beside()
 
 
 class _Plan(NamedTuple):
@@ -106,13 +136,7 @@ def _make_plan(
         if all(tiles)
         else (),
         strides=strides,
-        sizes={
-            "batch": batch,
-            "num_q_heads": heads,
-            "num_kv_heads": kv_heads,
-            "seqlen_q": seqlen_q,
-            "seqlen_k": seqlen_k,
-        },
+        sizes=dict(zip(_SIZES, (batch, heads, kv_heads, seqlen_q, seqlen_k), strict=True)),
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
         has_keys=seqlen_k > 0,
         device=query.device or 0,
@@ -137,12 +161,13 @@ def _launch(
     o: int,
     lse: int,
     scale: float | None,
-    value_scale: float,
+    beside: tuple[float, ...],
     handle: int,
     given: bool,
 ) -> None:
-    """Launches a plan's kernel on arrays at these addresses, on the stream of that handle. `o` was `given` or
-    made for the call; `lse`, the log-sum-exp, is 0 where it is not wanted."""
+    """Launches a plan's kernel on arrays at these addresses, with what it reads `beside` them, on the stream
+    of that handle. `o` was `given` or made for the call; `lse`, the log-sum-exp, is 0 where it is not
+    wanted."""
     if not plan.has_keys:
         k = v = 0
     if given and o in (q, k, v):
@@ -156,8 +181,8 @@ def _launch(
         if len(plan.idle) > _MOST_STREAMS:
             plan.idle.clear()
         ready = _Ready(plan, handle)
-    if scale != ready.scale or value_scale != ready.value_scale:
-        ready.write_scales(scale, value_scale)
+    if scale != ready.scale or beside != ready.beside:
+        ready.write_numbers(scale, beside)
     pushed = False
     ready.ask_context()
     if ready.context.value != ready.primary:
@@ -221,8 +246,8 @@ class _Ready:
     def __init__(self, plan: _Plan, handle: int) -> None:
         functions = _load(plan.tuned, plan.device, plan.masked)
         self.scale: float | None = None
-        self.value_scale = 1.0
-        """The scale of v that the last call wrote."""
+        self.beside: tuple[float, ...] | None = None
+        """What the last call wrote beside the scale; None before the first."""
         self.default_scale = plan.tuned.default_scale
         self.primary = _retain_primary_context(plan.device) if plan.in_primary else 0
         """The context to be in, where it is known."""
@@ -235,10 +260,10 @@ class _Ready:
         self.in_order = tuple((step.write, step.start, step.maps, step) for step in self.steps)
         """What each call asks of the steps, looked up before."""
 
-    def write_scales(self, scale: float | None, value_scale: float) -> None:
+    def write_numbers(self, scale: float | None, beside: tuple[float, ...]) -> None:
         for step in self.steps:
-            step.write_scales(self.default_scale if scale is None else scale, value_scale)
-        self.scale, self.value_scale = scale, value_scale
+            step.write_numbers(self.default_scale if scale is None else scale, beside)
+        self.scale, self.beside = scale, beside
 
 
 class _Step:
@@ -248,10 +273,8 @@ class _Step:
         self.launch = plan.tuned.launches[index]
         self.maps = plan.maps[index] if self.launch.maps else None
         self.arguments = _Arguments(self.launch.arguments)
-        self.write, self.write_scales = self.arguments.write_addresses, self.arguments.write_scales
-        names = [f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row")]
-        values = dict(zip(names, plan.strides, strict=True)) | plan.sizes
-        self.arguments.write(values | {"scale": plan.tuned.default_scale, "value_scale": 1.0})
+        self.write, self.write_numbers = self.arguments.write_addresses, self.arguments.write_numbers
+        self.arguments.write(dict(zip(_STRIDES, plan.strides, strict=True)) | plan.sizes)
         addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
         self.parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         """The addresses of the kernel's parameters: the arguments, then the maps where there are any."""
@@ -277,8 +300,9 @@ class _Arguments:
         assert tuple(names[first : first + len(_POINTERS)]) == _POINTERS
         pointers = struct.Struct("".join(format for name, format in fields if name in _POINTERS))
         self.write_addresses = functools.partial(pointers.pack_into, self.buffer, self.offset_of(first))
-        scales = [i for i, name in enumerate(names) if name in ("scale", "value_scale")]
-        self.scales = [(names[i] == "scale", fields[i][1], self.offset_of(i)) for i in scales]
+        told = [names.index("scale"), *map(names.index, _beside(fields))]
+        self.numbers = [struct.Struct(fields[i][1]).pack_into for i in told]
+        self.places = [self.offset_of(i) for i in told]
 
     def size_of(self, count: int) -> int:
         """Returns the bytes that the first `count` fields take, filled up as in an array of such structs."""
@@ -289,15 +313,22 @@ class _Arguments:
         before = "".join(each for _, each in self.fields[:index])
         return struct.calcsize(before + format) - struct.calcsize(format)
 
-    def write(self, values: dict[str, float]) -> None:
+    def write(self, values: Mapping[str, float]) -> None:
         """Writes those of the values that the struct has fields for."""
         for index, (name, format) in enumerate(self.fields):
             if name in values:
                 struct.pack_into(format, self.buffer, self.offset_of(index), values[name])
 
-    def write_scales(self, scale: float, value_scale: float) -> None:
-        for is_of_scores, format, offset in self.scales:
-            struct.pack_into(format, self.buffer, offset, scale if is_of_scores else value_scale)
+    def write_numbers(self, scale: float, beside: tuple[float, ...]) -> None:
+        """Writes the scale, and what the kernel reads beside it in order."""
+        for write, place, number in zip(self.numbers, self.places, (scale, *beside), strict=True):
+            write(self.buffer, place, number)
+
+
+def _beside(fields: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """The names of what a kernel reads beside q, k, v, its outputs and the scale, in order."""
+    usual = {*_POINTERS, *_STRIDES, *_SIZES, "scale"}
+    return tuple(name for name, _ in fields if name not in usual)
 
 
 class _Maps(NamedTuple):

@@ -106,7 +106,17 @@ def _self_check(attention: Attention, tuned: Tuned) -> float:
     for causal in (False, True):
         reference = _reference(q, k, v, causal)
         attention._through_buffers(
-            hosts[0], hosts[1], hosts[2], causal, None, made, 0, False, "bhsd", tuned.dtype, 1.0
+            hosts[0],
+            hosts[1],
+            hosts[2],
+            causal,
+            None,
+            made,
+            0,
+            False,
+            "bhsd",
+            tuned.dtype,
+            attention._usual_beside,
         )
         difference = np.linalg.norm(_from_host(made, tuned.output_dtype) - reference, axis=(2, 3))
         # NaN is an error too, which max() would pass over.

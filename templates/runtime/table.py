@@ -170,7 +170,7 @@ class _Table:
             "seqlen_q": query.shape[2],
             "seqlen_k": key.shape[2],
         }
-        ranks = [_rank(tuned, asked, strides, causal) for tuned in running]
+        ranks = [self.rank(tuned, asked, strides, causal) for tuned in running]
         rank = min(ranks)
         tuned = running[ranks.index(rank)]
         speed = f", {tuned.measurement['tflops']:.1f} TFLOP/s" if "tflops" in tuned.measurement else ""
@@ -191,6 +191,11 @@ class _Table:
         if len(running) < len(computing):
             told.append(f"{len(computing) - len(running)} others do not run on sm_{arch}")
         return Choice(tuned, False, f"{what}: the nearest of {len(running)} ({'; '.join(told)})")
+
+
+    def rank(self, tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> "_Rank":
+        """Says how far a kernel is from what is asked for."""
+        return _rank(tuned, asked, strides, causal)
 
 
 class _Rank(NamedTuple):

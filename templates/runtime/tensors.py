@@ -8,7 +8,7 @@ from typing import Any
 from .arrays import _check_kinds, _check_output, _check_shapes, _dense_like, _describe, _stepped
 from .driver import _DEFAULT_STREAMS, _LOCK, _stream_handle
 from .facts import _OUTPUT_DTYPES
-from .plans import _launch, _make_plan, _Plan
+from .plans import _NOTHING_BESIDE, _Beside, _launch, _make_plan, _Plan
 from .table import _TORCH_DEVICES, _Table, _type_name
 
 # Whoever passes tensors has imported torch: it is found among the loaded modules, and imported only to
@@ -17,6 +17,9 @@ from .table import _TORCH_DEVICES, _Table, _type_name
 
 class _Tensors:
     """A table's kernels for tensors, with the plans of those seen before."""
+
+    reads_more = False
+    """Whether the kernels read arrays beside q, k and v: then the operators neither have gradients nor cast."""
 
     def __init__(self, table: _Table, operator: str, default_mask: bool) -> None:
         self.table = table
@@ -32,6 +35,12 @@ class _Tensors:
         """Lets kernels be chosen anew."""
         self.plan.cache_clear()
         self.plan_sdpa.cache_clear()
+
+    @property
+    def settings(self) -> str:
+        """What the operators take beside tensors, as PyTorch writes it."""
+        of_values = ", float value_scale=1.0" if self.table.has_scales else ""
+        return f'bool? causal=None, float? scale=None, str layout="bhsd"{of_values}'
 
     def is_masked(self, causal: bool | None) -> bool:
         return self.default_mask if causal is None else bool(causal)
@@ -49,7 +58,7 @@ class _Tensors:
         return_lse: bool,
         layout: str,
         recompute: bool,
-        value_scale: float,
+        beside: _Beside,
     ) -> Any:
         """Computes `attention` of tensors: launches a kernel at once, or calls the operator where PyTorch
         must see one."""
@@ -95,12 +104,13 @@ class _Tensors:
         if plan is None or plan.meta:
             if stream is not None:
                 raise ValueError("leave stream out where gradients are needed, and under torch.compile")
-            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, value_scale)
+            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if out is None and stream is None and not _suits(plan, addresses):
             # The operator copies.
-            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, value_scale)
-        return _run(torch, plan, q, addresses, scale, value_scale, out, stream, return_lse)
+            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
+        numbers = beside.numbers(plan, stream is None)
+        return _run(torch, plan, q, addresses, scale, numbers, out, stream, return_lse)
 
     def autocast(self, torch: Any, x: Any) -> Any:
         """Returns a tensor as torch.autocast casts it, in its type where there are kernels of it; kernels of
@@ -113,7 +123,15 @@ class _Tensors:
     # ---- as torch's scaled_dot_product_attention
 
     def serve(
-        self, torch: Any, q: Any, k: Any, v: Any, is_causal: bool, scale: float | None, enable_gqa: bool
+        self,
+        torch: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        beside: _Beside = _NOTHING_BESIDE,
     ) -> Any:
         """Computes `sdpa` by a kernel; returns None where PyTorch must."""
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -128,7 +146,7 @@ class _Tensors:
                 return None
             if is_causal and q.shape[2] < k.shape[2]:
                 k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-            return self.attend_in_graph(torch, q, k, v, is_causal, scale, None, False, "bhsd", 1.0)
+            return self.attend_in_graph(torch, q, k, v, is_causal, scale, None, False, "bhsd", beside)
         if type(q) not in (torch.Tensor, torch.nn.Parameter):
             return None
         plan = self.plan_sdpa(
@@ -151,7 +169,7 @@ class _Tensors:
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if plan is None or not _suits(plan, addresses):
             return None
-        return _run(torch, plan, q, addresses, scale, 1.0, None, None, False)
+        return _run(torch, plan, q, addresses, scale, beside.numbers(plan, True), None, None, False)
 
     def make_plan_sdpa(self, torch: Any, is_causal: bool, enable_gqa: bool, *arrays: Any) -> _Plan | None:
         query, key, value = arrays[:4], arrays[4:8], arrays[8:]
@@ -208,20 +226,28 @@ class _Tensors:
         out: Any,
         return_lse: bool,
         layout: str,
-        value_scale: float,
+        beside: _Beside,
     ) -> Any:
         """Computes `attention` by the operators, which are registered as needed."""
         name, operators = _register(self.operator), torch.ops.flashgen
         causal = None if causal is None else bool(causal)
         scale = None if scale is None else float(scale)
-        scales = (value_scale,) if self.table.has_scales else ()
+        settings = (causal, scale, layout, *self.in_graph(torch, q, k, layout, beside))
         if out is not None and not return_lse:
-            getattr(operators, name + "_out")(q, k, v, out, causal, scale, layout, *scales)
+            getattr(operators, name + "_out")(q, k, v, out, *settings)
             return out
         if not return_lse:
-            return getattr(operators, name)(q, k, v, causal, scale, layout, *scales)
-        o, lse = getattr(operators, name + "_lse")(q, k, v, causal, scale, layout, *scales)
+            return getattr(operators, name)(q, k, v, *settings)
+        o, lse = getattr(operators, name + "_lse")(q, k, v, *settings)
         return (o if out is None else out.copy_(o)), lse
+
+    def in_graph(self, torch: Any, q: Any, k: Any, layout: str, beside: _Beside) -> tuple[Any, ...]:
+        """Returns what the operators take of what a kernel reads beside."""
+        return beside.told
+
+    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
+        """Returns what a kernel reads beside, of what `in_graph` made of it."""
+        return _Beside(1.0) if self.table.has_scales and not taken else _Beside(*taken)
 
     def run(
         self,
@@ -232,8 +258,7 @@ class _Tensors:
         causal: bool | None = None,
         scale: float | None = None,
         layout: str = "bhsd",
-        value_scale: float = 1.0,
-        *,
+        *taken: Any,
         out: Any = None,
         return_lse: bool = False,
     ) -> Any:
@@ -248,7 +273,8 @@ class _Tensors:
             q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
             plan = self.plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
             addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        return _run(torch, plan, q, addresses, scale, value_scale, out, None, return_lse)
+        numbers = self.beside_in(taken).numbers(plan, True)
+        return _run(torch, plan, q, addresses, scale, numbers, out, None, return_lse)
 
     def fake(self, torch: Any, q: Any, k: Any, v: Any, *settings: Any) -> Any:
         """Returns an output without data, of tensors whose extents may be symbols."""
@@ -362,8 +388,7 @@ def _register(operator: str) -> str:
         # Strides decide how the kernel reads and what it returns: Inductor must not change them.
         exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
         has_scales, dtypes = tensors.table.has_scales, tensors.table.dtypes
-        settings = 'bool? causal=None, float? scale=None, str layout="bhsd"'
-        settings += ", float value_scale=1.0" if has_scales else ""
+        settings = tensors.settings
         for suffix, out, result, function, fake_function in (
             ("", "", "Tensor", run, fake),
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
@@ -374,7 +399,7 @@ def _register(operator: str) -> str:
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
             library.register_fake(name, fake_function)
-            if has_scales:
+            if has_scales or tensors.reads_more:
                 continue
             if not out:
                 library.register_autograd(name, differentiate, setup_context=keep)
@@ -399,7 +424,7 @@ def _run(
     q: Any,
     addresses: tuple[int, int, int],
     scale: float | None,
-    value_scale: float,
+    beside: tuple[float, ...],
     out: Any,
     stream: Any,
     return_lse: bool,
@@ -436,7 +461,7 @@ def _run(
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             scale,
-            value_scale,
+            beside,
             handle,
             given,
         )

@@ -160,7 +160,7 @@ def test_arguments_lie_as_in_the_struct(kernel: Kernel) -> None:
     packed = module._Arguments(module.ARGUMENTS)
     values = {field.name: i + 1 for i, field in enumerate(wanted.fields)}
     packed.write(values)
-    packed.write_scales(-1.0, -2.0)
+    packed.write_numbers(-1.0, (-2.0,) * kernel.problem.has_scales)
     packed.write_addresses(*range(71, 76))
     values |= dict(zip(("q", "k", "v", "o", "lse"), range(71, 76), strict=True)) | {"scale": -1.0}
     values |= {"value_scale": -2.0} if kernel.problem.has_scales else {}
