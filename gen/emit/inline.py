@@ -10,7 +10,7 @@ from functools import cache
 from ..render import TEMPLATES
 
 FOLDER = TEMPLATES / "runtime"
-#: The runtime's files, each of which builds on those before.
+#: The runtime's files, each of which builds on those before; the last is what a module does when it is run.
 PARTS = (
     "facts",
     "driver",
@@ -23,6 +23,8 @@ PARTS = (
     "attention",
     "program",
 )
+#: What stands behind them where kernels have masks or changes of scores.
+SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scored_program")
 #: What it imports beside the standard library, and modules that stand alone therefore too.
 THIRD_PARTY = ("numpy",)
 _WIDTH = 110
@@ -37,11 +39,12 @@ class Inlined:
 
 
 @cache
-def inline_runtime() -> Inlined:
-    """Returns the runtime's files, one after the other, as the text of one module."""
+def inline_runtime(*, scored: bool = False) -> Inlined:
+    """Returns the runtime's files, one after the other, as the text of one module; with ``scored`` those for
+    masks and changes of scores, too."""
     imports: list[ast.Import | ast.ImportFrom] = []
     sections: list[str] = []
-    for part in PARTS:
+    for part in (*PARTS, *(SCORED_PARTS if scored else ())):
         text = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
         body = ast.parse(text).body
         doc = ast.get_docstring(ast.parse(text)) or ""

@@ -20,11 +20,14 @@ def source_literal(source: str) -> str:
 
 
 def to_literal(data: Mapping[str, Any]) -> str:
-    """Returns a flat mapping as Python source, an entry a line."""
+    """Returns a mapping as Python source, an entry a line, also of mappings in it."""
     if not data:
         return "{}"
-    lines = [f"    {json.dumps(key)}: {_value(value)},\n" for key, value in data.items()]
-    return "{\n" + "".join(lines) + "}"
+    lines = []
+    for key, value in data.items():
+        text = to_literal(value) if isinstance(value, Mapping) else value_literal(value)
+        lines.append(f"{json.dumps(key)}: {text},\n".replace("\n", "\n    ").removesuffix("    "))
+    return "{\n" + "".join(f"    {line}" for line in lines) + "}"
 
 
 def packed_literal(data: bytes) -> str:
@@ -32,8 +35,13 @@ def packed_literal(data: bytes) -> str:
     return json.dumps(base64.b85encode(zlib.compress(data, 9)).decode())
 
 
-def _value(value: Any) -> str:
-    """A scalar as a formatter would write it: strings in the quotes that need fewer escapes."""
+def value_literal(value: Any) -> str:
+    """Returns a scalar, a list or a tuple as a formatter would write it: strings in the quotes that need
+    fewer escapes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(value_literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(value_literal, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, str) and value.count('"') <= value.count("'"):
         return json.dumps(value, ensure_ascii=False)
     return repr(value)

@@ -8,16 +8,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import combinations
 from typing import Any
 
-from ..arguments import argument_struct
+from ..arguments import struct_of
 from ..kernel import Kernel
-from ..launch import Launch
+from ..launch import LISTS_ROLE, Launch
 from ..problem import Problem
 from ..render import environment
+from ..scoring import BOOLEAN
+from ..scoring_values import scalar_values
 from .inline import heading, import_lines, inline_runtime
-from .literals import packed_literal, source_literal, to_literal
+from .literals import packed_literal, source_literal, to_literal, value_literal
 from .made import Made
+from .numpy_text import changed_text, seen_text
+from .options import scoring_options
 from .words import (
     class_words,
     classes_words,
@@ -106,6 +111,11 @@ def _check_together(problems: Sequence[Problem]) -> None:
     twice = sorted({each for each in names if names.count(each) > 1})
     if twice:
         raise ValueError(f"two kernels were tuned for {', '.join(twice)}; give one of each")
+    for one, other in combinations(problems, 2):
+        if one.scoring.stem != other.scoring.stem and _called_as(one) == _called_as(other):
+            raise ValueError(
+                f"calls for {one.name} and {other.name} are told by the same arguments; make a module of each"
+            )
     scaled = [problem.name for problem in problems if problem.has_scales]
     if scaled:
         raise ValueError(
@@ -118,6 +128,14 @@ def _check_together(problems: Sequence[Problem]) -> None:
                 f"a call does not say which precision of {dtype} it wants, and there are kernels of "
                 f"{', '.join(sorted(precisions))}; make a module of each"
             )
+
+
+def _called_as(problem: Problem) -> tuple[object, ...]:
+    """What a call names, and the types of its arrays, by which kernels for it are found."""
+    named = {
+        each for each in problem.scoring.to_dict() if each not in ("mask", "score", "buffers", "scalars")
+    }
+    return (frozenset(named), frozenset((each.name, each.dtype) for each in problem.scores.buffers))
 
 
 def _told_of_one(made: Made, name: str) -> dict[str, str]:
@@ -137,18 +155,25 @@ def _told_of_one(made: Made, name: str) -> dict[str, str]:
 def _render(
     made: Sequence[Made], *, thin: bool, cubins: Mapping[tuple[str, bool], bytes], **told: str
 ) -> str:
-    problem, several = made[0].kernel.problem, len(made) > 1
-    has_scales = problem.has_scales
-    arguments = argument_struct(problem.operation, problem.layout, has_scales=has_scales)
+    several = len(made) > 1
+    problems = [each.kernel.problem for each in made]
+    has_scales, scored = problems[0].has_scales, any(not problem.scoring.is_plain for problem in problems)
+    # Kernels that read the same are told by one list of arguments.
+    kinds = {problem.scoring.stem: problem for problem in problems}
     kernels = {_source_key(each): each.kernel for each in made}
-    imports, code = _imports_and_code(made, thin)
+    imports, code = _imports_and_code(made, thin, scored)
     functions = _FUNCTIONS if has_scales else (*_FUNCTIONS, *_WITHOUT_SCALES)
+    if any(problem.scoring.documents for problem in problems):
+        functions = (*functions, "document_bounds")
     data = (
         ["KERNELS", "SOURCES"]
         if several
         else ["DEVICE", "KERNELS", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT"]
     )
     classes = [] if thin else ["Choice", "Launch", "TensorMap", "Tuned"]
+    classes += ["Buffer", "Scored"] if scored and not thin else []
+    lists = any(each.kernel.has_tile_lists for each in made)
+    classes += ["TileLists"] if lists else []
     return (
         environment()
         .get_template("module/module.py.jinja")
@@ -158,9 +183,21 @@ def _render(
             has_scales=has_scales,
             imports=imports,
             code=code,
-            exported=[*data, *classes, *sorted(functions)],
+            exported=[*data, *sorted(classes), *sorted(functions)],
+            functions=functions,
+            scored=scored,
+            calls=_calls(problems),
             kernels_heading=heading("kernels" if several else "the kernel"),
-            arguments=[(field.name, field.code) for field in arguments.fields],
+            kinds=[
+                {
+                    "key": stem if len(kinds) > 1 else "",
+                    "arguments": [(field.name, field.code) for field in struct_of(problem).fields],
+                    "plain": problem.scoring.is_plain,
+                    "seen": seen_text(problem),
+                    "changed": changed_text(problem),
+                }
+                for stem, problem in kinds.items()
+            ],
             sources={} if thin else {key: source_literal(kernel.source) for key, kernel in kernels.items()},
             cubins={
                 key: {causal: packed_literal(cubins[kernel.digest, causal]) for causal in (False, True)}
@@ -169,33 +206,91 @@ def _render(
             if cubins
             else {},
             embedded=" and ".join(dict.fromkeys(each.kernel.sm for each in made)),
-            kernels=[_values(each) for each in made],
+            kernels=[_values(each, alone=len(kinds) == 1) for each in made],
             needs=needs(made, embedded=bool(cubins), thin=thin),
             **told,
         )
     )
 
 
-def _imports_and_code(made: Sequence[Made], thin: bool) -> tuple[str, str]:
+def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[str, str]:
     """What the module imports, and what of the runtime is in it."""
     if not thin:
-        runtime = inline_runtime()
+        runtime = inline_runtime(scored=scored)
         return import_lines(runtime.imports), runtime.code.rstrip("\n")
     maps = ", TensorMap" if any(launch.tensor_maps for launch in made[0].kernel.launches) else ""
     runtime_names = f"Attention, Launch{maps}, Tuned, run_module"
+    if not scored:
+        return (
+            "import sys\nfrom pathlib import Path\n\n"
+            + f"from flashgen.templates.runtime import {runtime_names}",
+            "",
+        )
+    buffers = "Buffer, " if made[0].kernel.problem.scores.buffers else ""
+    lists = ", TileLists" if made[0].kernel.has_tile_lists else ""
     return (
-        "import sys\nfrom pathlib import Path\n\n"
-        + f"from flashgen.templates.runtime import {runtime_names}",
+        "import sys\nfrom pathlib import Path\nfrom typing import Any\n\nimport numpy as np\n"
+        f"from flashgen.templates.runtime import Launch, Tuned{maps}\n"
+        f"from flashgen.templates.runtime.scored_attention import ScoredAttention\n"
+        f"from flashgen.templates.runtime.scored_program import run_scored_module\n"
+        f"from flashgen.templates.runtime.scored_values import {buffers}Scored{lists}",
         "",
     )
 
 
-def _values(made: Made) -> dict[str, Any]:
+def _calls(problems: Sequence[Problem]) -> list[str]:
+    """What a call is told beside arrays for each kind of masks and changes of scores."""
+    told: dict[str, None] = {}
+    for problem in problems:
+        scoring, values = problem.scoring, scalar_values(problem.scoring)
+        words = [f"window=({values['window_left']}, {values['window_right']})"] if scoring.window else []
+        words += [f"always={scoring.always}"] if scoring.always else []
+        words += [
+            f"{each}={values[each]:g}" for each in ("chunk", "dilation", "softcap") if getattr(scoring, each)
+        ]
+        words += [f"{each}={each}" for each in ("prefix", "lengths", "documents") if getattr(scoring, each)]
+        words += ["alibi_slopes=slopes"] if scoring.alibi else []
+        words += ["bias=mask" if scoring.bias == BOOLEAN else "bias=bias"] if scoring.bias else []
+        words += ["sinks=sinks"] if scoring.sinks else []
+        own = _own_buffers(problem)
+        words += [f"{each}={each}" for each in own]
+        words += [f"{name}={value!r}" for name, value in scoring.scalars]
+        if words:
+            told[f"attention(q, k, v, {', '.join(words)})"] = None
+    return list(told)
+
+
+def _own_buffers(problem: Problem) -> list[str]:
+    """The arrays of a problem's expressions."""
+    scoring = problem.scoring
+    by_name = {
+        "prefix": scoring.prefix,
+        "lengths": scoring.lengths,
+        "document_begin": scoring.documents,
+        "document_end": scoring.documents,
+        "slopes": scoring.alibi,
+        "bias": scoring.bias,
+        "sinks": scoring.sinks,
+    }
+    return [each.name for each in problem.scores.buffers if not by_name.get(each.name)]
+
+
+def _values(made: Made, *, alone: bool) -> dict[str, Any]:
     """What the template asks of a kernel."""
     kernel, problem, variant = made.kernel, made.kernel.problem, made.kernel.variant
     carried = {key: value for key, value in (made.measurement or {}).items() if key != "times_us"}
     return {
         "name": problem.name,
+        "class": "Tuned" if problem.scoring.is_plain else "Scored",
+        "kind": "" if alone else problem.scoring.stem,
+        "asked": value_literal(" ".join(scoring_options(problem.scoring))),
+        "scalars": to_literal(
+            {each.name: scalar_values(problem.scoring)[each.name] for each in problem.scores.scalars}
+        ),
+        "buffers": {
+            each.name: value_literal((each.dtype, tuple(tuple(sorted(axis)) for axis in each.axes)))
+            for each in problem.scores.buffers
+        },
         "problem": to_literal(problem.to_dict()),
         "variant": to_literal({"family": variant.family, **variant.to_dict()}),
         "device": to_literal({"name": made.device, "arch": kernel.arch}),
@@ -205,7 +300,8 @@ def _values(made: Made) -> dict[str, Any]:
             {
                 "symbol": kernel.symbol_of(each),
                 "count": each.blocks.python(),
-                "numbers": _numbers(each),
+                "numbers": _numbers(each)
+                | ({"lists": int(getattr(variant, "bc", 1))} if each.role == LISTS_ROLE else {}),
                 "maps": each.tensor_maps,
             }
             for each in kernel.launches
@@ -219,9 +315,11 @@ def _values(made: Made) -> dict[str, Any]:
 
 
 def _numbers(launch: Launch) -> dict[str, Any]:
-    """A launch's fields that are not as usual, but its maps and its role, which its function's name tells."""
+    """A launch's fields that are not as usual, but its maps, its role, which its function's name tells, and
+    what is alike, which its count tells."""
     usual = Launch(-1, -1, None)
-    names = [field.name for field in fields(Launch) if field.name not in ("tensor_maps", "role")]
+    others = ("tensor_maps", "role", "alike_batches", "alike_heads")
+    names = [field.name for field in fields(Launch) if field.name not in others]
     return {name: getattr(launch, name) for name in names if getattr(launch, name) != getattr(usual, name)}
 
 

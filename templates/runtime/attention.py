@@ -211,7 +211,7 @@ class Attention:
             o_address = _address(out)
         lse = _empty(q, "float32", plan.rows_shape, plan.rows_strides, side_stream) if return_lse else None
         if plan.blocks:
-            numbers = beside.numbers(plan, stream is None)
+            numbers = beside.numbers(plan, q, stream is None or isinstance(q, _Buffer))
             if stream is None:
                 _wait_for_producers({q_stream, k_stream, v_stream, o_stream, *beside.streams}, handle)
             lse_address = 0 if lse is None else _address(lse)

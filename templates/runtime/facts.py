@@ -62,6 +62,8 @@ class Launch:
     max_blocks: int | None = None
     """The most blocks launched, as many as the card it was tuned on runs at once, where each takes several
     tiles of rows; None: no limit."""
+    lists: int = 0
+    """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
     maps: tuple[TensorMap, ...] = ()
     """The maps of which the function's second parameter is made; empty where it has none."""
 

@@ -24,6 +24,7 @@ _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _INVALID_VALUE = 1  # CUresult
 _POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel
 _STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row"))
+_TILE_LISTS, _LISTS_MADE = "tile_lists", "tile_lists_made"
 _SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 
 
@@ -37,9 +38,9 @@ class _Beside:
     def __init__(self, *numbers: float) -> None:
         self.told = numbers
 
-    def numbers(self, plan: "_Plan", may_copy: bool) -> tuple[float, ...]:
-        """Returns the numbers for a plan's arrays. Arrays that the kernel cannot step by are copied where
-        that is allowed."""
+    def numbers(self, plan: "_Plan", q: Any, may_make: bool) -> tuple[float, ...]:
+        """Returns the numbers for a plan's arrays, of which q is one. What must be copied or made for it, is
+        where it may be."""
         return self.told
 
     def on_device(self, put: Callable[[Any], Any]) -> "_Beside":
@@ -189,7 +190,7 @@ def _launch(
         pushed = _push_context(_driver(), q, plan.device)
     status = 0
     try:
-        for write, start, kept, step in ready.in_order:
+        for write, start, kept, step in ready.steps_for(beside):
             write(q, k, v, o, lse)
             if kept is not None:
                 pointers = (q, k, v, o)
@@ -259,6 +260,15 @@ class _Ready:
         self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
         self.in_order = tuple((step.write, step.start, step.maps, step) for step in self.steps)
         """What each call asks of the steps, looked up before."""
+        self.in_order_again = tuple(each for each in self.in_order if not each[3].launch.lists)
+        """The same without those that make what may be kept."""
+        names = _beside(plan.tuned.launches[0].arguments)
+        self.made_at = names.index(_LISTS_MADE) if _LISTS_MADE in names else None
+
+    def steps_for(self, beside: tuple[float, ...]) -> "tuple[tuple[Any, Any, Any, _Step], ...]":
+        """Returns what is to be launched: lists of tiles but where they are there."""
+        made = self.made_at is not None and beside[self.made_at]
+        return self.in_order_again if made else self.in_order
 
     def write_numbers(self, scale: float | None, beside: tuple[float, ...]) -> None:
         for step in self.steps:

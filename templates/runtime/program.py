@@ -1,7 +1,9 @@
 """What a module does when it is run: it checks and times its kernels."""
 
 import ctypes
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,24 @@ from .arrays import _Buffer
 from .attention import Attention
 from .driver import _check, _driver, _pop_context, _push_context
 from .facts import Tuned
+from .plans import _SIZES, _Beside
 
 
 def run_module(attention: Attention, doc: str | None) -> int:
     """Says what the module is, checks and times its kernels on device 0; the exit code."""
+    check, time_us = functools.partial(_self_check, attention), functools.partial(_time_us, attention)
+    return _check_and_time(attention._table.kernels, attention.use, check, time_us, _visible_share, doc)
+
+
+def _check_and_time(
+    kernels: Sequence[Tuned],
+    use: Callable[[str | None], None],
+    check: Callable[[Tuned], float],
+    time_us: Callable[[Tuned], float],
+    visible_share: Callable[[Tuned], float],
+    doc: str | None,
+) -> int:
+    """Says of each kernel how large its error is, and how fast it is; the exit code of a program."""
     print((doc or "").partition("\n    from")[0])
     name = ctypes.create_string_buffer(256)
     try:
@@ -24,26 +40,31 @@ def run_module(attention: Attention, doc: str | None) -> int:
         return 0
     failed = False
     print(f"Here, on {name.value.decode()}, with a warm cache:")
-    for tuned in attention._table.kernels:
+    for tuned in kernels:
         try:
-            attention.use(tuned.name)
-            error, median_us = _self_check(attention, tuned), _time_us(attention, tuned)
+            use(tuned.name)
+            error, median_us = check(tuned), time_us(tuned)
         except (ImportError, RuntimeError) as reason:
             print(f"{tuned.name}: failed: {reason}")
             failed = True
             continue
         finally:
-            attention.use(None)
+            use(None)
         failed = failed or not error <= tuned.tolerance
         extents = ("batch", "num_q_heads", "seqlen_q", "seqlen_k")
         pairs = math.prod(tuned.problem[extent] for extent in extents)
-        flops = 2 * (tuned.head_dim + tuned.head_dim_v) * pairs / (2 if tuned.problem["causal"] else 1)
+        flops = 2 * (tuned.head_dim + tuned.head_dim_v) * pairs * visible_share(tuned)
         verdict = "correct" if error <= tuned.tolerance else "WRONG"
         print(
             f"{tuned.name}: {median_us:.1f} us, {flops / median_us / 1e6:.1f} TFLOP/s, error against float64 "
             f"{error:.2e}, {tuned.tolerance:.0e} allowed: {verdict}"
         )
     return 1 if failed else 0
+
+
+def _visible_share(tuned: Tuned) -> float:
+    """Which share of the pairs of a row and a key is counted."""
+    return 0.5 if tuned.problem["causal"] else 1.0
 
 
 def _reference(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], causal: bool) -> NDArray[Any]:
@@ -95,16 +116,27 @@ def _from_bits(bits: NDArray[Any]) -> NDArray[Any]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _self_check(attention: Attention, tuned: Tuned) -> float:
-    """The largest per-head error over both masks, with lengths that no tile divides."""
+#: The sizes of arrays by which kernels are checked: no tile divides the lengths.
+_CHECKED: dict[str, int] = dict(zip(_SIZES, (2, 4, 2, 197, 333), strict=True))
+
+
+def _self_check(
+    attention: Attention,
+    tuned: Tuned,
+    beside: _Beside | None = None,
+    reference_of: Callable[..., NDArray[Any]] = _reference,
+) -> float:
+    """The largest per-head error over both masks."""
     random = np.random.default_rng(0)
-    shapes = [(2, 4, 197, tuned.head_dim), (2, 2, 333, tuned.head_dim), (2, 2, 333, tuned.head_dim_v)]
+    batch, heads, kv_heads, rows, keys = _CHECKED.values()
+    q_shape, k_shape = (batch, heads, rows, tuned.head_dim), (batch, kv_heads, keys, tuned.head_dim)
+    shapes = [q_shape, k_shape, (*k_shape[:3], tuned.head_dim_v)]
     hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes]
     q, k, v = (_from_host(host, tuned.dtype) for host in hosts)
-    made = _to_host(np.zeros((2, 4, 197, tuned.head_dim_v), np.float32), tuned.output_dtype)
+    made = _to_host(np.zeros((*q_shape[:3], tuned.head_dim_v), np.float32), tuned.output_dtype)
     worst = 0.0
     for causal in (False, True):
-        reference = _reference(q, k, v, causal)
+        reference = reference_of(q, k, v, causal)
         attention._through_buffers(
             hosts[0],
             hosts[1],
@@ -116,7 +148,7 @@ def _self_check(attention: Attention, tuned: Tuned) -> float:
             False,
             "bhsd",
             tuned.dtype,
-            attention._usual_beside,
+            beside or attention._usual_beside,
         )
         difference = np.linalg.norm(_from_host(made, tuned.output_dtype) - reference, axis=(2, 3))
         # NaN is an error too, which max() would pass over.
@@ -124,7 +156,7 @@ def _self_check(attention: Attention, tuned: Tuned) -> float:
     return worst
 
 
-def _time_us(attention: Attention, tuned: Tuned, repeats: int = 20) -> float:
+def _time_us(attention: Attention, tuned: Tuned, beside: _Beside | None = None, repeats: int = 20) -> float:
     """The median time of a call on the tuned problem's shape, by CUDA events, with a warm cache."""
     driver, problem = _driver(), tuned.problem
     q_shape = (problem["batch"], problem["num_q_heads"], problem["seqlen_q"], tuned.head_dim)
@@ -134,19 +166,25 @@ def _time_us(attention: Attention, tuned: Tuned, repeats: int = 20) -> float:
     pushed = _push_context(driver, 0, 0)
     buffers: list[_Buffer] = []
     events = [ctypes.c_void_p(), ctypes.c_void_p()]
+
+    def put(host: NDArray[Any], dtype: str | None = None) -> _Buffer:
+        buffers.append(_Buffer(host.shape, host.dtype, dtype or host.dtype.name))
+        buffers[-1].write(host, 0)
+        _check(driver.cuStreamSynchronize(None), "copying to the GPU")
+        return buffers[-1]
+
     try:
         for shape, dtype in zip(shapes, [tuned.dtype] * 3 + [tuned.output_dtype], strict=True):
-            host = _to_host(random.standard_normal(shape, dtype=np.float32), dtype)
-            buffers.append(_Buffer(shape, host.dtype, dtype))
-            buffers[-1].write(host, 0)
-            _check(driver.cuStreamSynchronize(None), "copying to the GPU")
+            put(_to_host(random.standard_normal(shape, dtype=np.float32), dtype), dtype)
         query, key, value, output = buffers
+        placed = (beside or attention._usual_beside).on_device(put)
+        settings = (problem["causal"], None, output, None, False, "bhsd", placed)
         for event in events:
             _check(driver.cuEventCreate(ctypes.byref(event), 0), "creating an event")
         times = []
         for _ in range(repeats + 3):
             driver.cuEventRecord(events[0], None)
-            attention.attention(query, key, value, problem["causal"], out=output)
+            attention._attend_others(query, key, value, *settings)
             driver.cuEventRecord(events[1], None)
             _check(driver.cuEventSynchronize(events[1]), "running the kernel")
             milliseconds = ctypes.c_float()

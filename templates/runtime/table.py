@@ -192,7 +192,6 @@ class _Table:
             told.append(f"{len(computing) - len(running)} others do not run on sm_{arch}")
         return Choice(tuned, False, f"{what}: the nearest of {len(running)} ({'; '.join(told)})")
 
-
     def rank(self, tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> "_Rank":
         """Says how far a kernel is from what is asked for."""
         return _rank(tuned, asked, strides, causal)
@@ -223,7 +222,7 @@ def _rank(tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal:
     return _Rank(not tuned.can_step(strides), not exact, other_rows, other_mask, distance)
 
 
-def _doublings(a: int, b: int) -> float:
+def _doublings(a: float, b: float) -> float:
     return abs(math.log2(max(a, 1) / max(b, 1)))
 
 

@@ -19,7 +19,7 @@ class _Tensors:
     """A table's kernels for tensors, with the plans of those seen before."""
 
     reads_more = False
-    """Whether the kernels read arrays beside q, k and v: then the operators neither have gradients nor cast."""
+    """Whether kernels read arrays beside q, k and v: then the operators neither have gradients nor cast."""
 
     def __init__(self, table: _Table, operator: str, default_mask: bool) -> None:
         self.table = table
@@ -109,7 +109,7 @@ class _Tensors:
         if out is None and stream is None and not _suits(plan, addresses):
             # The operator copies.
             return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
-        numbers = beside.numbers(plan, stream is None)
+        numbers = beside.numbers(plan, q, stream is None)
         return _run(torch, plan, q, addresses, scale, numbers, out, stream, return_lse)
 
     def autocast(self, torch: Any, x: Any) -> Any:
@@ -169,7 +169,7 @@ class _Tensors:
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if plan is None or not _suits(plan, addresses):
             return None
-        return _run(torch, plan, q, addresses, scale, beside.numbers(plan, True), None, None, False)
+        return _run(torch, plan, q, addresses, scale, beside.numbers(plan, q, True), None, None, False)
 
     def make_plan_sdpa(self, torch: Any, is_causal: bool, enable_gqa: bool, *arrays: Any) -> _Plan | None:
         query, key, value = arrays[:4], arrays[4:8], arrays[8:]
@@ -232,7 +232,7 @@ class _Tensors:
         name, operators = _register(self.operator), torch.ops.flashgen
         causal = None if causal is None else bool(causal)
         scale = None if scale is None else float(scale)
-        settings = (causal, scale, layout, *self.in_graph(torch, q, k, layout, beside))
+        settings = (causal, scale, layout, *self.in_graph(beside))
         if out is not None and not return_lse:
             getattr(operators, name + "_out")(q, k, v, out, *settings)
             return out
@@ -241,7 +241,7 @@ class _Tensors:
         o, lse = getattr(operators, name + "_lse")(q, k, v, *settings)
         return (o if out is None else out.copy_(o)), lse
 
-    def in_graph(self, torch: Any, q: Any, k: Any, layout: str, beside: _Beside) -> tuple[Any, ...]:
+    def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
         """Returns what the operators take of what a kernel reads beside."""
         return beside.told
 
@@ -273,7 +273,7 @@ class _Tensors:
             q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
             plan = self.plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
             addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        numbers = self.beside_in(taken).numbers(plan, True)
+        numbers = self.beside_in(taken).numbers(plan, q, True)
         return _run(torch, plan, q, addresses, scale, numbers, out, None, return_lse)
 
     def fake(self, torch: Any, q: Any, k: Any, v: Any, *settings: Any) -> Any:

@@ -67,6 +67,7 @@ enum Element { kF32, kF16, kBf16 };
 int head_dim = 0, head_dim_v = 0;  // 0: launches are only logged
 Element element = kF32;
 int arch_major = 9, arch_minor = 0, smem_per_block = 232448, large_clusters = 0, next_load_status = 0, launch_status = 0;
+void (*on_launch)(const void*, int) = nullptr;  // computes in the kernel's place, of its arguments and mask
 int num_maps = 0;  // that the kernel takes as its second argument
 int encode_status = 0;
 
@@ -167,7 +168,9 @@ void fake_reset(int dim, int major, int minor, int smem) {
   arch_minor = minor;
   smem_per_block = smem;
   large_clusters = next_load_status = launch_status = encode_status = num_maps = 0;
+  on_launch = nullptr;
 }
+void fake_on_launch(void (*computes)(const void*, int)) { on_launch = computes; }
 int fake_large_clusters() { return large_clusters; }
 void fake_maps(int count) { num_maps = count; }
 void fake_kernel(int dim_v, int type) {
@@ -346,7 +349,11 @@ int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, vo
     const std::lock_guard<std::mutex> lock(mutex);
     launches.push_back(launch);
   }
-  if (head_dim) attend(launch.args, launch.causal);
+  if (on_launch) {
+    on_launch(parameters[0], int(launch.causal));
+  } else if (head_dim) {
+    attend(launch.args, launch.causal);
+  }
   return 0;
 }
 int cuLaunchKernel(int64_t kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from flashgen.gen.arguments import struct_of
 from flashgen.gen.emit.cuda import as_rendered, emit_cuda, read_cuda
-from flashgen.gen.emit.inline import FOLDER, PARTS
+from flashgen.gen.emit.inline import FOLDER, PARTS, SCORED_PARTS
 from flashgen.gen.emit.literals import source_literal, to_literal
 from flashgen.gen.emit.module import emit_module, emit_thin_module
 from flashgen.gen.families.ladder.family import steps
@@ -138,7 +138,7 @@ def test_the_module_carries_its_data(kernel: Kernel, emit: Callable[..., str], t
     assert launch.symbol == kernel.symbol
     assert tuple(TensorMap(*each) for each in launch.maps) == kernel.launch.tensor_maps
     for name in (field.name for field in dataclasses.fields(kernel.launch)):
-        if name not in ("tensor_maps", "role"):
+        if name not in ("tensor_maps", "role", "alike_batches", "alike_heads"):
             assert getattr(launch, name) == getattr(kernel.launch, name), name
 
 
@@ -241,10 +241,11 @@ def test_the_module_is_loaded_from_its_path_alone(emit: Callable[..., str], tmp_
 
 def test_the_runtime_is_inlined_whole() -> None:
     """All its files, those first that others import."""
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*PARTS, "__init__"}
-    for place, part in enumerate(PARTS):
+    parts = (*PARTS, *SCORED_PARTS)
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*parts, "__init__"}
+    for place, part in enumerate(parts):
         imported = re.findall(r"^from \.(\w+) import", (FOLDER / f"{part}.py").read_text(), re.MULTILINE)
-        assert set(imported) <= set(PARTS[:place])
+        assert set(imported) <= set(parts[:place])
     assert runtime_table._FEW_QUERIES == FEW_QUERIES
 
 

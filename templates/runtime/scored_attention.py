@@ -1,0 +1,579 @@
+"""What a module with masks and changes of scores offers: the kernels that serve just what a call asks."""
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from .arrays import Array, _check_kinds, _kind, _torch_of
+from .attention import Attention, _check_call, _check_exact, _default_mask
+from .facts import Tuned
+from .huggingface import _register_transformers
+from .plans import _SIZES, _Beside
+from .scored_huggingface import _attend_scored, _make_scored_mask
+from .scored_values import Scored, TileLists, _Asked, _document_bounds, _is_pair, _serves_dtype
+from .table import Choice, _doublings, _Rank, _Table
+from .tensors import _Tensors
+
+_S = TypeVar("_S", bound=Array)
+#: What an unlimited side of a window counts as where windows are compared.
+_UNLIMITED = 2.0**30
+
+
+class _ScoredTable(_Table):
+    """Kernels that read and compute the same, of which the nearest serves, also by the numbers that they were
+    tuned for."""
+
+    def __init__(self, kernels: tuple[Scored, ...], numbers: tuple[float, ...]) -> None:
+        super().__init__(kernels)
+        self.numbers = numbers
+
+    def rank(self, tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> _Rank:
+        rank = super().rank(tuned, asked, strides, causal)
+        assert isinstance(tuned, Scored)
+        apart = _distance(tuple(tuned.scalars.values()), self.numbers)
+        return rank._replace(inexact=rank.inexact or apart > 0, distance=rank.distance + apart)
+
+
+class _ScoredTensors(_Tensors):
+    """Such kernels for tensors: operators take the arrays and numbers that they read behind the settings."""
+
+    reads_more = True
+
+    @property
+    def settings(self) -> str:
+        return "bool? causal, float? scale, str layout, Tensor[] buffers, float[] numbers"
+
+    def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
+        assert isinstance(beside, _Asked)
+        arrays = beside.buffers()
+        numbers = [float(beside.scalars[name]) for name in beside.tuned.numbers]
+        return [arrays[name] for name in beside.tuned.buffers], numbers
+
+    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
+        tuned, (buffers, numbers) = self.table.kernels[0], taken
+        assert isinstance(tuned, Scored)
+        if len(buffers) != len(tuned.buffers) or len(numbers) != len(tuned.numbers):
+            raise ValueError(
+                f"the operator takes the buffers {', '.join(tuned.buffers) or '(none)'} and the numbers "
+                f"{', '.join(tuned.numbers) or '(none)'}, not {len(buffers)} and {len(numbers)}"
+            )
+        told = dict(zip(tuned.numbers, numbers, strict=True))
+        told = {name: int(number) if name in tuned.integers else number for name, number in told.items()}
+        return _Operands(tuned, told, dict(zip(tuned.buffers, buffers, strict=True)), {})
+
+
+class _Operands(_Asked):
+    """What an operator was told: arrays by the kernel's own names."""
+
+    def buffers(self, may_make: bool = True) -> dict[str, Any]:
+        return dict(self.arrays)
+
+
+class _Alike:
+    """A module's kernels that read and compute the same."""
+
+    def __init__(self, kernels: tuple[Scored, ...], operator: str, default_mask: bool) -> None:
+        self.kernels, self.first = kernels, kernels[0]
+        tuned_for = list(dict.fromkeys(tuple(each.scalars.values()) for each in kernels))
+        self.groups: dict[tuple[float, ...], Attention] = {}
+        """What serves calls with numbers near these."""
+        for index, numbers in enumerate(tuned_for):
+            self.groups[numbers] = group = Attention.__new__(Attention)
+            name = f"{operator}_{index}" if len(tuned_for) > 1 else operator
+            group._serve_by(_ScoredTensors(_ScoredTable(kernels, numbers), name, default_mask))
+
+    @property
+    def words(self) -> str:
+        """What a call names to be served."""
+        return ", ".join(f"{each}=" for each in self.first.keywords)
+
+    def group(self, numbers: tuple[float, ...]) -> Attention:
+        """Returns what serves the nearest of the numbers that kernels were tuned for."""
+        return self.groups[min(self.groups, key=lambda each: _distance(each, numbers))]
+
+    def serves(self, asked: Mapping[str, Any]) -> bool:
+        """Tells whether these are the kernels for just what a call names."""
+        first = self.first
+        if not (set(first.named) | set(first.required)) <= set(asked) <= set(first.keywords):
+            return False
+        # Several kinds may read an array of one name, such as boolean masks and biases.
+        arrays = [(name, asked[each]) for each in first.required for name in first.keywords[each]]
+        return all(_serves_dtype(first.buffers[name], array) for name, array in arrays)
+
+    def numbers(self, asked: Mapping[str, Any]) -> dict[str, float]:
+        """Returns all numbers that kernels take, of those that a call names and the usual ones."""
+        found: dict[str, float] = {}
+        for keyword in self.first.keywords:
+            if keyword in asked and keyword not in self.first.required:
+                found |= self.first.numbers_of(keyword, asked[keyword])
+            elif keyword not in self.first.required:
+                found |= self._usual(keyword)
+        return {name: found[name] for name in self.first.scalars}
+
+    def _usual(self, keyword: str) -> dict[str, float]:
+        """The numbers of a keyword that is left out: those that all kernels were tuned for."""
+        names = self.first.keywords[keyword]
+        found = {tuple(each.scalars[name] for name in names) for each in self.kernels}
+        if len(found) > 1:
+            told = " and ".join(sorted(f"({', '.join(f'{n:g}' for n in each)})" for each in found))
+            raise TypeError(f"{keyword}= is missing, and kernels were tuned for {told}: say which is meant")
+        return dict(zip(names, found.pop(), strict=True))
+
+
+def _distance(numbers: tuple[float, ...], others: tuple[float, ...]) -> float:
+    """Doublings between what is tuned for and what is asked for."""
+    wide = [[_UNLIMITED if each < 0 else each + 1 for each in side] for side in (numbers, others)]
+    return sum(_doublings(one, other) for one, other in zip(*wide, strict=True))
+
+
+class ScoredAttention:
+    """Attention by kernels with masks and changes of scores, those that compute just what is asked. Modules
+    offer its methods as functions."""
+
+    def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
+        """`operator` names the kernels among torch's operators."""
+        self.kernels = tuple(kernels)
+        default_mask = _default_mask(kernels)
+        scored: dict[tuple[object, ...], list[Scored]] = {}
+        plain = []
+        for each in kernels:
+            if isinstance(each, Scored):
+                scored.setdefault(each.kind, []).append(each)
+            else:
+                plain.append(each)
+        self._plain = Attention(plain, operator) if plain else None
+        several = len(scored) + len(plain) > 1
+        self._kinds = [
+            _Alike(tuple(alike), f"{operator}_{index}" if several else operator, default_mask)
+            for index, alike in enumerate(scored.values())
+        ]
+
+    @overload
+    def attention(
+        self,
+        q: _S,
+        k: _S,
+        v: _S,
+        causal: bool | None = ...,
+        scale: float | None = ...,
+        out: _S | None = ...,
+        stream: Any = ...,
+        return_lse: Literal[False] = ...,
+        *,
+        layout: Literal["bhsd", "bshd"] = ...,
+        recompute: bool = ...,
+        strict: bool = ...,
+        scales: tuple[float, float, float] | None = ...,
+        window: tuple[int | None, int | None] | None = ...,
+        always: int | None = ...,
+        chunk: int | None = ...,
+        prefix: Any = ...,
+        lengths: Any = ...,
+        documents: Any = ...,
+        dilation: int | None = ...,
+        softcap: float | None = ...,
+        alibi_slopes: Any = ...,
+        bias: Any = ...,
+        attn_mask: Any = ...,
+        sinks: Any = ...,
+        lists: TileLists | None = ...,
+        **values: Any,
+    ) -> _S: ...
+
+    @overload
+    def attention(
+        self,
+        q: _S,
+        k: _S,
+        v: _S,
+        causal: bool | None = ...,
+        scale: float | None = ...,
+        out: _S | None = ...,
+        stream: Any = ...,
+        return_lse: bool = ...,
+        *,
+        layout: Literal["bhsd", "bshd"] = ...,
+        recompute: bool = ...,
+        strict: bool = ...,
+        scales: tuple[float, float, float] | None = ...,
+        window: tuple[int | None, int | None] | None = ...,
+        always: int | None = ...,
+        chunk: int | None = ...,
+        prefix: Any = ...,
+        lengths: Any = ...,
+        documents: Any = ...,
+        dilation: int | None = ...,
+        softcap: float | None = ...,
+        alibi_slopes: Any = ...,
+        bias: Any = ...,
+        attn_mask: Any = ...,
+        sinks: Any = ...,
+        lists: TileLists | None = ...,
+        **values: Any,
+    ) -> Any: ...
+
+    def attention(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool | None = None,
+        scale: float | None = None,
+        out: Any = None,
+        stream: Any = None,
+        return_lse: bool = False,
+        *,
+        layout: str = "bhsd",
+        recompute: bool = False,
+        strict: bool = False,
+        scales: tuple[float, float, float] | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        always: int | None = None,
+        chunk: int | None = None,
+        prefix: Any = None,
+        lengths: Any = None,
+        documents: Any = None,
+        dilation: int | None = None,
+        softcap: float | None = None,
+        alibi_slopes: Any = None,
+        bias: Any = None,
+        attn_mask: Any = None,
+        sinks: Any = None,
+        lists: TileLists | None = None,
+        **values: Any,
+    ) -> Any:
+        """Computes softmax(s) v in the arrays' type, where s are the scores scale * q k^T as the module's
+        kernels change them, of the keys that their masks let a row see.
+
+        q is (batch, heads, seqlen_q, head_dim), k is (batch, kv_heads, seqlen_k, head_dim) and v (batch,
+        kv_heads, seqlen_k, head_dim_v), where kv_heads divides heads; the result is (batch, heads, seqlen_q,
+        head_dim_v). With layout="bshd", heads and seqlen are swapped in all of them. Strides, array
+        libraries, `out`, `stream`, `return_lse` and `scales` are as `Attention.attention` has them; `causal`
+        adds the causal mask, None: as a module's only kernel was tuned, else False.
+
+        What the kernels read is told by keyword, and changes nothing that was compiled. Arrays have no
+        defaults; numbers left out are those that the kernels were tuned for. Of a module with kernels for
+        several combinations only those serve that compute just what is named, the nearest as `explain` says;
+        what is not named is not meant there. Arrays are of q's library, on its device and of the type that
+        the kernel was made for; axes of one entry, and leading ones left out, are repeated without a copy.
+        What must be copied, or made of segment ids, is so on the stream in use: beside `stream` nothing is.
+
+        A row's place among the keys is i + seqlen_k - seqlen_q, the last row's is that of the last key. All
+        masks hold at once; rows that see no key are zero, their log-sum-exp -inf, or the sink. The soft cap
+        comes first, then ALiBi, then a bias, then an expression.
+
+        window: (left, right), so many keys before a row's place and after it, inclusive; -1 or None: all.
+        always: the first keys, which all rows see beside their window.
+        chunk: rows see keys of their own chunk of so many places.
+        prefix: int32 (batch): so many first keys are seen by all rows, whatever the causal mask says.
+        lengths: int32 (batch): the number of keys of each; rows keep their places.
+        documents: rows see keys of their own document: sorted ids of the keys, (batch, seqlen_k), of any
+            integers, or what `document_bounds` returns of them, which is then made but once.
+        dilation: rows see keys at distances from their place that are multiples of this.
+        softcap: scores s become softcap * tanh(s / softcap).
+        alibi_slopes: float32 (heads) or (batch, heads): times a key's distance from the row's place, this is
+            subtracted.
+        bias: what is added to the scores, or a boolean mask that is false where nothing is seen, (batch,
+            heads, seqlen_q, seqlen_k); `attn_mask` is another name for it.
+        sinks: float32 (heads): a logit beside a row's scores, in the denominator alone.
+        lists: of masks that no interval says, a `TileLists` that keeps which tiles are seen for the next
+            calls, for as long as what the masks read stands; None: they are listed by each call. Graphs of
+            torch.compile list them each time.
+        values: what expressions read, by its name. Arrays may be longer than needed.
+
+        Gradients are not taken: `recompute` is refused.
+
+        Raises TypeError and ValueError for what no kernel here serves, and otherwise as `explain` and the
+        module's other functions do.
+        """
+        _check_call(layout, scale)
+        named = _named(
+            window=window,
+            always=always,
+            chunk=chunk,
+            prefix=prefix,
+            lengths=lengths,
+            documents=documents,
+            dilation=dilation,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            bias=_either(bias, attn_mask),
+            sinks=sinks,
+        )
+        asked = {**named, **values}
+        alike = self._alike(asked)
+        if alike is None:
+            assert self._plain is not None
+            attention: Any = self._plain.attention
+            return attention(
+                *(q, k, v, causal, scale, out, stream, return_lse),
+                layout=layout,
+                recompute=recompute,
+                strict=strict,
+                scales=scales,
+            )
+        if recompute:
+            raise ValueError(
+                "recompute=True is PyTorch's attention, which has none of these masks: leave it out"
+            )
+        group, numbers = self._group(alike, asked)
+        if strict:
+            _check_exact(self.explain(q, k, v, causal, layout=layout, **asked))
+        if group._table.has_scales:
+            scale, value_scale = group._fold(q, scale, scales or (1.0, 1.0, 1.0))
+            numbers = {**numbers, "value_scale": value_scale}
+        elif scales is not None:
+            group._fold(q, scale, scales)
+        arrays = _arrays_of(alike.first, asked, q)
+        beside = _Asked(alike.first, numbers, arrays, _sizes_of(q, k, layout), lists)
+        torch = sys.modules.get("torch")
+        try:
+            if torch is not None and isinstance(q, torch.Tensor):
+                return group._attend_tensors(
+                    torch, q, k, v, causal, scale, out, stream, return_lse, layout, False, beside
+                )
+            return group._attend_others(q, k, v, causal, scale, out, stream, return_lse, layout, beside)
+        except BaseException:
+            if lists is not None:
+                lists.forget()
+            raise
+
+    # ---- which kernels
+
+    def _alike(self, asked: Mapping[str, Any]) -> _Alike | None:
+        """The kernels for just what a call names; None: those without masks and changes of scores."""
+        if self._plain is None and len(self._kinds) == 1:
+            alike = self._kinds[0]
+            unknown = [each for each in asked if each not in alike.first.keywords]
+            if unknown:
+                raise TypeError(
+                    f"{unknown[0]}= is nothing that the kernels here read; they take {alike.words}. "
+                    f"Kernels are made by {alike.first.command} with options for what is wanted"
+                )
+            missing = [each for each in alike.first.required if each not in asked]
+            if missing:
+                raise TypeError(f"{missing[0]}= is missing: the kernels here read {alike.words}")
+            return alike
+        if not asked and self._plain is not None:
+            return None
+        serving = [each for each in self._kinds if each.serves(asked)]
+        if len(serving) != 1:
+            plain = ["nothing"] if self._plain is not None else []
+            told = "; ".join([*plain, *(each.words for each in self._kinds)])
+            asked_for = ", ".join(f"{each}=" for each in asked) or "nothing"
+            raise TypeError(
+                f"no kernel here serves {asked_for} in these types; there are kernels for: {told}"
+            )
+        return serving[0]
+
+    def _group(self, alike: _Alike, asked: Mapping[str, Any]) -> tuple[Attention, dict[str, float]]:
+        """What serves numbers near those of a call, and these."""
+        numbers = alike.numbers(asked)
+        return alike.group(tuple(numbers.values())), numbers
+
+    def explain(
+        self, q: Array, k: Array, v: Array, causal: bool | None = None, *, layout: str = "bhsd", **asked: Any
+    ) -> Choice:
+        """Says which kernel `attention` would run on these arrays, and why. Nothing is compiled or launched.
+
+        What `attention` is told by keyword is told here, too. Raises TypeError and ValueError as `attention`
+        does where none serves.
+        """
+        asked = dict(asked)
+        if "attn_mask" in asked:
+            asked["bias"] = _either(asked.get("bias"), asked.pop("attn_mask"))
+        alike = self._alike(asked)
+        if alike is None:
+            assert self._plain is not None
+            return self._plain.explain(q, k, v, causal, layout=layout)
+        group, numbers = self._group(alike, asked)
+        choice = group.explain(q, k, v, causal, layout=layout)
+        assert isinstance(choice.tuned, Scored)
+        if choice.exact and choice.tuned.scalars != numbers:
+            told = ", ".join(f"{name} {value:g}" for name, value in choice.tuned.scalars.items())
+            return choice._replace(exact=False, how=f"{choice.how}, but for {told}")
+        return choice
+
+    def use(self, name: str | None) -> None:
+        """Makes the kernel of that name serve whatever it can compute from now on, however far its shapes:
+        for measuring and checking. None lets the nearest serve again. Raises ValueError for an unknown
+        name."""
+        for group in self._groups():
+            group.use(None)
+        for group in self._groups_of(name) if name is not None else ():
+            group.use(name)
+
+    def _groups(self) -> list[Attention]:
+        plain = [] if self._plain is None else [self._plain]
+        return [*plain, *(group for alike in self._kinds for group in alike.groups.values())]
+
+    def _groups_of(self, name: str) -> list[Attention]:
+        """What may choose the kernel of that name."""
+        found = [each for each in self._groups() if any(name == tuned.name for tuned in each._table.kernels)]
+        if not found:
+            names = ", ".join(tuned.name for tuned in self.kernels)
+            raise ValueError(f"there is no kernel {name!r}; there are {names}")
+        return found
+
+    def compile(self, name: str, arch: int, causal: bool) -> bytes:
+        """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
+        cubin."""
+        return self._groups_of(name)[0].compile(name, arch, causal)
+
+    def carry(self, name: str, causal: bool, cubin: bytes) -> None:
+        """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""
+        self._groups_of(name)[0].carry(name, causal, cubin)
+
+    # ---- in PyTorch
+
+    def sdpa(
+        self,
+        query: _S,
+        key: _S,
+        value: _S,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> _S:
+        """Computes what torch.nn.functional.scaled_dot_product_attention does, by a kernel where one serves
+        and by PyTorch elsewhere.
+
+        Kernels with a bias of the mask's type, or with a boolean mask, serve `attn_mask`, whatever it is
+        broadcast from; those without masks serve what has none; the others serve `attention` alone. PyTorch
+        computes what has dropout, a type, head dim, device or number of dimensions that no kernel is for,
+        strides that none can step by, no rows or keys, and what a gradient must be taken of."""
+        torch = _torch_of(query)
+        if torch is None:
+            raise TypeError(f"query is a {_kind(query)}; pass torch tensors, or other arrays to attention")
+        o: Any = None
+        if dropout_p == 0 and not (is_causal and attn_mask is not None):
+            asked = {} if attn_mask is None else {"bias": attn_mask}
+            o = self._serve(torch, query, key, value, is_causal, scale, enable_gqa, asked)
+        if o is None:
+            o = torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        result: _S = o
+        return result
+
+    def _serve(
+        self,
+        torch: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        asked: Mapping[str, Any],
+    ) -> Any:
+        """Computes as PyTorch's attention does with what is asked beside; None where no kernel serves just
+        that."""
+        if not asked and self._plain is not None:
+            return self._plain._tensors.serve(torch, q, k, v, is_causal, scale, enable_gqa)
+        # A window of all keys is none.
+        ways = [dict(asked), {"window": (-1, -1), **asked}]
+        found = [(each, way) for way in ways for each in self._kinds if each.serves(way)]
+        if not found or len(q.shape) != 4:
+            return None
+        alike, asked = found[0]
+        arrays = {each: asked[each] for each in alike.first.required}
+        wanted = (*q.shape[:3], k.shape[2])
+        for array in arrays.values():
+            if not isinstance(array, torch.Tensor) or array.device != q.device:
+                return None
+            if torch.is_grad_enabled() and array.requires_grad:
+                return None
+            # PyTorch tells what is wrong with others.
+            if "bias" in asked and array is asked["bias"] and not _broadcasts(tuple(array.shape), wanted):
+                return None
+        group, numbers = self._group(alike, asked)
+        beside = _Asked(alike.first, numbers, arrays, _sizes_of(q, k, "bhsd"))
+        return group._tensors.serve(torch, q, k, v, is_causal, scale, enable_gqa, beside)
+
+    def register_torch(self) -> str:
+        """Makes operators of the kernels in torch.ops.flashgen, for graphs to hold, once. Returns the name of
+        the first of them:
+
+            NAME(q, k, v, causal, scale, layout, buffers, numbers) -> o
+            NAME_lse(q, k, v, causal, scale, layout, buffers, numbers) -> (o, lse)
+            NAME_out(q, k, v, out, causal, scale, layout, buffers, numbers)
+
+        They take what `attention` takes, arrays and numbers in the order of the kernel's arguments, and
+        copy what no kernel can step by. They have no gradients. `attention` and `sdpa` register them as
+        needed. Needs PyTorch 2.7 or newer."""
+        names = [group.register_torch() for group in self._groups()]
+        return names[0]
+
+    def register_transformers(self, name: str = "tuned") -> None:
+        """Registers the kernels with Hugging Face's transformers: attn_implementation=name then has models
+        call them.
+
+        Kernels serve a model's sliding window, soft cap and sinks where the module has those for just what
+        a layer asks, its masks where there is one with a boolean mask; PyTorch's attention computes the rest
+        but for sinks and soft caps, which are refused. A window's mask is not made where a kernel serves it.
+        Raises ValueError for a name with "flash" in it, which transformers takes for one of FlashAttention's,
+        ImportError without transformers or with one before 4.53."""
+
+        def windows() -> bool:
+            return any("window" in alike.first.named for alike in self._kinds)
+
+        attend = functools.partial(_attend_scored, self._serve)
+        _register_transformers(attend, functools.partial(_make_scored_mask, windows), name)
+
+    # ---- documents
+
+    @staticmethod
+    def document_bounds(ids: Any, seqlen_q: int | None = None) -> tuple[Any, Any]:
+        """Returns where each row's document begins and ends, int32 (batch, seqlen_q), for `documents`.
+
+        ``ids`` are those of the keys, sorted, (batch, seqlen_k): torch, CuPy or numpy arrays, on whose device
+        they are searched. There are ``seqlen_q`` rows, by default one for each key. Raises TypeError and
+        ValueError for other arrays.
+        """
+        keys = int(ids.shape[-1]) if len(ids.shape) else 0
+        return _document_bounds(ids, keys if seqlen_q is None else seqlen_q, keys)
+
+
+def _named(**asked: Any) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _either(bias: Any, attn_mask: Any) -> Any:
+    if bias is not None and attn_mask is not None:
+        raise TypeError("bias= and attn_mask= are two names of one argument; pass one of them")
+    return attn_mask if bias is None else bias
+
+
+def _arrays_of(tuned: Scored, asked: Mapping[str, Any], q: Any) -> dict[str, Any]:
+    """The arrays of a call by their keywords; raises TypeError for those of another library than q."""
+    torch = _torch_of(q)
+    arrays = {each: asked[each] for each in tuned.required}
+    for name, array in arrays.items():
+        for each in array if _is_pair(array) else (array,):
+            _check_kinds(q, ((name, each),))
+            if torch is not None and torch.is_grad_enabled() and each.requires_grad:
+                raise RuntimeError(
+                    f"{name} requires a gradient, but this kernel is forward only: call it under "
+                    f"torch.no_grad(), or pass {name}.detach()"
+                )
+    return arrays
+
+
+def _sizes_of(q: Any, k: Any, layout: str) -> dict[str, int]:
+    """The sizes of arrays that are as they should be; whether they are, is found out later."""
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        return {}
+    heads, rows = (1, 2) if layout == "bhsd" else (2, 1)
+    lengths = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows])
+    return dict(zip(_SIZES, lengths, strict=True))
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether an array of that shape can be repeated to another."""
+    if len(shape) > len(wanted):
+        return False
+    return all(each in (1, whole) for each, whole in zip(shape[::-1], wanted[::-1], strict=False))

@@ -1,0 +1,439 @@
+"""What kernels read for masks and changes of scores: numbers, and arrays as they lie."""
+
+import dataclasses
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arrays import _address, _can_allocate, _empty, _kind, _library, _read, _torch_of
+from .facts import Tuned
+from .plans import _LISTS_MADE, _SIZES, _TILE_LISTS, _Beside, _beside, _Plan
+from .table import _TORCH_DEVICES, _ordinal
+
+#: What is asked for by name: the keyword, and the numbers or arrays that kernels read of it.
+_FEATURES = {
+    "window": ("window", ("window_left", "window_right")),
+    "always": ("always", ("always_keys",)),
+    "chunk": ("chunk", ("chunk",)),
+    "prefix": ("prefix", ("prefix",)),
+    "lengths": ("lengths", ("lengths",)),
+    "documents": ("documents", ("document_begin", "document_end")),
+    "dilation": ("dilation", ("dilation",)),
+    "softcap": ("softcap", ("softcap",)),
+    "alibi": ("alibi_slopes", ("slopes",)),
+    "bias": ("bias", ("bias",)),
+    "sinks": ("sinks", ("sinks",)),
+}
+#: What array libraries call the types of buffers.
+_BUFFER_DTYPES = {
+    "f32": ("float32",),
+    "f16": ("float16",),
+    "bf16": ("bfloat16",),
+    "i16": ("int16",),
+    "i32": ("int32",),
+    "i64": ("int64",),
+    "u8": ("bool", "uint8"),
+}
+#: How the CUDA array interface calls them.
+_BUFFER_TYPESTRS = {"<i2": "int16", "<i4": "int32", "<i8": "int64", "|u1": "uint8", "|b1": "bool"}
+_BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8": 1}
+_INT_END = 2**31
+#: The greatest window, chunk or dilation.
+_MAX_REACH = 2**30
+
+
+class Buffer(NamedTuple):
+    """An array that a kernel reads: its type, and for each axis which sizes index it, none where an index is
+    computed."""
+
+    dtype: str
+    axes: tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Scored(Tuned):
+    """A kernel with masks or changes of scores beside the causal mask."""
+
+    asked: str
+    """The options of the command line that ask for them."""
+    scalars: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The numbers that it reads, as it was tuned for them."""
+    buffers: dict[str, Buffer] = dataclasses.field(default_factory=dict)
+    """The arrays that it reads."""
+    sees: Callable[..., Any]
+    """Which pairs of a row and a key there are, of numpy's arrays; ``at`` has the numbers and arrays."""
+    change: Callable[..., Any]
+    """What becomes of scores, likewise."""
+
+    @property
+    def command(self) -> str:
+        """The command line that tunes such kernels, but for the card."""
+        return super().command.replace(" --d ", f" {self.asked} --d ", 1)
+
+    @functools.cached_property
+    def named(self) -> dict[str, tuple[str, ...]]:
+        """The keywords of what is asked for by name, and the numbers or arrays that are read of each."""
+        return dict(_FEATURES[each] for each in self.problem["scoring"] if each in _FEATURES)
+
+    @functools.cached_property
+    def keywords(self) -> dict[str, tuple[str, ...]]:
+        """All that `attention` is told by keyword, and the numbers or arrays that are read of each."""
+        known = {part for parts in self.named.values() for part in parts}
+        own = [each for each in (*self.buffers, *self.scalars) if each not in known]
+        return self.named | {each: (each,) for each in own}
+
+    @functools.cached_property
+    def required(self) -> tuple[str, ...]:
+        """The keywords of arrays, which have no defaults."""
+        return tuple(each for each, parts in self.keywords.items() if parts[0] in self.buffers)
+
+    @functools.cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The names of what it reads beside q, k, v, its outputs and the scale, in order."""
+        return _beside(self.launches[0].arguments)
+
+    @functools.cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the numbers that it reads, in order."""
+        return tuple(each for each in self.reads if each in self.scalars or each == "value_scale")
+
+    @functools.cached_property
+    def kind(self) -> tuple[object, ...]:
+        """What kernels have in common that read and compute the same, whatever the numbers."""
+        told = self.problem["scoring"]
+        texts = tuple((each, told.get(each)) for each in ("bias", "mask", "score"))
+        return (frozenset(told), texts, tuple(self.buffers.items()), tuple(self.scalars))
+
+    @functools.cached_property
+    def exact(self) -> frozenset[str]:
+        """The arrays that must be as long as q and k say; those of expressions may be longer."""
+        return frozenset(part for parts in self.named.values() for part in parts)
+
+    @functools.cached_property
+    def integers(self) -> frozenset[str]:
+        """The names of the numbers that are integers."""
+        return frozenset(
+            name for name, format in self.launches[0].arguments if format == "i" and name in self.scalars
+        )
+
+    def numbers_of(self, keyword: str, value: Any) -> dict[str, float]:
+        """Returns the numbers that a keyword's value stands for. Raises TypeError and ValueError."""
+        values = [value]
+        if keyword == "window" and keyword in self.named:
+            if not isinstance(value, tuple | list) or len(value) != 2:
+                raise TypeError(f"window is {value!r}; pass (left, right), -1 or None for all keys on a side")
+            values = [-1 if each is None else each for each in value]
+        return {
+            name: _number(keyword, name if keyword in self.named else "", each, name in self.integers)
+            for name, each in zip(self.keywords[keyword], values, strict=True)
+        }
+
+
+#: The least that numbers of named masks and changes may be.
+_LEAST = {"window_left": -1, "window_right": -1, "always_keys": 0, "chunk": 1, "dilation": 1}
+
+
+def _number(keyword: str, name: str, value: Any, integer: bool) -> float:
+    try:
+        number = value.__index__() if integer else float(value)
+    except (AttributeError, TypeError, ValueError):
+        kind = "an integer" if integer else "a number"
+        raise TypeError(f"{keyword} is {value!r}; it must be {kind}") from None
+    if name in _LEAST:
+        if not _LEAST[name] <= number <= _MAX_REACH:
+            raise ValueError(f"{keyword} is {value}; it must lie in {_LEAST[name]}..{_MAX_REACH}")
+    elif integer and not -_INT_END <= number < _INT_END:
+        raise ValueError(f"{keyword} is {value}; the kernel takes 32 bits, {-_INT_END}..{_INT_END - 1}")
+    elif not integer and not abs(number) < 3.4e38:
+        raise ValueError(f"{keyword} is {value}; it must be a finite float32")
+    elif name == "softcap" and not number > 0:
+        raise ValueError(f"softcap is {value}; it must be positive")
+    return number
+
+
+class _Asked(_Beside):
+    """What a call says of masks and changes of scores."""
+
+    def __init__(
+        self,
+        tuned: Scored,
+        scalars: Mapping[str, float],
+        arrays: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        lists: "TileLists | None" = None,
+        put: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`arrays` are as they were passed, by their keywords; `sizes` those of q and k. `lists` are the
+        caller's, `put` puts numpy's arrays on the GPU."""
+        super().__init__()
+        self.lists, self.put = lists, put
+        self.tuned, self.scalars, self.arrays, self.sizes = tuned, scalars, arrays, sizes
+
+    def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
+        """Returns addresses, strides, sizes and numbers in the order of the kernel's arguments."""
+        values = dict(self.scalars)
+        streams = set()
+        arrays = self.buffers(may_make)
+        for name, buffer in self.tuned.buffers.items():
+            placed = _place(name, arrays[name], buffer, name in self.tuned.exact, plan, may_make)
+            values[name] = placed.address
+            values |= {f"{name}_stride_{axis}": step for axis, step in enumerate(placed.strides[:-1])}
+            values |= {f"{name}_size_{axis}": length for axis, length in enumerate(placed.shape)}
+            streams.add(placed.stream)
+            # What was copied must stay until the launch has been made: memory is handed out in its order.
+            arrays[name] = placed.array
+        if _TILE_LISTS in self.tuned.reads:
+            lists = self.lists or TileLists()
+            values |= {_LISTS_MADE: lists.fill(plan, self.put or _allocator(q), may_make)}
+            values[_TILE_LISTS] = lists.address
+            arrays[_TILE_LISTS] = lists.memory
+        self.streams, self.kept = frozenset(streams), arrays
+        return tuple(values[name] for name in self.tuned.reads)
+
+    def buffers(self, may_make: bool = True) -> dict[str, Any]:
+        """Returns the arrays by the kernel's own names for them."""
+        arrays: dict[str, Any] = {}
+        for keyword, array in self.arrays.items():
+            parts = self.tuned.keywords[keyword]
+            if len(parts) == 1:
+                arrays[parts[0]] = array
+                continue
+            bounds = _bounds_of(array, self.sizes["seqlen_q"], self.sizes["seqlen_k"], may_make=may_make)
+            arrays |= dict(zip(parts, bounds, strict=True))
+        return arrays
+
+    def on_device(self, put: Callable[[Any], Any]) -> "_Asked":
+        """Returns the same with numpy's arrays where `put` puts them; what is repeated goes there once."""
+        placed = {}
+        for name, array in self.buffers().items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(
+                    f"q is a numpy array, but {name} a {_kind(array)}; pass arrays of one library"
+                )
+            once = tuple(slice(0, 1) if step == 0 else slice(None) for step in array.strides[:-1])
+            short = array[once] if array.size else array
+            last = _needed(self.tuned.buffers[name], self.sizes)[-1]
+            if short.shape[-1:] == (1,) and last > 1:
+                short = np.broadcast_to(short, (*short.shape[:-1], last))
+            placed[name] = put(np.ascontiguousarray(short))
+        made = {
+            keyword: placed[parts[0]] if len(parts) == 1 else tuple(placed[each] for each in parts)
+            for keyword, parts in self.tuned.keywords.items()
+            if keyword in self.arrays
+        }
+        return _Asked(self.tuned, self.scalars, made, self.sizes, put=put)
+
+    def through(self, read: Callable[[Any], Any]) -> "_Asked":
+        """Returns the same with its arrays as another library reads them."""
+        made = {
+            keyword: tuple(map(read, array)) if _is_pair(array) else read(array)
+            for keyword, array in self.arrays.items()
+        }
+        return _Asked(self.tuned, self.scalars, made, self.sizes, self.lists)
+
+
+class TileLists:
+    """Memory for lists of the tiles of keys that rows see, where a mask is no interval, for who calls
+    `attention` again while what masks read stands: the first call has a kernel make the lists, others of the
+    same sizes use them. To be filled before a CUDA graph is captured."""
+
+    def __init__(self) -> None:
+        self.memory: Any = None
+        self._made_for: tuple[Any, ...] | None = None
+
+    @property
+    def address(self) -> int:
+        if _torch_of(self.memory) is not None:
+            return int(self.memory.data_ptr())
+        return _address(self.memory)
+
+    def fill(self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool) -> bool:
+        """Makes room for a plan's lists; whether they are there from a call before."""
+        key = (plan.tuned, plan.masked, plan.device, *plan.sizes.values())
+        if key == self._made_for:
+            return True
+        if not may_make:
+            raise ValueError(
+                "beside stream= no memory is made for lists of tiles: pass lists=, a TileLists() that a call "
+                "without stream= has filled"
+            )
+        counted = ((each, each.lists) for each in plan.tuned.launches if each.lists)
+        sizes = [plan.sizes[each] for each in _SIZES[:4]]
+        ints = sum(each.tiles(*sizes) * (1 + -(-plan.sizes["seqlen_k"] // keys)) for each, keys in counted)
+        self.memory = allocate(np.empty(max(1, ints), np.int32))
+        self._made_for = key
+        return False
+
+    def forget(self) -> None:
+        """Has the next call make the lists anew: for when what masks read has changed."""
+        self._made_for = None
+
+
+def _allocator(q: Any) -> Callable[[Any], Any]:
+    """What makes room for an array on q's device, by q's library."""
+
+    def allocate(host: Any) -> Any:
+        if _torch_of(q) is not None:
+            return q.new_empty(host.shape, dtype=_torch_of(q).int32)
+        if not _can_allocate(q):
+            raise TypeError(
+                f"q is a {_kind(q)}, of which this module cannot make room for lists of tiles: pass torch, "
+                "CuPy, PyCUDA or numpy arrays"
+            )
+        return _empty(q, "int32", host.shape, (1,), None)
+
+    return allocate
+
+
+class _Placed(NamedTuple):
+    """An array as a kernel steps through it."""
+
+    array: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements, 0 along axes that are repeated."""
+    stream: int | None
+
+
+def _place(name: str, array: Any, buffer: Buffer, exact: bool, plan: _Plan, may_copy: bool) -> _Placed:
+    """Finds out how a kernel steps through an array. Raises what tells the caller how to mend it."""
+    torch, stream = _torch_of(array), None
+    strides: tuple[int, ...] | None
+    if torch is not None:
+        dtype, address = str(array.dtype).removeprefix("torch."), array.data_ptr()
+        if array.device.type not in _TORCH_DEVICES:
+            raise ValueError(f"{name} is on the device {str(array.device)!r}; move it with {name}.cuda()")
+        shape, strides, device = tuple(array.shape), tuple(array.stride()), _ordinal(array.device)
+    else:
+        address, (dtype, shape, strides, device), stream = _read(name, array)
+        dtype = _BUFFER_TYPESTRS.get(dtype, dtype)
+        strides = None if strides is None else tuple(step // _BUFFER_BYTES[buffer.dtype] for step in strides)
+    wanted = _BUFFER_DTYPES[buffer.dtype]
+    if dtype not in wanted:
+        way_out = f"{name}.to(torch.{wanted[0]})" if torch is not None else f"{name}.astype({wanted[0]!r})"
+        raise TypeError(f"{name} is {dtype}, and {plan.tuned.name} reads {wanted[0]}: pass {way_out}")
+    if device not in (None, plan.device):
+        raise ValueError(f"q is on device {plan.device}, {name} on device {device}; move them to one")
+    if strides is None:
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    whole, steps = _broadcast(name, shape, strides, buffer, exact, plan.sizes)
+    last = _needed(buffer, plan.sizes)[-1]
+    if whole[-1] <= 1 >= last or (whole[-1] > 1 and steps[-1] == 1):
+        return _Placed(array, address, whole, steps, stream)
+    if not may_copy:
+        raise ValueError(
+            f"the last axis of {name} has the stride {steps[-1]}, but must be contiguous, and beside stream= "
+            "nothing is copied: pass a contiguous array"
+        )
+    laid_out = _laid_out(name, array, whole[-1] if whole[-1] > 1 else last, torch)
+    return _place(name, laid_out, buffer, exact, plan, False)
+
+
+def _serves_dtype(buffer: Buffer, array: Any) -> bool:
+    """Tells whether an array is of a buffer's type, as far as it says; what says nothing may be."""
+    name = str(getattr(array, "dtype", "")).removeprefix("torch.")
+    return not name or name in _BUFFER_DTYPES[buffer.dtype]
+
+
+def _broadcast(
+    name: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    buffer: Buffer,
+    exact: bool,
+    sizes: Mapping[str, int],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and strides of an array with all of a buffer's axes."""
+    needed = _needed(buffer, sizes)
+    missing = len(needed) - len(shape)
+    whole, steps = (1,) * missing + shape, (0,) * missing + strides
+    # Which entry is read along an axis without sizes, the kernel finds out: there must be one.
+    if missing < 0 or not all(
+        (length in (1, least) or (length > least and not exact)) if names else length > 0 and axis >= missing
+        for axis, (length, least, names) in enumerate(zip(whole, needed, buffer.axes, strict=True))
+    ):
+        told = ", ".join(
+            str(least) if names else "any" for least, names in zip(needed, buffer.axes, strict=True)
+        )
+        of = ", ".join(f"{each} {sizes[each]}" for each in dict.fromkeys(sum(buffer.axes, ())))
+        raise ValueError(
+            f"{name} has the shape {shape}, but must be ({told}){f' with {of}' if of else ''}, or broadcast "
+            "to that"
+        )
+    return whole, tuple(0 if length == 1 else step for length, step in zip(whole, steps, strict=True))
+
+
+def _needed(buffer: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The least lengths of a buffer's axes, 0 where an index is computed."""
+    return tuple(max((sizes[each] for each in names), default=0) for names in buffer.axes)
+
+
+def _laid_out(name: str, array: Any, last: int, torch: Any) -> Any:
+    """A copy whose last axis is contiguous, repeated where there is one entry of it."""
+    if torch is not None:
+        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in array.stride()[:-1])
+        array = array[once] if once else array
+        return array.expand(*array.shape[:-1], last).contiguous()
+    if _library(array) == "cupy":
+        cupy = importlib.import_module("cupy")
+        return cupy.ascontiguousarray(cupy.broadcast_to(array, (*array.shape[:-1], last)))
+    raise ValueError(
+        f"the last axis of {name} must be contiguous and have {last} entries, which this module lays out of "
+        f"torch, CuPy and numpy arrays alone, not of a {_kind(array)}"
+    )
+
+
+# ---- documents
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether documents are told by where they begin and end for each row."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _bounds_of(documents: Any, rows: int, keys: int, *, may_make: bool) -> tuple[Any, Any]:
+    """Where each row's document begins and ends: as it was passed, or made of segment ids on their device."""
+    if _is_pair(documents):
+        begins, ends = documents
+        return begins, ends
+    if not may_make:
+        raise ValueError("beside stream= nothing is made of documents: pass what document_bounds returns")
+    return _document_bounds(documents, rows, keys)
+
+
+def _document_bounds(ids: Any, rows: int, keys: int) -> tuple[Any, Any]:
+    shape = tuple(ids.shape)
+    if len(shape) not in (1, 2) or shape[-1] != keys:
+        raise ValueError(f"documents have the shape {shape}, but must be (batch, {keys}), an id for each key")
+    torch = _torch_of(ids)
+    if torch is not None:
+        # The last row is that of the last key.
+        places = torch.arange(keys - rows, keys, device=ids.device).clamp_(min=0)
+        ids = ids.contiguous()
+        of_rows = ids.index_select(-1, places) if keys else ids.new_zeros((*shape[:-1], rows))
+        begins = torch.searchsorted(ids, of_rows, out_int32=True)
+        return begins, torch.searchsorted(ids, of_rows, right=True, out_int32=True)
+    if _library(ids) not in ("numpy", "cupy"):
+        raise TypeError(
+            f"documents are a {_kind(ids)}, which this module cannot search: pass int32 arrays of where each "
+            "row's document begins and ends, (batch, seqlen_q), as a pair"
+        )
+    library: Any = importlib.import_module(_library(ids))
+    if library is np and bool((ids[..., 1:] < ids[..., :-1]).any()):
+        raise ValueError(
+            "documents are not sorted; for ids in any order make a kernel with "
+            "--mask 'doc[b, q] == doc[b, k]'"
+        )
+    places = library.clip(library.arange(keys - rows, keys), 0, None)
+    bounds = []
+    for side in ("left", "right"):
+        found = [
+            library.searchsorted(row, row[places] if keys else row, side) for row in ids.reshape(-1, keys)
+        ]
+        bounds.append(library.stack(found).astype(library.int32))
+    return bounds[0], bounds[1]
