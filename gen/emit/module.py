@@ -315,11 +315,9 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
 
 
 def _numbers(launch: Launch) -> dict[str, Any]:
-    """A launch's fields that are not as usual, but its maps, its role, which its function's name tells, and
-    what is alike, which its count tells."""
+    """A launch's fields that are not as usual, but its maps and its role, which its function's name tells."""
     usual = Launch(-1, -1, None)
-    others = ("tensor_maps", "role", "alike_batches", "alike_heads")
-    names = [field.name for field in fields(Launch) if field.name not in others]
+    names = [field.name for field in fields(Launch) if field.name not in ("tensor_maps", "role")]
     return {name: getattr(launch, name) for name in names if getattr(launch, name) != getattr(usual, name)}
 
 

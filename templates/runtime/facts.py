@@ -62,6 +62,10 @@ class Launch:
     max_blocks: int | None = None
     """The most blocks launched, as many as the card it was tuned on runs at once, where each takes several
     tiles of rows; None: no limit."""
+    alike_batches: bool = False
+    """Whether what it makes for one batch serves all."""
+    alike_heads: bool = False
+    """Whether what it makes for one head serves all."""
     lists: int = 0
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
     maps: tuple[TensorMap, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..cards.cuda import CudaDevice, CudaRunner
 from ..cards.device import Build, Toolchain
 from ..cards.dtypes import numpy_dtype, require_inputs
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
+from ..cards.score_values import score_values, sizes_of
 from ..errors import FlashgenError, LaunchError
 
 
@@ -60,6 +61,7 @@ class ModuleRunner(CudaRunner):
 
     def __init__(self, card: CudaDevice, path: Path, kernel: str = "") -> None:
         super().__init__(card)
+        self._kernel = kernel
         spec = importlib.util.spec_from_file_location(f"flashgen_proved_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise FlashgenError(f"{path} cannot be imported")
@@ -89,6 +91,12 @@ class ModuleRunner(CudaRunner):
         from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
 
         require_inputs(build.kernel.problem, q, k, v)
+        problem = replace(
+            build.kernel.problem,
+            **dict(zip(("batch", "num_q_heads", "seqlen_q"), q.shape, strict=False)),
+            **dict(zip(("num_kv_heads", "seqlen_k"), k.shape[1:3], strict=True)),
+        )
+        read = score_values(problem.scores, values, sizes_of(problem))
         image = GuardedImage(q.dtype)
         placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
         o_shape = (*q.shape[:3], v.shape[3])
@@ -98,16 +106,23 @@ class ModuleRunner(CudaRunner):
         lse_at = None
         if want_lse:
             lse_at, _ = image.add_output("the log-sum-exp", rows, contiguous_strides(rows), FLOAT32)
+        buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
             self._cuda.memcpy_htod(base, before)
+            # What the module may ask for, in this order.
+            memory = [] if lse_at is None else [(4 * rows[0] * rows[1] * rows[2], base + q.itemsize * lse_at)]
+            if build.kernel.has_tile_lists:
+                num_bytes = 4 * max(1, build.kernel.num_list_ints(problem))
+                lists = self._allocate(num_bytes, f"the lists of tiles of {problem.name}")
+                memory.append((num_bytes, int(lists)))
 
             def allocate(size: int) -> int:
-                if lse_at is None or size != 4 * rows[0] * rows[1] * rows[2]:
+                if not memory or size != memory[0][0]:
                     raise LaunchError(f"attention() allocated {size} bytes that nothing asked for")
-                return base + q.itemsize * lse_at
+                return memory.pop(0)[1]
 
             arrays = [
                 GPUArray(
@@ -119,10 +134,20 @@ class ModuleRunner(CudaRunner):
                 )
                 for (at, strides, shape), dtype in zip(placed, [q.dtype] * 3 + [output], strict=True)
             ]
+            buffers = {
+                name: GPUArray(
+                    array.shape,
+                    array.dtype,
+                    gpudata=base + q.itemsize * buffers_at[name],
+                    strides=array.strides,
+                )
+                for name, array in read.arrays.items()
+            }
+            beside = self._keywords({**buffers, **read.numbers})
             causal = build.kernel.problem.causal
             try:
                 self._module.attention(
-                    *arrays[:3], causal=causal, scale=scale, out=arrays[3], return_lse=want_lse
+                    *arrays[:3], causal=causal, scale=scale, out=arrays[3], return_lse=want_lse, **beside
                 )
             except (ImportError, RuntimeError, TypeError, ValueError) as error:
                 raise LaunchError(f"attention() refused: {error}") from error
@@ -130,3 +155,13 @@ class ModuleRunner(CudaRunner):
             self._cuda.memcpy_dtoh(after, base)
         outputs = image.outputs(before, after)
         return outputs[0], outputs[1] if want_lse else None
+
+    def _keywords(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What `attention()` is told of what masks and changes of scores read."""
+        if not values:
+            return {}
+        tuned = next(each for each in self._module.KERNELS if self._kernel in ("", each.name))
+        return {
+            keyword: values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
+            for keyword, names in tuned.keywords.items()
+        }

@@ -81,8 +81,8 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str) -> Launch:
     maps = facts.get("maps", ast.Tuple([]))
     if not isinstance(maps, ast.Tuple):
         raise ValueError("a launch's maps are no tuple")
-    # `count` follows from the numbers, as `arguments` do from the operation.
-    others = ("symbol", "arguments", "count", "maps")
+    # `count` follows from the numbers, as `arguments` do from the operation and `lists` from the variant.
+    others = ("symbol", "arguments", "count", "maps", "lists")
     numbers: dict[str, Any] = {name: _value(facts[name]) for name in facts if name not in others}
     numbers.setdefault("rows_per_block", None)
     return Launch(
