@@ -18,6 +18,7 @@ WRITTEN = {
     "roofline": ("roofline.png",),
     "missing_barrier": ("missing_barrier.png",),
     "replay_a_space": ("space.png", "replay.png"),
+    "masks": ("window.svg", "function_tree.svg", "function_alibi.svg"),
     "tune_emit_call": ("best.cu", "best.py", "error_by_row.png"),
 }
 MARKS = {

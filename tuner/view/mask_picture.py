@@ -40,7 +40,7 @@ _DARK: dict[str, _Colour] = {
     "text": (173, 186, 199),
 }
 #: How far the faintest level is from what is hidden towards what is visible.
-_FAINTEST = 0.2
+_FAINTEST = 0.28
 #: How far the least of what is more is from what is visible.
 _LEAST_MORE = 0.25
 #: A cell's side in the drawing, in pixels.
