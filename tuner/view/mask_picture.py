@@ -189,18 +189,19 @@ def terminal_picture(matrix: ScoreMatrix, console: Console) -> list[Text]:
     wide = 2 if 2 * keys + 6 <= console.width else 1
     ascii_only = console.options.ascii_only
     shades = _ASCII if ascii_only else _SHADES
-    corner, level_line, upright = ("+", "-", "|") if ascii_only else ("+", "─", "│")
+    upright = "|" if ascii_only else "│"
+    edges = ("+-+", "+-+") if ascii_only else ("┌─┐", "└─┘")
     present = [level for level in range(-STRONGEST, STRONGEST + 1) if level in cells]
     coloured = console.color_system is not None and matrix.change is not None
-    edge = f"{corner}{level_line * (wide * keys)}{corner}"
+    top, bottom = (each[0] + each[1] * (wide * keys) + each[2] for each in edges)
     sink = "s " if matrix.sink is not None else ""
-    lines = [Text(f"{' ' * len(sink)}{edge}")]
+    lines = [Text(f"{' ' * len(sink)}{top}")]
     for row in cells:
         line = Text(f"{sink}{upright}")
         for level in row:
             line.append(_shade(int(level), present, shades) * wide, _terminal_style(int(level), coloured))
         lines.append(line.append(upright))
-    lines.append(Text(f"{' ' * len(sink)}{edge}"))
+    lines.append(Text(f"{' ' * len(sink)}{bottom}"))
     if told := legend(matrix):
         line = Text()
         for level, words in told:
