@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.promise import promise_of
+from ...gen.promise import NORMAL_WEIGHT_FLOOR, promise_of
 from ..cards.dtypes import smallest
 from ..errors import FlashgenError
 from .error_bounds import element_factor, error_bound, lse_bound, plain_score
@@ -56,7 +56,8 @@ def _lost(expected: Reference, problem: Problem) -> np.ndarray:
     """What of each element may be lost where sinks leave its keys next to no weight."""
     if expected.reach is None:
         return np.zeros((1, 1, 1, 1))
-    return promise_of(problem).weight_floor * expected.reach + smallest(problem.output_dtype) / 2
+    floor = max(promise_of(problem).weight_floor, NORMAL_WEIGHT_FLOOR)
+    return floor * expected.reach + smallest(problem.output_dtype) / 2
 
 
 def _norm(values: np.ndarray) -> np.ndarray:
