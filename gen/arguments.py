@@ -200,7 +200,7 @@ def make_arguments(
     ``strides`` are of the outer axes in elements, the outermost first; arrays left out of ``addresses`` are
     absent. ``sizes`` are the problem's unless they are given. ``value_scale`` is for kernels of arrays with
     scales, 1 by default. ``scoring`` has what masks and changes of scores read, by the names of the fields:
-    addresses, strides and sizes of buffers, and scalars.
+    addresses, strides and sizes of buffers, and scalars; lists of tiles are absent unless they are among it.
     """
     operation, layout = problem.operation, problem.layout
     axes = layout.stride_axes
@@ -211,6 +211,7 @@ def make_arguments(
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
+    values |= {TILE_LISTS: 0, LISTS_MADE: 0}
     return Arguments(struct_of(problem), {**values, **(scoring or {})}, layout)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from ..cards.dtypes import numpy_dtype
 from .asked_pairs import AskedPairs
 from .score_rounding import UNIT
 
+#: Scores below this, in powers of two, are infinite in float32, and their keys as good as hidden: PyTorch's
+#: masks may have the least number that there is for what is hidden.
+LEAST_SCORE = -float(np.finfo(np.float32).max) / math.log2(math.e)
 #: Bytes of scores held at a time.
 MAX_SCORE_BYTES = 64 * 2**20
 
@@ -110,6 +114,7 @@ class _Tile:
         else:
             max_score = 0.0
             products, *errors = self.asked.changed(self.b, products, self.rows, self.keys, tanh_error)
+            hidden = hidden | (products < LEAST_SCORE)
         np.copyto(products, -np.inf, where=hidden)
         sinks = self.asked.sinks()[:, None, None]
         top = np.maximum(products.max(axis=-1, keepdims=True), sinks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 from dataclasses import replace
@@ -272,7 +273,12 @@ MISTAKES = {
         "args.document_end + i0 * args.document_end_stride_0",
         "args.document_end",
     ),
-    "distances of the wrong sign": ("dilation", "== 0", "== 1"),
+    "keys between": ("dilation", "== key %", "== (key + 1) %"),
+    "remainders of the other sign": (
+        "dilation",
+        "floor_mod(row + args.seqlen_k - args.seqlen_q, args.dilation)",
+        "(row + args.seqlen_k - args.seqlen_q) % args.dilation",
+    ),
     "no cap": ("softcap", "tanhf(", "("),
     "another head's slope": ("alibi", "slopes_at(args, batch, head)", "slopes_at(args, batch, 0)"),
     "keys behind count less": ("alibi", "abs(", "("),
@@ -373,11 +379,14 @@ def mutants(tree: Expression) -> list[Expression]:
     """The tree with one constant replaced by another, each in turn."""
     found = []
     for node in distinct(tree):
+        other = None
         if isinstance(node, Constant) and node.kind is not Kind.BOOL:
             other = Constant(node.number + (1 if node.kind is Kind.INT else 0.37))
-            found.append(replaced(tree, {node: other}))
         if isinstance(node, Name) and node.name in ("q", "k", "score"):
-            found.append(replaced(tree, {node: node + 1}))
+            other = node + 1
+        if other is not None:
+            with contextlib.suppress(ValueError):  # of a division by zero, say
+                found.append(replaced(tree, {node: other}))
     return found
 
 
@@ -387,7 +396,7 @@ def telling_mutants(seed: int) -> tuple[Any, list[reference.Reference]]:
         found = random_problem(1000 * seed + attempt)
         problem, values, (q, k, v), expected = found
         change, others = problem.scores.change, []
-        for mutant in mutants(change):
+        for mutant in mutants(change) if change is not None else ():
             scores = replace(problem.scores, change=mutant)
             other = reference.attention(q, k, v, scale=0.25, scores=scores, values=values)
             moved = np.linalg.norm(other.o - expected.o) / np.linalg.norm(expected.o)
