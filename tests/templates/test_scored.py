@@ -1,8 +1,9 @@
-"""Emitted modules of kernels with masks and changes of scores, without a GPU: what a call says reaches the kernel,
-and what it may not say is told.
+"""Emitted modules of kernels with masks and changes of scores, without a GPU.
 
-The driver is the stand-in of `test_module`; a launch computes in float64 what the problem asks, of the arrays and
-numbers that its arguments lead to.
+What a call says reaches the kernel, and what it may not say is told.
+
+The driver is the stand-in of `test_module`; a launch computes in float64 what the problem asks, of the arrays
+and numbers that its arguments lead to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flashgen.gen.scoring import Scoring
 from flashgen.gen.scoring_values import draw_values
 from flashgen.tuner.evaluate import reference
 
-from tests.support.stand_in_driver import D, Driver, Tensor, host, qkv
+from tests.support.stand_in_driver import D, Driver, host
 from tests.templates.scored_kernels import DTYPES, computing, load_scored, problem_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
