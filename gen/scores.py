@@ -108,6 +108,11 @@ class Scores:
         return any(ROW in load.indices for load in loads_of(*keys))
 
     @property
+    def reads_along_keys(self) -> bool:
+        """Whether there are arrays whose neighbouring elements are of neighbouring keys."""
+        return any("seqlen_k" in each.axes[-1] for each in self.buffers)
+
+    @property
     def vary_by_head(self) -> bool:
         """Whether the keys that a row sees are others for each query head."""
         return self.predicate is not None and HEAD.name in self.predicate.names()

@@ -23,10 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...expression import loads_of
 from ...launch import Launch
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
+from ...tile_change import tile_change, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .parameters import is_split
 from .registers import (
@@ -83,7 +85,12 @@ class Wgmma(RuledParameters):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
+        scores = problem.scores
         return {
+            "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
+            "change": None if scores.change is None else tile_change(scores.change),
+            "predicate": None if scores.predicate is None else tile_predicate(scores.predicate),
+            "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),
             "lag": PARTS_LAG if is_split(problem) else LAG,
             "top_exponent": TOP_EXPONENT,
             "least_exponent": LEAST_EXPONENT,
