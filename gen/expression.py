@@ -617,7 +617,6 @@ _ON_TRUTHS = {"bit_and": "and", "bit_or": "or", "bit_xor": "ne", "bit_not": "not
 
 #: Functions that are put together from others: the number of operands, and how.
 COMPOSED: Mapping[str, tuple[int, Callable[..., Expression]]] = {
-    "sigmoid": (1, lambda x: 1.0 / (1.0 + apply("exp", -apply("float", x)))),
     "bool": (1, lambda x: x if x.kind is Kind.BOOL else apply("ne", x, 0)),
     "clamp": (3, lambda x, low, high: minimum(maximum(x, low), high)),
     "xor": (2, lambda left, right: _xor(left, right)),

@@ -99,8 +99,8 @@ class Function:
 
     @property
     def is_call(self) -> bool:
-        """Whether C++ writes it as the call of a function, which can go by another name."""
-        return self.c.level == ATOM and self.name != "where"
+        """Whether it is written as the call of a function, which can go by another name in C++."""
+        return self.python.level == ATOM and self.name != "where"
 
     def c_text(self, kind: Kind) -> Text:
         """Returns the text in C++ for operands of ``kind``."""
@@ -140,6 +140,10 @@ def _to_float(value: Any) -> Any:
 
 def _rsqrt(value: Any) -> Any:
     return 1.0 / _numpy("sqrt")(value)
+
+
+def _sigmoid(value: Any) -> Any:
+    return 1.0 / (1.0 + _numpy("exp")(-value))
 
 
 def _divide(left: Any, right: Any) -> Any:
@@ -277,6 +281,14 @@ _ROWS = (
     _call("sqrt", "sqrtf", costs={Unit.SPECIAL: 1, Unit.FMA: 5, Unit.ALU: 2}, fast_costs=_SPECIAL | _FMA),
     _call("rsqrt", "rsqrtf", _rsqrt, costs={Unit.SPECIAL: 1, Unit.FMA: 1, Unit.ALU: 1}),
     _call("tanh", "tanhf", costs={Unit.SPECIAL: 2, Unit.FMA: 9, Unit.ALU: 5}, fast_costs=_SPECIAL),
+    Function(
+        *("sigmoid", 1, Takes.FLOATS),
+        c=Text("1.0f / (1.0f + expf(-{0}))", PRODUCT, (ATOM,)),
+        python=Text("sigmoid({0})"),
+        compute=_sigmoid,
+        costs={Unit.SPECIAL: 2, Unit.FMA: 12, Unit.ALU: 5},
+        fast_costs={Unit.SPECIAL: 2, Unit.FMA: 2},
+    ),
     _call("sin", "sinf", costs={Unit.FMA: 12, Unit.ALU: 12}, fast_costs=_SPECIAL | _FMA),
     _call("cos", "cosf", costs={Unit.FMA: 12, Unit.ALU: 12}, fast_costs=_SPECIAL | _FMA),
     _call("pow", "powf", _numpy("power"), arity=2, costs={Unit.SPECIAL: 2, Unit.FMA: 28, Unit.ALU: 20}),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-
-from .expression import Apply, Expression, Load, distinct
-from .functions import FUNCTIONS, Kind, Unit
+from .formula.cost import Place, costs_of
+from .functions import Unit
 from .limits import WARP
 from .problem import Problem
-from .scores import KEY, QUERY, SCORE
+from .scoring import BUFFER_BYTES
 from .work import Counts
 
 #: A score is masked by two comparisons and a selection.
 ALU_PER_MASKED = 3.0
-#: Bytes of an element of a buffer, by its type.
-BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 
 def pair_counts(
@@ -29,19 +24,12 @@ def pair_counts(
     """
     scores = problem.scores
     pairs = rows * columns
-    units: defaultdict[Unit, float] = defaultdict(float)
-    loads: defaultdict[str, float] = defaultdict(float)
     trees = [each for each in (scores.change, scores.predicate) if each is not None]
-    for node in distinct(*trees):
-        times = _times(node, rows, columns)
-        if isinstance(node, Load):
-            loads[node.buffer] += times if times == pairs else 0
-        elif isinstance(node, Apply):
-            for unit, number in _costs(node, approximate=approximate):
-                units[unit] += number * times
+    costs = costs_of(*trees, approximate=approximate)
+    loaded = [load.buffer for load in costs.loads[Place.PAIR]]
     moved = Counts()
     for buffer in scores.buffers:
-        accesses = loads[buffer.name]
+        accesses = loaded.count(buffer.name) * pairs
         moved += Counts(
             accesses=accesses,
             wavefronts=accesses * warp_rows,
@@ -54,9 +42,9 @@ def pair_counts(
     clamped = rows + columns if trees else 0.0
     masked = ALU_PER_MASKED * pairs if scores.predicate is not None else 0.0
     return moved + Counts(
-        ffma=units[Unit.FMA] + changed,
-        alu=units[Unit.ALU] + clamped + masked,
-        exp=units[Unit.SPECIAL],
+        ffma=costs.total(Unit.FMA, rows, columns) + changed,
+        alu=costs.total(Unit.ALU, rows, columns) + clamped + masked,
+        exp=costs.total(Unit.SPECIAL, rows, columns),
     )
 
 
@@ -72,21 +60,3 @@ def mask_counts(
     moving = bool(scores.begins) + ends
     crossed = min(1.0, moving * (warp_rows / bc + 1) / max(1.0, tiles))
     return Counts(alu=ALU_PER_MASKED * rows * columns) * crossed
-
-
-def _times(node: Expression, rows: float, columns: float) -> float:
-    """How often a lane computes it for a tile; 0 where that is the same for all tiles."""
-    names = node.names()
-    if SCORE.name in names or {QUERY.name, KEY.name} <= names:
-        return rows * columns
-    return rows if QUERY.name in names else columns if KEY.name in names else 0.0
-
-
-def _costs(node: Apply, *, approximate: bool) -> Iterator[tuple[Unit, int]]:
-    row = FUNCTIONS[node.function]
-    costs = row.costs
-    if row.float_costs is not None and node.operands[-1].kind is Kind.FLOAT:
-        costs = row.float_costs
-    if row.fast_costs is not None and approximate:
-        costs = row.fast_costs
-    yield from costs.items()

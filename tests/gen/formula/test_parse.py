@@ -42,7 +42,7 @@ def mask(text: str, **more: dict) -> Expression:
         ("min(score, q, 3)", "min(min(score, float(q)), 3.0)"),
         ("score + (q >= k)", "score + float(q >= k)"),
         ("minimum(score, 1) + +1", "min(score, 1.0) + 1.0"),
-        ("sigmoid(score)", "1.0 / (1.0 + exp(-score))"),
+        ("sigmoid(score)", "sigmoid(score)"),
         ("score * float(bool(q))", "score * float(q != 0)"),
     ],
 )
