@@ -7,69 +7,22 @@ Nothing here imports torch by itself: its module is handed in, in a process that
 from __future__ import annotations
 
 import importlib.util
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from math import sqrt
 from typing import Any
 
-from ...gen.problem import Problem
+from ...gen.scoring import Scoring
+from .flash_attention import FEATURES_3, FEATURES_4, by_rows, flash_3, flash_4
+from .inputs import Inputs
+from .torch_attention import flex, sdpa, unserved
+from .unserved import Call, Unserved, check_memory
 
-#: torch's name of a dtype.
-TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 #: Bytes that the unfused form holds at once for each pair of a query and a key: scores, weights, copies.
 UNFUSED_BYTES_PER_PAIR = 16
-#: The part of the free memory that one contender may take.
-MEMORY_SHARE = 0.8
-
-Call = Callable[[], Any]
-
-
-class Unserved(Exception):
-    """A contender does not compute that problem, or not here; the message says why."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """q, k and v on torch's current card, shaped (batch, heads, seqlen, head_dim)."""
-
-    torch: Any
-    problem: Problem
-    q: Any
-    k: Any
-    v: Any
-
-    @classmethod
-    def draw(cls, torch: Any, problem: Problem, distribution: str = "normal") -> Inputs:
-        """Draws the inputs of a problem, standard ``normal`` or ``uniform`` in ±3, as float32, and rounds
-        them to its type."""
-
-        def random(heads: int, length: int, columns: int) -> Any:
-            shape = (problem.batch, heads, length, columns)
-            if distribution == "uniform":
-                drawn = 6 * torch.rand(*shape, device="cuda") - 3
-            else:
-                drawn = torch.randn(*shape, device="cuda")
-            return drawn if problem.dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[problem.dtype]))
-
-        p = problem
-        return cls(
-            torch,
-            problem,
-            random(p.num_q_heads, p.seqlen_q, p.head_dim),
-            random(p.num_kv_heads, p.seqlen_k, p.head_dim),
-            random(p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-        )
-
-    @property
-    def grouped(self) -> bool:
-        return self.problem.num_kv_heads != self.problem.num_q_heads
-
-    def first(self, length: int) -> Inputs:
-        """Returns the inputs with their first ``length`` queries and keys alone, for problems that have as
-        many of both."""
-        parts = (x[:, :, :length].contiguous() for x in (self.q, self.k, self.v))
-        return Inputs(self.torch, self.problem, *parts)
+#: All that can be asked of masks and scores, and of it what a mask that is added to scores can say.
+EVERYTHING = frozenset(each.name for each in fields(Scoring))
+BY_SUMS = EVERYTHING - {"softcap", "sinks"}
 
 
 @dataclass(frozen=True)
@@ -86,12 +39,16 @@ class Contender:
     module: str = ""
     """The Python module that must be installed beside PyTorch; empty where none must."""
     bytes_per_pair: int = 0
+    features: frozenset[str] = frozenset()
+    """What it knows of `Scoring`, beside causal masks."""
 
     def missing(self) -> str:
         """Returns why the contender cannot run here; empty where it can."""
-        if self.module and importlib.util.find_spec(self.module) is None:
-            return f"{self.module} is not installed"
-        return ""
+        try:
+            found = not self.module or importlib.util.find_spec(self.module) is not None
+        except ImportError:  # of a package around it
+            found = False
+        return "" if found else f"{self.module} is not installed"
 
     def call(self, inputs: Inputs) -> Call:
         """Returns the call that computes attention of the inputs. Raises `Unserved`, also where it would need
@@ -99,102 +56,12 @@ class Contender:
         if reason := self.missing():
             raise Unserved(reason)
         p = inputs.problem
-        needed = self.bytes_per_pair * p.batch * p.num_q_heads * p.seqlen_q * p.seqlen_k
-        if needed:
-            allowed = MEMORY_SHARE * inputs.torch.cuda.mem_get_info()[0]
-            if needed > allowed:
-                raise Unserved(f"would need about {needed / 1e9:.0f} GB, {allowed / 1e9:.0f} GB are allowed")
+        if unknown := [name for name in p.scoring.to_dict() if name not in self.features]:
+            raise Unserved(f"knows no {', '.join(unknown)}")
+        if self.bytes_per_pair:
+            needed = self.bytes_per_pair * p.batch * p.num_q_heads * p.seqlen_q * p.seqlen_k
+            check_memory(inputs.torch, needed)
         return self.make(inputs)
-
-
-# -- PyTorch -------------------------------------------------------------------------------------------------
-
-
-def unserved(problem: Problem) -> str:
-    """Returns why PyTorch does not compute that problem, whatever the backend; empty where it does."""
-    if problem.causal and problem.seqlen_q != problem.seqlen_k:
-        return (
-            f"PyTorch aligns the causal mask top-left, which differs for {problem.seqlen_q} queries and "
-            f"{problem.seqlen_k} keys"
-        )
-    return ""
-
-
-def refusal(error: Exception, told: Sequence[str]) -> str:
-    """Returns why a backend refused. PyTorch says so in warnings, among others about the backends left
-    out."""
-    words = [text.partition(" (Triggered internally")[0] for text in told]
-    causes = [text for text in words if not text.endswith("because:") and "runtime disabled" not in text]
-    text = (causes[-1] if causes else str(error)).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def tried(make: Callable[[], Call]) -> tuple[Call | None, Any, str]:
-    """Returns the call that ``make`` makes, what it returned when called once and an empty text; None, None
-    and the reason where something refuses."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            call = make()
-            return call, call(), ""
-        except Unserved as reason:
-            return None, None, str(reason)
-        except Exception as error:  # whatever a library raises is a reason, not the end
-            return None, None, refusal(error, [str(each.message) for each in told])
-
-
-def sdpa(inputs: Inputs, backend: str | None) -> Call:
-    """Returns a call of scaled_dot_product_attention, with one backend forced where it is named (SDPBackend's
-    member). Raises `Unserved`."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # pyright: ignore[reportMissingImports]
-    from torch.nn.functional import (  # pyright: ignore[reportMissingImports]
-        scaled_dot_product_attention,
-    )
-
-    if reason := unserved(inputs.problem):
-        raise Unserved(reason)
-    # PyTorch before 2.5 does not know the option; where heads are not grouped it is not needed.
-    grouped = {"enable_gqa": True} if inputs.grouped else {}
-    q, k, v, causal = inputs.q, inputs.k, inputs.v, inputs.problem.causal
-    if backend is None:
-        return lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
-    forced = getattr(SDPBackend, backend, None)
-    if forced is None:
-        raise Unserved(f"this PyTorch has no {backend}")
-
-    def call() -> Any:
-        with sdpa_kernel(forced):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
-
-    return call
-
-
-def _flex(inputs: Inputs) -> Call:
-    """FlexAttention, compiled for just this shape."""
-    from torch.nn.attention.flex_attention import (  # pyright: ignore[reportMissingImports]
-        create_block_mask,
-        flex_attention,
-    )
-
-    torch, p = inputs.torch, inputs.problem
-    # A function compiled for many shapes meets a limit, behind which it runs uncompiled.
-    torch._dynamo.reset()
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-    mask = None
-    if p.causal:
-        offset = p.seqlen_k - p.seqlen_q
-        mask = create_block_mask(
-            lambda b, h, row, key: row + offset >= key, None, None, p.seqlen_q, p.seqlen_k, device="cuda"
-        )
-    return lambda: compiled(inputs.q, inputs.k, inputs.v, block_mask=mask, enable_gqa=inputs.grouped)
-
-
-# -- other libraries -----------------------------------------------------------------------------------------
-
-
-def _by_rows(inputs: Inputs) -> list[Any]:
-    """q, k, v as (batch, seqlen, heads, head_dim), the layout that these libraries are fastest with."""
-    return [x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v)]
 
 
 def _xformers(inputs: Inputs) -> Call:
@@ -204,21 +71,9 @@ def _xformers(inputs: Inputs) -> Call:
         raise Unserved("xFormers wants as many heads of keys as of queries")
     if reason := unserved(inputs.problem):
         raise Unserved(reason)
-    q, k, v = _by_rows(inputs)
+    q, k, v = by_rows(inputs)
     bias = ops.LowerTriangularMask() if inputs.problem.causal else None
     return lambda: ops.memory_efficient_attention(q, k, v, attn_bias=bias).transpose(1, 2)
-
-
-def _flash_3(inputs: Inputs) -> Call:
-    from flash_attn_interface import flash_attn_func  # pyright: ignore[reportMissingImports]
-
-    q, k, v = _by_rows(inputs)
-
-    def call() -> Any:
-        found = flash_attn_func(q, k, v, causal=inputs.problem.causal)
-        return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
-
-    return call
 
 
 def _cupy(inputs: Inputs) -> Call:
@@ -259,12 +114,21 @@ CONTENDERS: Mapping[str, Contender] = {
     each.name: each
     for each in (
         Contender("flash", "PyTorch, FlashAttention-2", _backend("FLASH_ATTENTION"), HALVES),
-        Contender("cudnn", "PyTorch, cuDNN", _backend("CUDNN_ATTENTION"), HALVES),
-        Contender("mem-eff", "PyTorch, memory-efficient", _backend("EFFICIENT_ATTENTION")),
-        Contender("fa3", "FlashAttention-3", _flash_3, HALVES, module="flash_attn_interface"),
+        Contender("cudnn", "PyTorch, cuDNN", _backend("CUDNN_ATTENTION"), HALVES, features=BY_SUMS),
+        Contender("mem-eff", "PyTorch, memory-efficient", _backend("EFFICIENT_ATTENTION"), features=BY_SUMS),
+        Contender(
+            *("fa3", "FlashAttention-3", flash_3, HALVES),
+            module="flash_attn_interface",
+            features=FEATURES_3,
+        ),
         Contender("xformers", "xFormers", _xformers, module="xformers"),
         Contender(
-            "math", "PyTorch, unfused", _backend("MATH"), turn=1, bytes_per_pair=UNFUSED_BYTES_PER_PAIR
+            "math",
+            "PyTorch, unfused",
+            _backend("MATH"),
+            turn=1,
+            bytes_per_pair=UNFUSED_BYTES_PER_PAIR,
+            features=BY_SUMS,
         ),
         Contender(
             "cupy",
@@ -275,7 +139,14 @@ CONTENDERS: Mapping[str, Contender] = {
             module="cupy",
             bytes_per_pair=UNFUSED_BYTES_PER_PAIR,
         ),
-        Contender("flex", "FlexAttention", _flex, turn=2),
+        # The first call of each shape compiles.
+        Contender(
+            *("fa4", "FlashAttention-4", flash_4, HALVES),
+            turn=1,
+            module="flash_attn.cute",
+            features=FEATURES_4,
+        ),
+        Contender("flex", "FlexAttention", flex, turn=2, features=EVERYTHING),
     )
 }
 #: The report's steps are contenders too, on its own cases: ``ladder-4.2.10``.

@@ -5,6 +5,13 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from ...gen.scoring import BOOLEAN
+from .inputs import Inputs
+
+#: What `attention` of an emitted module calls the arrays of named masks and changes.
+_KEYWORDS = {"slopes": "alibi_slopes"}
 
 
 def load(path: Path) -> ModuleType:
@@ -14,6 +21,20 @@ def load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def asked_of(inputs: Inputs) -> dict[str, Any]:
+    """Returns what a call of an emitted module tells of masks and changes of scores, by keyword."""
+    scoring, arrays = inputs.problem.scoring, dict(inputs.arrays)
+    asked: dict[str, Any] = dict(scoring.scalars)
+    for name in ("window", "always", "chunk", "dilation", "softcap"):
+        if (value := getattr(scoring, name)) not in (None, 0):
+            asked[name] = value
+    if scoring.documents:
+        asked["documents"] = (arrays.pop("document_begin"), arrays.pop("document_end"))
+    if scoring.bias == BOOLEAN:
+        asked["attn_mask"] = arrays.pop("bias").view(inputs.torch.bool)
+    return asked | {_KEYWORDS.get(name, name): array for name, array in arrays.items()}
 
 
 def compile_module(module: ModuleType, arch: int, causal: bool) -> bytes:

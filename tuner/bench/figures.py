@@ -324,10 +324,12 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
 
 def with_reference(run: BenchRun, path: Path) -> BenchRun:
     """Returns the run with what another timed and this one did not, such as FlashAttention-3, scaled by
-    cuDNN: a workload's milliseconds there, times cuDNN's here over cuDNN's there.
+    cuDNN: a workload's milliseconds there, times cuDNN's here over cuDNN's there; where either lacks it, by
+    the fastest there that both timed.
 
-    ``path``: JSON with ``rows`` of ``dtype``, ``shape`` (batch, query heads, key heads, query length, key
-    length, head dim), ``causal`` and ``ms`` by contender.
+    ``path``: JSON with ``rows`` of ``ms`` by contender and of ``dtype``, ``shape`` (batch, query heads, key
+    heads, query length, key length, head dim), ``causal`` and, if any, ``scoring``; or in the place of these
+    of ``section``, a suite, and ``name``, a workload of it.
 
     Raises:
         FlashgenError: it cannot be read, or is none.
@@ -341,13 +343,16 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FlashgenError(f"{path} is not a table of reference times ({error!r})") from error
     timed = set(contenders_of(run.rows))
+    suites = {row.name: suite for suite, members in by_suite(run.rows).items() for row in members}
 
     def scaled(row: Row) -> dict[str, float]:
-        theirs = there.get(_key(row.problem), {})
-        here = row.ms(CUDNN)
-        if here is None or not theirs.get(CUDNN):
+        theirs = there.get(_key(row.problem)) or there.get((suites[row.name], row.name), {})
+        both = {name: ms for name, ms in theirs.items() if ms and name != OURS and row.ms(name)}
+        by = CUDNN if CUDNN in both else min(both, key=both.__getitem__, default=None)
+        here = None if by is None else row.ms(by)
+        if by is None or here is None:
             return {}
-        return {name: ms * here / theirs[CUDNN] for name, ms in theirs.items() if name not in timed and ms}
+        return {name: ms * here / both[by] for name, ms in theirs.items() if name not in timed and ms}
 
     rows = tuple(replace(row, scaled=scaled(row)) for row in run.rows)
     return replace(run, rows=rows, reference=f"{path.name} ({versions})")
@@ -356,16 +361,21 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
 def _key(problem: Problem) -> tuple[Any, ...]:
     p = problem
     shape = (p.batch, p.num_q_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim)
-    return (p.dtype, shape, p.causal) if p.precision == "auto" and p.head_dim_v == p.head_dim else ()
+    if p.precision != "auto" or p.head_dim_v != p.head_dim:
+        return ()
+    return (p.dtype, shape, p.causal, json.dumps(p.scoring.to_dict(), sort_keys=True))
 
 
 def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (row["dtype"], tuple(row["shape"]), bool(row["causal"]))
+    if "shape" not in row:
+        return (row["section"], row["name"])
+    asked = json.dumps(row.get("scoring", {}), sort_keys=True)
+    return (row["dtype"], tuple(row["shape"]), bool(row["causal"]), asked)
 
 
 def _name_of(name: str) -> str:
-    """Such files say sdpa-memeff for what is mem-eff here."""
-    plain = name.removeprefix("sdpa-")
+    """Such files say sdpa-memeff for what is mem-eff here, and in which of its forms a library was called."""
+    plain = name.removeprefix("sdpa-").removesuffix("-varlen").removesuffix("-document")
     return {"memeff": "mem-eff", "fa2": FLASH}.get(plain, plain)
 
 

@@ -15,8 +15,10 @@ from statistics import median
 
 from ...gen.problem import Problem
 from ..evaluate.child_process import ChildProcess, Ended
-from .contenders import Call, Inputs, sdpa, tried
 from .event_timer import EventTimer
+from .inputs import Inputs
+from .torch_attention import sdpa
+from .unserved import Call, tried
 
 #: Backends of scaled_dot_product_attention, with SDPBackend's names of them; all but the last are fused.
 BACKENDS = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...gen.problem import Problem
 from ..evaluate import reference
-from .contenders import Inputs
+from .inputs import Inputs
 
 SEED = 0
 #: Query rows of the first and the last head that are compared with float64.
@@ -29,7 +29,12 @@ class Sample:
             q = _host(inputs.q[batch, head])[None, None]
             k, v = (_host(x[batch, head // group])[None, None] for x in (inputs.k, inputs.v))
             found = reference.attention(
-                q, k, v, scale=problem.head_dim**-0.5, scores=problem.scores, rows=self._rows
+                *(q, k, v),
+                scale=problem.head_dim**-0.5,
+                scores=problem.scores,
+                values=inputs.values,
+                first=(batch, head),
+                rows=self._rows,
             )
             self._expected[batch, head] = found.o[0, 0]
 

@@ -20,16 +20,21 @@ from ...gen.problem import Problem
 from ..cards.nvml import CardMonitor
 from ..evaluate.measure import median, spread
 from .ceilings import measure
-from .contenders import CONTENDERS, LADDER, Inputs, sdpa, tried
-from .emitted import give_cubin, load
+from .contenders import CONTENDERS, LADDER
+from .emitted import asked_of, give_cubin, load
 from .event_timer import EventTimer
 from .figures import OURS, Cell, KernelErrors
+from .inputs import Inputs
 from .sample import SEED, Sample
+from .torch_attention import sdpa
+from .unserved import tried
 
 #: What starting and a round of all timings may take at most, in seconds.
 START_S, TURNS_S = 180.0, 120.0
 #: Calls in a row for the host's share, taken so many times.
 HOST_CALLS, HOST_TIMES = 100, 7
+#: Whose error against float64 is larger computes something else.
+MAX_ERROR = 0.05
 #: A launch expected to take longer is not made; lengths up to `SAFE_LENGTH` are, longer ones in such steps.
 LIMIT_MS, SAFE_LENGTH, LENGTH_FACTOR = 400.0, 512, 4
 #: The problems that errors alone are taken on: (batch, query heads, key heads) and the longest sequences.
@@ -115,8 +120,12 @@ class _Server:
             if call is not None:
                 # What a launch did wrong shows here, or it would be blamed on who comes next.
                 torch.cuda.synchronize()
-                calls[name] = call
-                cells[name] = Cell(error=sample.error(o))
+                error = sample.error(o)
+                if error <= MAX_ERROR:
+                    calls[name] = call
+                    cells[name] = Cell(error=error)
+                else:
+                    cells[name] = Cell(error=error, reason=f"is wrong: its error is {error:.1e}")
             else:
                 cells[name] = Cell(reason=reason)
                 torch.cuda.empty_cache()
@@ -152,7 +161,8 @@ class _Server:
             # NaN where nobody writes.
             shape = (*inputs.q.shape[:3], inputs.v.shape[3])
             out = self._torch.full(shape, float("nan"), dtype=inputs.q.dtype, device="cuda")
-            return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=causal, out=out)
+            asked = asked_of(inputs)
+            return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=causal, out=out, **asked)
 
         return make
 
@@ -203,8 +213,8 @@ class _Server:
             self._tell("host", dtype=problem.dtype, microseconds=found)
 
     def _without_out(self, index: int, inputs: Inputs) -> Callable[[], Any]:
-        module = self._module(self._rows[index]["module"])
-        return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=inputs.problem.causal)
+        module, asked = self._module(self._rows[index]["module"]), asked_of(inputs)
+        return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=inputs.problem.causal, **asked)
 
     def _host_us(self, call: Callable[[], Any]) -> float:
         """The least of some means: what interrupts the caller is not the call's."""
@@ -247,11 +257,18 @@ class _Server:
         self._tell("cells", turn=0, row=index, cells={}, disturbance="")
 
 
+#: Packages whose versions a run tells of, where they are installed.
+_LIBRARIES = (
+    *("triton", "xformers", "cupy-cuda12x", "cupy-cuda13x", "cupy", "pycuda"),
+    *("flash-attn-3", "flash-attn-4", "nvidia-cutlass-dsl"),
+)
+
+
 def _versions(torch: Any) -> dict[str, str]:
     found = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
     with contextlib.suppress(Exception):
         found["cudnn"] = str(torch.backends.cudnn.version())
-    for name in ("triton", "xformers", "cupy-cuda12x", "cupy-cuda13x", "cupy", "flash-attn-3", "pycuda"):
+    for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

@@ -96,7 +96,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
             f"{len({name for name, _ in doubts})} of {len(rows)} doubtful, such as {': '.join(doubts[0])}."
         )
     if scaled:
-        notes.append(f"Scaled: as {run.reference} has it, times cuDNN's here over cuDNN's there.")
+        by = "cuDNN's" if all(row.ms(CUDNN) for row in rows if row.scaled) else "others'"
+        notes.append(f"Scaled: as {run.reference} has it, times {by} here over {by} there.")
     return Table(
         title,
         tuple(name for name, _ in kept),

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...gen.problem import Problem
 from ..bench.contenders import LADDER
 from ..bench.figures import BEST, BenchRun, Row, by_suite, contenders_of, scaled_of
 from ..errors import FlashgenError
@@ -76,8 +77,9 @@ def _timed(rows: Sequence[Row]) -> bool:
 
 
 def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
-    """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, others in one
-    panel. Contenders that another run timed stand there by their scaled times, as in the tables.
+    """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, `masks` by what is
+    asked for, others in one panel. Contenders that another run timed stand there by their scaled times, as in
+    the tables.
 
     Decoding is bound by what it reads, so that bytes say more of it than operations.
     """
@@ -89,6 +91,14 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
         here = {name: work / ms for name in shown if (ms := row.ms(name))}
         return here | {name + SCALED: work / ms for name, ms in row.scaled.items()}
 
+    if suite == "masks":
+        kinds: dict[str, list[Row]] = {}
+        for row in rows:
+            kinds.setdefault(_kind(row.problem), []).append(row)
+        return unit, [
+            Panel(title, "workload", tuple((row.name, values(row)) for row in members))
+            for title, members in kinds.items()
+        ]
     if suite != "llm":
         return unit, [Panel("", "workload", tuple((row.name, values(row)) for row in rows))]
 
@@ -101,6 +111,13 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
         title = f"head dim {head_dim}{', causal' if causal else ''}"
         panels.append(Panel(title, "sequence length", groups))
     return unit, panels
+
+
+def _kind(problem: Problem) -> str:
+    """What is asked for beside a causal mask."""
+    if problem.scores.change is not None or problem.scores.sinks:
+        return "changes of scores"
+    return "windows" if problem.scoring.window is not None else "other masks, and none"
 
 
 def bars(suite: str, rows: Sequence[Row], run: BenchRun) -> Figure:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
 from flashgen.tuner.bench import ceilings, figures, run
 from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
 from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
@@ -31,6 +32,8 @@ from tests.support.peers import served
 from tests.support.tuned_kernels import H200, tuned
 
 FAKES = ROOT / "tests" / "support" / "fake_torch"
+#: Beside it, a stand-in for FlashAttention-4.
+FLASH = ROOT / "tests" / "support" / "fake_flash"
 #: No shipped kernel has that head dim.
 HALF = Problem(dtype="bf16", batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=12, seqlen_k=12, head_dim=24)
 SINGLE = Problem(batch=1, num_q_heads=2, num_kv_heads=2, seqlen_q=9, seqlen_k=9, head_dim=24, causal=True)
@@ -64,6 +67,31 @@ def attention(q, k, v, causal=None, out=None):
         return out
     return o
 """
+
+
+#: One whose kernels read what masks and changes of scores are made of.
+SCORED = (
+    MODULE.partition("def attention")[0]
+    + """
+import numpy as np
+
+
+def attention(q, k, v, causal=None, out=None, documents=None, bias=None, alibi_slopes=None, **asked):
+    places = np.arange(k.shape[2])
+    if documents is not None:
+        begins, ends = (each.array[:, None, :, None] for each in documents)
+        asked["mask"] = (begins <= places) & (places < ends)
+    if bias is not None:
+        assert bias.stride()[:2] == (0, 0)
+        asked["change"] = lambda scores: scores + bias.array
+    if alibi_slopes is not None:
+        distances = np.abs(places[:, None] - places)
+        asked["change"] = lambda scores: scores - alibi_slopes.array[..., None, None] * distances
+    o = torch.attention("ours", q, k, v, causal, **asked)
+    out.array[...] = o.array
+    return out
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +177,7 @@ def test_every_contender_is_timed_and_compared(fake):
     ours, theirs = half.cells[OURS].error, half.cells["cudnn"].error
     assert ours and theirs and 0 < ours < 1e-6 and half.error_ratio == pytest.approx(ours / theirs)
     # FlashAttention-2 knows no float32, nor does cuDNN.
+    assert half.cells["fa4"].reason == "flash_attn.cute is not installed"
     assert set(single.cells) == {OURS, "mem-eff", "xformers", "math", "cupy", "flex"}
     assert single.ratio(BEST) == 3.0
     assert run.libraries["torch"] == "9.9.0+fake" and run.libraries["cudnn"] == "91900"
@@ -162,6 +191,44 @@ def test_every_contender_is_timed_and_compared(fake):
     made = sorted((fake.out / H200.slug).glob("*.py.*.*"))
     assert [path.name for path in made] == [f"{HALF.name}.py.90.False", f"{SINGLE.name}.py.90.True"]
     assert all(path.read_text() == "compiled" for path in made)
+
+
+def test_masks_and_changes_of_scores_are_timed_beside_who_knows_them(fake, monkeypatch):
+    monkeypatch.syspath_prepend(str(FLASH))
+    everywhere = {"fa3": "flash_attn_interface is not installed", "xformers": "xformers is not installed"}
+    cases = [
+        (
+            Scoring(window=(3, 0), softcap=2.0, sinks=True),
+            {"fa4", "flex"},
+            {"flash": "knows no window, softcap, sinks", "cudnn": "knows no softcap, sinks"},
+        ),
+        (
+            Scoring(documents=3),
+            {"fa4", "flex", "cudnn", "mem-eff", "math"},
+            {"flash": "knows no documents"},
+        ),
+        (Scoring(bias="bf16"), {"flex", "cudnn", "mem-eff", "math"}, {"fa4": "knows no bias"}),
+        (Scoring(alibi=True), {"flex", "cudnn", "mem-eff", "math"}, {"fa4": "knows no alibi"}),
+    ]
+    problems = [replace(HALF, causal=True, num_kv_heads=4, scoring=asked) for asked, _, _ in cases]
+    for problem in problems:
+        keep(fake.out, problem, SCORED)
+    run = run_bench(options(fake.out, *problems))
+    for row, (_, timed, refused) in zip(run.rows, cases, strict=True):
+        assert {name for name, cell in row.cells.items() if cell.ms} == timed | {OURS}, row.name
+        reasons = {name: cell.reason for name, cell in row.cells.items()}
+        assert reasons.items() >= {**everywhere, **refused}.items(), row.name
+        # Each computes just what is asked: rounding alone keeps them apart from float64.
+        assert all(row.cells[name].error < 3e-3 for name in timed | {OURS}), row.name
+    assert {"bf16"} == set(run.host_us)
+
+
+def test_who_computes_something_else_is_not_timed(fake):
+    fake.behave(noise={"FLASH_ATTENTION": 0.2, "CUDNN_ATTENTION": float("nan")})
+    keep(fake.out, HALF)
+    row = run_bench(options(fake.out, HALF, contenders=("flash", "cudnn", "mem-eff"))).rows[0]
+    assert row.cells["flash"].reason == "is wrong: its error is 2.0e-01" and row.ms("flash") is None
+    assert row.cells["cudnn"].reason == "is wrong: its error is nan" and row.best == "mem-eff"
 
 
 def test_a_refusal_a_crash_and_a_hang_cost_one_cell_each(fake):
@@ -286,6 +353,7 @@ def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
         "flash",
         "cudnn",
         "fa3",
+        "fa4",
     }
     assert set(plan.modules) - {None} and all(row.exact for row in plan.rows)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
 from flashgen.tuner.bench import ceilings, figures
 from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
 from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row, by_suite
@@ -24,7 +25,7 @@ from flashgen.tuner.view.bench import (
     tables,
     title_of,
 )
-from flashgen.tuner.view.bench_markers import SECTION, fill, fill_file
+from flashgen.tuner.view.bench_markers import SECTION, fill, fill_file, section
 from flashgen.tuner.view.bench_overview import overview
 from flashgen.tuner.view.bench_plots import bars, panels_of, write_plots
 from flashgen.tuner.view.bench_roofline import roofline, spread
@@ -162,6 +163,35 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(FlashgenError, match="not a table of reference times"):
         figures.with_reference(run, path)
+
+
+def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_whom_both_timed(
+    tmp_path: Path,
+) -> None:
+    problems = SUITES["masks"].problems
+    names = ("window128-d64-16384c", "document16-d128-16384c", "softcap30-d128-8192c")
+    window, document, softcap = (Workload(name, problems[name]) for name in names)
+    dense = Workload("dense", replace(softcap.problem, scoring=Scoring()))
+    p = softcap.problem
+    shape = [p.batch, p.num_q_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim]
+    rows = [
+        {"section": "masks", "name": window.name, "ms": {"flex": 4.0, "fa3": 2.0, "fa4": 3.0}},
+        {"section": "masks", "name": document.name, "ms": {"flex-document": 4.0, "fa4-varlen": 5.0}},
+        {"section": "backward", "name": "dense", "ms": {"flex": 1.0, "fa3": 1.0}},
+        {
+            "dtype": "bf16",
+            "shape": shape,
+            "causal": 1,
+            "scoring": {"softcap": 30.0},
+            "ms": {"flex": 4.0, "fa4": 1.0},
+        },
+    ]
+    path = tmp_path / "there.json"
+    path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    run = replace(RUN, rows=tuple(timed(each, 1.0, flex=2.0) for each in (window, document, softcap, dense)))
+    found = figures.with_reference(run, path)
+    # The dense problem of the same shape is another one.
+    assert [row.scaled for row in found.rows] == [{"fa3": 1.0, "fa4": 1.5}, {"fa4": 2.5}, {"fa4": 0.5}, {}]
 
 
 def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
@@ -342,6 +372,18 @@ def test_bars_stand_by_head_dim_and_mask() -> None:
     assert row.ours
     assert unit == "GB/s"
     assert decode.groups[1] == (workload.name, pytest.approx(speeds_of(row)))
+
+
+def test_masks_stand_by_what_is_asked() -> None:
+    unit, panels = panels_of("masks", rows_of("masks"))
+    assert unit == "TFLOP/s"
+    assert [panel.title for panel in panels] == ["windows", "changes of scores", "other masks, and none"]
+    kinds = {label: panel.title for panel in panels for label, _ in panel.groups}
+    assert len(kinds) == len(SUITES["masks"].problems)
+    assert kinds["gemma-d256-8192c"] == "changes of scores" and kinds["dilation2-d64-8192c"] == "windows"
+    table = section("window128-* gemma-*", RUN).splitlines()
+    assert "| causal, window of 127 keys before and 0 after |" in table[2]
+    assert "causal, window of 4095 keys before and 0 after, soft cap 50" in table[4]
 
 
 def speeds_of(row: Row) -> dict[str, float]:

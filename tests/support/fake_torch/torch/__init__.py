@@ -16,7 +16,8 @@ import numpy as np
 
 __version__ = "9.9.0+fake"
 version = SimpleNamespace(cuda="13.0")
-float32, float16, bfloat16, int8 = "float32", "float16", "bfloat16", "int8"
+float32, float16, bfloat16, int8, int32 = "float32", "float16", "bfloat16", "int8", "int32"
+bool = "bool"
 BEHAVIOUR = json.loads(os.environ.get("FAKE_TORCH", "{}"))
 clock_ms = 0.0
 launches: list[str] = []
@@ -36,7 +37,7 @@ def launch(name: str, head_dim: int = 0) -> None:
     clock_ms += BEHAVIOUR.get("ms", {}).get(name, 1.0)
 
 
-class Tensor:
+class Tensor(np.lib.mixins.NDArrayOperatorsMixin):
     requires_grad = False
 
     def __init__(self, array, dtype=float32):
@@ -46,12 +47,44 @@ class Tensor:
     def shape(self):
         return self.array.shape
 
+    def __array_ufunc__(self, ufunc, method, *inputs, **_):
+        arrays = [each.array if isinstance(each, Tensor) else each for each in inputs]
+        with np.errstate(all="ignore"):
+            return Tensor(getattr(ufunc, method)(*arrays), self.dtype)
+
     def __getitem__(self, key):
+        key = tuple(getattr(each, "array", each) for each in key) if isinstance(key, tuple) else key
         return Tensor(self.array[key], self.dtype)
 
+    def __setitem__(self, key, value):
+        self.array[key] = getattr(value, "array", value)
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def expand(self, *shape):
+        shape = shape[0] if isinstance(shape[0], tuple) else shape
+        return Tensor(np.broadcast_to(self.array, shape), self.dtype)
+
+    def masked_fill_(self, where, value):
+        self.array[np.broadcast_to(where.array, self.shape)] = value
+
+    def view(self, dtype):
+        assert dtype == bool and self.array.dtype == np.uint8
+        return Tensor(self.array.view(np.bool_), dtype)
+
+    def transpose(self, a, b):
+        return Tensor(self.array.swapaxes(a, b), self.dtype)
+
+    def reshape(self, *shape):
+        return Tensor(self.array.reshape(*shape), self.dtype)
+
     def to(self, dtype):
-        rounded = self.array.astype(np.float16).astype(np.float32) if dtype != float32 else self.array
-        return Tensor(rounded, dtype)
+        if dtype == "cuda":
+            return self
+        if dtype in (int32, float32):
+            return Tensor(self.array.astype(dtype), dtype)
+        return Tensor(self.array.astype(np.float16).astype(np.float32), dtype)
 
     def double(self):
         return Tensor(self.array.astype(np.float64), "float64")
@@ -76,12 +109,6 @@ class Tensor:
     def __matmul__(self, other):
         launch("gemm")
         return self
-
-    def __rmul__(self, factor):
-        return Tensor(factor * self.array, self.dtype)
-
-    def __sub__(self, other):
-        return Tensor(self.array - other, self.dtype)
 
 
 def _rng_array(draw, shape):
@@ -114,7 +141,29 @@ def zeros(*shape, device):
 
 
 def empty(*shape, dtype, device):
-    return Tensor(np.zeros(1), dtype)
+    return Tensor(np.zeros(shape if len(shape) == 4 else 1), dtype)
+
+
+def arange(length, device):
+    return Tensor(np.arange(length))
+
+
+def from_numpy(array):
+    return Tensor(array, str(array.dtype))
+
+
+def _of_arrays(function):
+    def call(*operands):
+        return Tensor(function(*(getattr(each, "array", each) for each in operands)))
+
+    return call
+
+
+where, tanh, exp = _of_arrays(np.where), _of_arrays(np.tanh), _of_arrays(np.exp)
+
+
+def sigmoid(x):
+    return Tensor(1 / (1 + np.exp(-x.array)))
 
 
 class Event:
@@ -159,15 +208,26 @@ def compile(function, *, dynamic, fullgraph):
     return function
 
 
-def attention(name, q, k, v, is_causal):
+def attention(
+    name, q, k, v, is_causal=False, *, window=(-1, -1), softcap=0.0, sinks=None, mask=None, change=None,
+    return_lse=False,
+):  # fmt: skip
     """Right attention, or as wrong as ``noise`` says."""
     launch(name, q.shape[-1])
     group = q.shape[1] // k.shape[1]
     keys, values = (np.repeat(x.array, group, axis=1) for x in (k, v))
     scores = q.array @ keys.swapaxes(2, 3) / np.sqrt(q.shape[-1])
-    if is_causal:
-        hidden = ~np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
-        scores = np.where(hidden, -np.inf, scores)
-    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
-    o = weights / weights.sum(axis=3, keepdims=True) @ values
-    return Tensor((1 + BEHAVIOUR.get("noise", {}).get(name, 0.0)) * o, q.dtype)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if change is not None:
+        scores = change(scores)
+    place = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - np.arange(k.shape[2])
+    left, right = (2**30 if side is None or side < 0 else side for side in window)
+    seen = (place <= left) & (place >= -(0 if is_causal else right))
+    scores = np.where(seen & (True if mask is None else mask), scores, -np.inf)
+    logits = np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks.array[None, :, None, None]
+    most = np.maximum(scores.max(axis=3, keepdims=True), logits)
+    weights = np.exp(scores - most)
+    total = weights.sum(axis=3, keepdims=True) + np.exp(logits - most)
+    o = Tensor((1 + BEHAVIOUR.get("noise", {}).get(name, 0.0)) * (weights / total @ values), q.dtype)
+    return (o, Tensor((np.log(total) + most)[..., 0])) if return_lse else o

@@ -5,6 +5,10 @@ import torch
 from .attention import using
 
 
-def scaled_dot_product_attention(q, k, v, is_causal=False, enable_gqa=False):
+def scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=False, enable_gqa=False):
     assert enable_gqa or q.shape[1] == k.shape[1]
-    return torch.attention(using[-1] if using else "sdpa", q, k, v, is_causal)
+    name = using[-1] if using else "sdpa"
+    if attn_mask is None:
+        return torch.attention(name, q, k, v, is_causal)
+    assert not is_causal and attn_mask.shape == (*q.shape[:3], k.shape[2]) and attn_mask.dtype == q.dtype
+    return torch.attention(name, q, k, v, change=lambda scores: scores + attn_mask.array)
