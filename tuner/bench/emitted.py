@@ -7,11 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...gen.scoring import BOOLEAN
+from ..cards.score_values import by_keyword
 from .inputs import Inputs
-
-#: What `attention` of an emitted module calls the arrays of named masks and changes.
-_KEYWORDS = {"slopes": "alibi_slopes"}
 
 
 def load(path: Path) -> ModuleType:
@@ -23,30 +20,26 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def asked_of(inputs: Inputs) -> dict[str, Any]:
-    """Returns what a call of an emitted module tells of masks and changes of scores, by keyword."""
-    scoring, arrays = inputs.problem.scoring, dict(inputs.arrays)
-    asked: dict[str, Any] = dict(scoring.scalars)
-    for name in ("window", "always", "chunk", "dilation", "softcap"):
-        if (value := getattr(scoring, name)) not in (None, 0):
-            asked[name] = value
-    if scoring.documents:
-        asked["documents"] = (arrays.pop("document_begin"), arrays.pop("document_end"))
-    if scoring.bias == BOOLEAN:
-        asked["attn_mask"] = arrays.pop("bias").view(inputs.torch.bool)
-    return asked | {_KEYWORDS.get(name, name): array for name, array in arrays.items()}
+def asked_of(module: ModuleType, inputs: Inputs) -> dict[str, Any]:
+    """Returns what a call of the module tells of masks and changes of scores, by keyword. Lists of the tiles
+    that masks leave, where they are no intervals, are made by the first call that has them."""
+    keywords = getattr(_kernel(module), "keywords", {})
+    asked = by_keyword(keywords, {**inputs.values, **inputs.arrays})
+    lists = getattr(module, "TileLists", None)
+    return asked if lists is None else {**asked, "lists": lists()}
 
 
 def compile_module(module: ModuleType, arch: int, causal: bool) -> bytes:
     """Returns what the module's first call under that mask would compile."""
-    return module._bound.compile(_only_kernel(module), arch, causal)
+    return module._bound.compile(_kernel(module).name, arch, causal)
 
 
 def give_cubin(module: ModuleType, causal: bool, cubin: bytes) -> None:
     """Lets the module load what was compiled before, instead of compiling it."""
-    module._bound.carry(_only_kernel(module), causal, cubin)
+    module._bound.carry(_kernel(module).name, causal, cubin)
 
 
-def _only_kernel(module: ModuleType) -> str:
+def _kernel(module: ModuleType) -> Any:
+    """The module's only kernel."""
     (tuned,) = module.KERNELS
-    return tuned.name
+    return tuned

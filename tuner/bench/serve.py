@@ -161,7 +161,7 @@ class _Server:
             # NaN where nobody writes.
             shape = (*inputs.q.shape[:3], inputs.v.shape[3])
             out = self._torch.full(shape, float("nan"), dtype=inputs.q.dtype, device="cuda")
-            asked = asked_of(inputs)
+            asked = asked_of(module, inputs)
             return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=causal, out=out, **asked)
 
         return make
@@ -213,7 +213,8 @@ class _Server:
             self._tell("host", dtype=problem.dtype, microseconds=found)
 
     def _without_out(self, index: int, inputs: Inputs) -> Callable[[], Any]:
-        module, asked = self._module(self._rows[index]["module"]), asked_of(inputs)
+        module = self._module(self._rows[index]["module"])
+        asked = asked_of(module, inputs)
         return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=inputs.problem.causal, **asked)
 
     def _host_us(self, call: Callable[[], Any]) -> float:

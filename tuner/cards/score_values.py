@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,15 @@ class ScoreValues:
             found |= dict(zip(each.strides, _strides(array), strict=True))
             found |= {name: array.shape[axis] for axis, name in each.sizes}
         return found
+
+
+def by_keyword(keywords: Mapping[str, Sequence[str]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `attention` of an emitted module is told of ``values``, ``keywords`` being what its
+    kernels name each by: one value, or of several names a tuple."""
+    return {
+        keyword: values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
+        for keyword, names in keywords.items()
+    }
 
 
 def values_as_read(problem: Problem, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..cards.cuda import CudaDevice, CudaRunner
 from ..cards.device import Build, Toolchain
 from ..cards.dtypes import numpy_dtype, require_inputs
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
-from ..cards.score_values import score_values, sizes_of
+from ..cards.score_values import by_keyword, score_values, sizes_of
 from ..errors import FlashgenError, LaunchError
 
 
@@ -161,7 +161,4 @@ class ModuleRunner(CudaRunner):
         if not values:
             return {}
         tuned = next(each for each in self._module.KERNELS if self._kernel in ("", each.name))
-        return {
-            keyword: values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
-            for keyword, names in tuned.keywords.items()
-        }
+        return by_keyword(tuned.keywords, values)

@@ -12,18 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from flashgen.gen.emit.module import emit_module
+from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
-from flashgen.tuner.bench import ceilings, figures, run
+from flashgen.tuner.bench import ceilings, emitted, figures, run
 from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
 from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
+from flashgen.tuner.bench.inputs import Inputs
 from flashgen.tuner.bench.plan import BenchOptions, contender_names, make_plan
 from flashgen.tuner.bench.run import run_bench
 from flashgen.tuner.cards import names
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.shelf import library
+from flashgen.tuner.shelf.library import shipped_folder
 from flashgen.tuner.suites import SUITES, Workload
 from typer.testing import CliRunner
 
@@ -43,6 +48,7 @@ import torch
 
 class _bound:
     name = "only"
+    keywords = {}
     cubins = {}
 
     @staticmethod
@@ -76,7 +82,17 @@ SCORED = (
 import numpy as np
 
 
-def attention(q, k, v, causal=None, out=None, documents=None, bias=None, alibi_slopes=None, **asked):
+class TileLists:
+    pass
+
+
+_bound.keywords = KEYWORDS
+
+
+def attention(
+    q, k, v, causal=None, out=None, documents=None, bias=None, alibi_slopes=None, lists=None, **asked
+):
+    assert isinstance(lists, TileLists)
     places = np.arange(k.shape[2])
     if documents is not None:
         begins, ends = (each.array[:, None, :, None] for each in documents)
@@ -201,26 +217,57 @@ def test_masks_and_changes_of_scores_are_timed_beside_who_knows_them(fake, monke
             Scoring(window=(3, 0), softcap=2.0, sinks=True),
             {"fa4", "flex"},
             {"flash": "knows no window, softcap, sinks", "cudnn": "knows no softcap, sinks"},
+            {"window": ("window_left", "window_right"), "softcap": ("softcap",), "sinks": ("sinks",)},
         ),
         (
             Scoring(documents=3),
             {"fa4", "flex", "cudnn", "mem-eff", "math"},
             {"flash": "knows no documents"},
+            {"documents": ("document_begin", "document_end")},
         ),
-        (Scoring(bias="bf16"), {"flex", "cudnn", "mem-eff", "math"}, {"fa4": "knows no bias"}),
-        (Scoring(alibi=True), {"flex", "cudnn", "mem-eff", "math"}, {"fa4": "knows no alibi"}),
+        (
+            Scoring(bias="bf16"),
+            {"flex", "cudnn", "mem-eff", "math"},
+            {"fa4": "knows no bias"},
+            {"bias": ("bias",)},
+        ),
+        (
+            Scoring(alibi=True),
+            {"flex", "cudnn", "mem-eff", "math"},
+            {"fa4": "knows no alibi"},
+            {"alibi_slopes": ("slopes",)},
+        ),
     ]
-    problems = [replace(HALF, causal=True, num_kv_heads=4, scoring=asked) for asked, _, _ in cases]
-    for problem in problems:
-        keep(fake.out, problem, SCORED)
+    problems = [replace(HALF, causal=True, num_kv_heads=4, scoring=asked) for asked, *_ in cases]
+    for problem, (*_, keywords) in zip(problems, cases, strict=True):
+        keep(fake.out, problem, SCORED.replace("KEYWORDS", repr(keywords)))
     run = run_bench(options(fake.out, *problems))
-    for row, (_, timed, refused) in zip(run.rows, cases, strict=True):
+    for row, (_, timed, refused, _) in zip(run.rows, cases, strict=True):
         assert {name for name, cell in row.cells.items() if cell.ms} == timed | {OURS}, row.name
         reasons = {name: cell.reason for name, cell in row.cells.items()}
         assert reasons.items() >= {**everywhere, **refused}.items(), row.name
         # Each computes just what is asked: rounding alone keeps them apart from float64.
         assert all(row.cells[name].error < 3e-3 for name in timed | {OURS}), row.name
     assert {"bf16"} == set(run.host_us)
+
+
+def test_an_emitted_module_is_told_what_its_kernels_read(clock, tmp_path):
+    asked = Scoring(
+        window=(7, 0), documents=2, bias="u8", sinks=True, mask="(q - k) % n == 0", scalars=(("n", 2),)
+    )
+    problem = replace(SINGLE, scoring=asked)
+    kernel = render(FAMILIES["simt"](), problem, H200)
+    path = tmp_path / "emitted.py"
+    path.write_text(emit_module(kernel, device=H200.name))
+    module = emitted.load(path)
+    inputs = Inputs.draw(clock, problem)
+    told = emitted.asked_of(module, inputs)
+    assert told["window"] == (7, 0) and told["n"] == 2 and isinstance(told["lists"], module.TileLists)
+    assert [each.shape for each in told["documents"]] == [(1, 9), (1, 9)]
+    assert told["sinks"].shape == (2,) and told["bias"].shape == (1, 2, 9, 9)
+    assert set(told) == {"window", "documents", "n", "sinks", "bias", "lists"}
+    plain = emitted.load(shipped_folder() / "nvidia_h200" / "f32_d64.py")
+    assert emitted.asked_of(plain, Inputs.draw(clock, SINGLE)) == {}
 
 
 def test_who_computes_something_else_is_not_timed(fake):
