@@ -114,6 +114,18 @@ inline float tanh_approximate(float x) {
   return fabsf(tangent) > 1.0f ? copysignf(1.0f, tangent) : tangent;
 }
 
+// An f16 by its bits, as cvt.f32.f16 makes a float of it.
+inline float half_to_float(uint32_t bits) {
+  const uint32_t sign = (bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+  if (magnitude > 0x7c00) {
+    // As a float, what nobody wrote must go on to hurt. Other NaNs lose sign and payload, as on cards.
+    return __uint_as_float(bits == (emulation::kUninitialized & 0xffff) ? emulation::kUninitialized : 0x7fffffffu);
+  }
+  if (magnitude == 0x7c00) return __uint_as_float(sign | 0x7f800000u);
+  // The bits in a float's place, their exponent biased by 15 instead of 127. Exact, also for subnormals.
+  return __uint_as_float(sign | magnitude << 13) * 0x1p112f;
+}
+
 // The address within shared memory, as instructions and descriptors take it.
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   return static_cast<const unsigned char*>(pointer) - shared_bytes;

@@ -16,17 +16,6 @@ inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
 
 namespace emulation {
 
-inline float half_to_float(uint32_t bits) {
-  const uint32_t sign = (bits & 0x8000) << 16, magnitude = bits & 0x7fff;
-  if (magnitude > 0x7c00) {
-    // As a float, what nobody wrote must go on to hurt. Other NaNs lose sign and payload, as on cards.
-    return bit_cast<float>(bits == (kUninitialized & 0xffff) ? kUninitialized : 0x7fffffffu);
-  }
-  if (magnitude == 0x7c00) return bit_cast<float>(sign | 0x7f800000u);
-  // The bits in a float's place, their exponent biased by 15 instead of 127. Exact, also for subnormals.
-  return bit_cast<float>(sign | magnitude << 13) * 0x1p112f;
-}
-
 inline unsigned short float_to_half(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return invalid_if_signalling(magnitude), 0x7fff;
@@ -38,7 +27,7 @@ inline unsigned short float_to_half(float x) {
 
 }  // namespace emulation
 
-inline float __half2float(__half x) { return emulation::half_to_float(x.bits); }
+inline float __half2float(__half x) { return half_to_float(x.bits); }
 inline __half __float2half_rn(float x) { return {emulation::float_to_half(x)}; }
 inline __half2 __floats2half2_rn(float low, float high) { return {__float2half_rn(low), __float2half_rn(high)}; }
 inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __half2float(pair.y)}; }
