@@ -69,7 +69,8 @@ def tile_change(change: Expression) -> TileChange:
     scaled = change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)})
     varying = _varying(scaled)
     gathered = folded(scaled, lambda node, operands: _gathered(node, operands, varying))
-    factors, rest = [Constant(1.0)], gathered
+    factors: list[Expression] = [Constant(1.0)]
+    rest = gathered
     if isinstance(gathered, Apply) and gathered.function == "mul" and _is_positive(gathered.operands[1]):
         rest, factor = gathered.operands
         factors.append(factor)
@@ -82,7 +83,7 @@ def _reads_at(expression: Expression, name: Name) -> bool:
 
 
 def _with_read_keys(expression: Expression) -> Expression:
-    """Returns ``expression`` with arrays read at `READ_KEY` where they are at the key, along the last axis."""
+    """Returns ``expression`` with arrays read at `READ_KEY` where they are at the key on the last axis."""
 
     def rebuilt(node: Expression, operands: list[Expression]) -> Expression:
         if isinstance(node, Load) and operands[-1] == KEY:
