@@ -12,16 +12,24 @@ import numpy as np
 import pytest
 from flashgen.gen.asked_scores import asked_scores
 from flashgen.gen.expression import Kind
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.formula.parse import parse
 from flashgen.gen.formula.trace import Traced, trace_mask, trace_score
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
 from flashgen.gen.scores import laid_over
 from flashgen.gen.scoring import Scoring
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 
 from tests.support import flex_functions
+from tests.support.depth import sampled
+from tests.support.emulated import needs_compiler
 from tests.support.flex_functions import BATCH, HEADS, LENGTH, MASKS, SCORES
 from tests.support.masks_page import example
 
 PAGE = example()
+KERNEL_SCALE = 0.3
 
 
 # -- masks and changes by their definitions, in numbers of Python's alone ------------------------------------
@@ -240,3 +248,37 @@ def test_intervals_of_keys_are_found(function, begins, ends, is_all):
     always = 2  # the end of the keys, and the causal bound under its flag
     assert (len(scores.begins), len(scores.ends) - always) == (begins, ends)
     assert (scores.predicate is None) == is_all
+
+
+# -- as kernels ------------------------------------------------------------------------------------------
+
+
+def softmax_by_definition(case: tuple[np.ndarray, ...], name: str) -> np.ndarray:
+    """Attention over the pairs and scores that the definition of a mask or change of that name gives."""
+    q, k, v = case
+    scores = KERNEL_SCALE * np.einsum("bhqd,bhkd->bhqk", q, k).astype(np.float64)
+    if name in SCORES:
+        scores = by_definition(SCORES_BY_DEFINITION[name], scores.shape, scores)
+    else:
+        scores[~by_definition(MASKS_BY_DEFINITION[name], scores.shape)] = -np.inf
+    weights = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), -1e300))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights @ v.astype(np.float64) / np.where(total > 0, total, 1.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", sampled([*MASKS, *SCORES], 1))
+def test_a_kernel_of_a_known_function_computes_its_definition(name):
+    is_mask = name in MASKS
+    found = trace_mask(MASKS[name]) if is_mask else trace_score(SCORES[name])
+    text = {"mask" if is_mask else "score": found.expression.python()}
+    scoring = Scoring(**text, buffers=tuple(found.dtypes.items()), scalars=tuple(found.scalars.items()))
+    problem = Problem(batch=BATCH, num_q_heads=HEADS, num_kv_heads=HEADS, head_dim=8, scoring=scoring)
+    kernel = render(Simt(br=32, bc=16, threads_per_block=64, min_blocks=1), problem, preset("h200"))
+    build = SimDevice("h200", preset("h200"), sanitize=False).toolchain().build(kernel)
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.uniform(-3, 3, (BATCH, HEADS, LENGTH, 8)).astype(np.float32) for _ in range(3))
+    values = {**found.buffers, **found.scalars}
+    runner = SimRunner(preset("h200"), seed=3, sanitize=False)
+    o, _ = runner.attend(build, q, k, v, scale=KERNEL_SCALE, want_lse=True, values=values)
+    assert np.abs(o - softmax_by_definition((q, k, v), name)).max() < 1e-5
