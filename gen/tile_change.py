@@ -83,7 +83,7 @@ def _reads_at(expression: Expression, name: Name) -> bool:
 
 
 def _with_read_keys(expression: Expression) -> Expression:
-    """Returns ``expression`` with arrays read at `READ_KEY` where they are at the key on the last axis."""
+    """Returns ``expression`` with arrays read at `READ_KEY` where they are at the key in the last axis."""
 
     def rebuilt(node: Expression, operands: list[Expression]) -> Expression:
         if isinstance(node, Load) and operands[-1] == KEY:

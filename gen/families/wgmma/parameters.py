@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...problem import ITEM_BYTES, Problem
+from ...scoring_values import keys_in_reach
 from ...variant import Variant, param
 
 #: Threads of a warpgroup, and rows of its products.
@@ -72,9 +73,15 @@ class Parameters(Variant):
         """Returns how many neighbouring query tiles of one head the blocks of a cluster take."""
         return self.cluster // self.heads_per_cluster()
 
+    def keys_walked(self, problem: Problem) -> int:
+        """Returns the keys that a block, or cluster, walks at most: what one of its rows sees, and what later
+        ones do."""
+        moved = min(self.br * self.tiles_per_cluster(), problem.seqlen_q) - 1
+        return min(problem.seqlen_k, keys_in_reach(problem) + moved)
+
     def key_tiles(self, problem: Problem) -> int:
-        """Returns how many tiles the keys of one head are."""
-        return -(-problem.seqlen_k // self.bc)
+        """Returns how many tiles the keys are that a block walks."""
+        return -(-self.keys_walked(problem) // self.bc)
 
     def access_width(self, problem: Problem) -> int:
         """Returns as many elements as the copy engine's strides are multiples of: 16 bytes."""

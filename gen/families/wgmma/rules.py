@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...scoring_values import keys_in_reach
 from ...shared_memory.tiles import wasted
 from ...variant import rule
 from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
@@ -72,6 +73,12 @@ class RuledParameters(Parameters):
     def _clusters_are_of_several(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.cluster_over == HEADS and self.cluster == 1:
             return "cluster_over=heads: a cluster of one block shares keys with no other"
+        return None
+
+    @rule("combination", after="cluster")
+    def _clusters_walk_one_list(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads_per_cluster() > 1 and problem.scores.vary_by_head:
+            return f"cluster={self.cluster}: heads that walk the same keys, of which each sees others"
         return None
 
     @rule("combination", after="cluster")
@@ -171,6 +178,8 @@ class RuledParameters(Parameters):
         if self.tail and (self.p_in_shared or problem.has_scales):
             what = "weights that pass by shared memory" if self.p_in_shared else problem.dtype
             return f"tail={self.tail}: not made for {what}"
+        if self.tail and problem.scores.predicate is not None:
+            return f"tail={self.tail}: not made for lists of tiles, which may end before the last"
         return None
 
     # -- advice: what runs, but never best ----------------------------------------------------------
@@ -182,10 +191,11 @@ class RuledParameters(Parameters):
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         # Of float32, tiles in parts are as large as those of twice the keys.
-        shortest, least = problem.seqlen_k // 8, SMALL_TILE // (2 if is_split(problem) else 1)
+        keys = self.keys_walked(problem)
+        shortest, least = keys // 8, SMALL_TILE // (2 if is_split(problem) else 1)
         if self.bc < min(least, shortest):
-            return f"bc={self.bc} is for short sequences, not for {problem.seqlen_k} keys"
-        return wasted("bc", self.bc, problem.seqlen_k)
+            return f"bc={self.bc} is for short sequences, not for {keys} keys"
+        return wasted("bc", self.bc, keys)
 
     @rule("Q stages", after="q_stages", advisory=True)
     def _next_queries_are_worth_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -204,7 +214,7 @@ class RuledParameters(Parameters):
     def _stages_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         tiles, stages = self.key_tiles(problem), f"k_stages={self.k_stages} v_stages={self.v_stages}"
         if self.k_stages > max(1, tiles):
-            return f"{stages}, but {problem.seqlen_k} keys are {tiles} tiles of {self.bc}"
+            return f"{stages}, but {self.keys_walked(problem)} keys are {tiles} tiles of {self.bc}"
         as_many = bytes_of_storage(replace(self, v_stages=self.k_stages), problem)
         if self.v_stages > self.k_stages or (
             self.v_stages < self.k_stages and as_many <= limits.smem_per_block
@@ -216,8 +226,9 @@ class RuledParameters(Parameters):
 
     @rule("rescaling", after="rescale", advisory=True)
     def _maximum_settles(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.rescale == "always" and problem.seqlen_k > 4 * self.bc:
-            return f"rescale=always: maxima seldom grow after {self.bc} of {problem.seqlen_k} keys"
+        keys = self.keys_walked(problem)
+        if self.rescale == "always" and keys > 4 * self.bc:
+            return f"rescale=always: maxima seldom grow after {self.bc} of {keys} keys"
         return None
 
     @rule("exponentials", after="poly_exp", advisory=True)
@@ -231,8 +242,9 @@ class RuledParameters(Parameters):
         """The more heads together the better lengths even out, as long as L2 holds their K and V."""
         if self.section == 1:
             return None
-        if not problem.causal:
-            return f"section={self.section}: without a causal mask all tiles take as long"
+        if not problem.scores.rows_see_more_and_more:
+            why = "under this mask" if problem.causal else "without a causal mask"
+            return f"section={self.section}: {why} all tiles take as long"
         heads = problem.batch * problem.num_q_heads
         together = self.section or heads
         if together > heads:
@@ -282,9 +294,9 @@ class RuledParameters(Parameters):
         if missing > WAITING_SHARE * tiles:
             rows = f"{problem.seqlen_q} query rows are {tiles} tiles of {self.br}"
             return f"cluster={self.cluster}: {rows}, beside the last a block has none"
-        # The neighbour with later rows sees so many more keys.
-        seen = problem.seqlen_k - problem.seqlen_q // 2
-        if problem.causal and self.br / 2 > WAITING_SHARE * seen:
+        # The neighbour with later rows sees so many more keys, or others.
+        seen = problem.seqlen_k - problem.seqlen_q // 2 if problem.scores.is_plain else keys_in_reach(problem)
+        if not problem.scores.all_rows_alike and self.br / 2 > WAITING_SHARE * seen:
             return f"cluster={self.cluster}: neighbours see {self.br} keys apart, rows {seen} on average"
         return None
 
@@ -293,8 +305,9 @@ class RuledParameters(Parameters):
         left, tiles = problem.seqlen_k % self.bc, self.key_tiles(problem)
         if self.tail and not 0 < left <= self.tail:
             return f"tail={self.tail}: the last of {tiles} tiles has {left or self.bc} keys"
-        if self.tail and (tiles > MANY_TILES or problem.causal):
-            few = "the last rows alone see it" if problem.causal else f"it is one of {tiles}"
+        alike = problem.scores.all_rows_alike
+        if self.tail and (tiles > MANY_TILES or not alike):
+            few = f"it is one of {tiles}" if alike else "the last rows alone see it"
             return f"tail={self.tail}: a narrow tile saves little where {few}"
         return None
 
