@@ -455,6 +455,18 @@ def replaced(root: Expression, others: Mapping[Expression, Expression]) -> Expre
     return folded(root, rebuilt)
 
 
+def with_buffers(root: Expression, names: Mapping[str, str]) -> Expression:
+    """Returns an expression that takes elements of other buffers, those of ``names`` by what they are now
+    called."""
+
+    def rebuilt(node: Expression, operands: list[Expression]) -> Expression:
+        if isinstance(node, Load):
+            return Load(names.get(node.buffer, node.buffer), operands, node.kind)
+        return node.with_operands(operands)
+
+    return folded(root, rebuilt)
+
+
 def conjuncts(root: Expression) -> Iterator[Expression]:
     """Yields the conditions that all hold where a truth holds, from left to right."""
     waiting = [root]

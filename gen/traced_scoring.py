@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .expression import Expression, Load, Name, loads_of, names_of, replaced
+from .expression import Expression, Name, names_of, with_buffers
 from .formula.trace import Traced, trace_mask, trace_score
 from .scoring import Scoring, is_free
 
@@ -61,8 +61,4 @@ def _renamed(traced: Traced, names: Mapping[str, str]) -> Expression:
     numbers = {
         each.name: Name(names[each.name], each.kind) for each in names_of(expression) if each.name in names
     }
-    expression = expression.with_names(numbers)
-    loads: dict[Expression, Expression] = {
-        each: Load(names[each.buffer], each.indices, each.kind) for each in loads_of(expression)
-    }
-    return replaced(expression, loads)
+    return with_buffers(expression.with_names(numbers), names)

@@ -27,6 +27,7 @@ from flashgen.gen.expression import (
     names_of,
     replaced,
     statements,
+    with_buffers,
 )
 from flashgen.gen.functions import FUNCTIONS, Unit
 
@@ -309,6 +310,12 @@ def test_what_shares_parts_is_printed_and_compared_in_time() -> None:
     assert made().value({"score": -1e9}) == np.inf
     with pytest.raises(ValueError, match="too long to write"):
         made().c()
+
+
+def test_buffers_can_be_renamed_within_each_other() -> None:
+    tree = Load("table", (Load("doc", (Load("table", (Q,), Kind.INT),), Kind.INT), K))
+    renamed = with_buffers(tree * SCORE, {"doc": "other", "table": "first"})
+    assert renamed.python() == "first[other[first[q]], k] * score"
 
 
 def test_temporaries_have_names_of_their_own() -> None:
