@@ -75,6 +75,8 @@ class _Alike:
 
     def __init__(self, kernels: tuple[Scored, ...], operator: str, default_mask: bool) -> None:
         self.kernels, self.first = kernels, kernels[0]
+        for name in ("named", "keywords", "required", "reads", "numbers", "integers", "exact"):
+            getattr(self.first, name)  # torch.compile reads what is there, and makes none of them
         tuned_for = list(dict.fromkeys(tuple(each.scalars.values()) for each in kernels))
         self.groups: dict[tuple[float, ...], Attention] = {}
         """What serves calls with numbers near these."""

@@ -49,6 +49,8 @@ class _Table:
         """The types of q, k and v that there are kernels for."""
         self.output_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.output_dtype for tuned in kernels))
         self.has_scales = self.output_dtypes != self.dtypes
+        for tuned in kernels:
+            _ = tuned.has_maps  # torch.compile reads what is there, and makes none of it
 
     # ---- what there are kernels for
 

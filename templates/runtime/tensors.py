@@ -273,7 +273,8 @@ class _Tensors:
             q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
             plan = self.plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
             addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        numbers = self.beside_in(taken).numbers(plan, q, True)
+        beside = self.beside_in(taken)  # which holds copies until the launch has been made
+        numbers = beside.numbers(plan, q, True)
         return _run(torch, plan, q, addresses, scale, numbers, out, None, return_lse)
 
     def fake(self, torch: Any, q: Any, k: Any, v: Any, *settings: Any) -> Any:

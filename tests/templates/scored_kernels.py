@@ -1,5 +1,5 @@
-"""Kernels with masks and changes of scores for the stand-in driver: a launch reads what was packed, as
-kernels do, and is computed in float64 by the problem's scores."""
+"""Kernels with masks and changes of scores for the stand-in driver: launches read what was packed, as kernels
+do, and are computed in float64 by the problem's scores."""
 
 from __future__ import annotations
 

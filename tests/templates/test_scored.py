@@ -99,3 +99,210 @@ def test_what_is_said_reaches_the_kernel(name: str, causal: bool, driver: Driver
     close(o, expected.o)
     close(lse, expected.lse)
     assert len(card.values) == 1 and driver.library.fake_num_allocated() == 0
+
+
+# ---- what a call may say
+
+
+@pytest.fixture
+def arrays(driver: Driver) -> list[np.ndarray]:
+    return [host(*shape, seed=i) for i, shape in enumerate((Q, K, K))]
+
+
+def test_numbers_change_without_a_compile(driver: Driver, tmp_path: Path, arrays: Any) -> None:
+    module = load_scored(tmp_path, Scoring(window=(9, 2), softcap=2.0))
+    with computing(driver, problem_of(Scoring(window=(9, 2), softcap=2.0))) as card:
+        module.attention(*arrays)
+        module.attention(*arrays, window=(3, None), softcap=5)
+        module.attention(*arrays, window=(np.int64(-1), 0))
+    told = [tuple(each[name] for name in ("window_left", "window_right", "softcap")) for each in card.values]
+    assert told == [(9, 2, 2.0), (3, -1, 5.0), (-1, 0, 2.0)]
+    assert len(driver.compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides_of"),
+    [
+        ((37,), lambda x: x),
+        ((21, 1), lambda x: x),
+        ((4, 1, 37), lambda x: x),
+        ((2, 1, 21, 37), lambda x: x),
+        ((2, 4, 37, 21), lambda x: x.swapaxes(2, 3)),
+        ((2, 4, 21, 74), lambda x: x[..., ::2]),
+        ((21, 37), lambda x: np.broadcast_to(x, (2, 4, 21, 37))),
+    ],
+)
+def test_biases_are_broadcast(
+    driver: Driver, tmp_path: Path, arrays: Any, shape: Any, strides_of: Any
+) -> None:
+    scoring = Scoring(bias="f32")
+    bias = strides_of(host(*shape, seed=5))
+    with computing(driver, problem_of(scoring)):
+        o = load_scored(tmp_path, scoring).attention(*arrays, attn_mask=bias)
+    close(o, wanted(scoring, arrays, {"bias": np.broadcast_to(bias, (2, 4, 21, 37))}).o)
+
+
+def test_slopes_of_heads_alone_and_longer_arrays_of_expressions(
+    driver: Driver, tmp_path: Path, arrays: Any
+) -> None:
+    slopes, scoring = np.linspace(0.1, 0.4, 4, dtype=np.float32), Scoring(alibi=True)
+    with computing(driver, problem_of(scoring)):
+        o = load_scored(tmp_path, scoring).attention(*arrays, alibi_slopes=slopes)
+    close(o, wanted(scoring, arrays, {"slopes": np.broadcast_to(slopes, (2, 4))}).o)
+    scoring = Scoring(score="score + c[k]")
+    column = host(50, seed=4)
+    with computing(driver, problem_of(scoring)):
+        o = load_scored(tmp_path, scoring).attention(*arrays, c=column)
+    close(o, wanted(scoring, arrays, {"c": column[:37]}).o)
+
+
+def test_documents_are_searched_where_they_lie(driver: Driver, tmp_path: Path, arrays: Any) -> None:
+    scoring = Scoring(documents=4)
+    module = load_scored(tmp_path, scoring)
+    ids = np.sort(np.random.default_rng(0).integers(0, 5, (2, 37)))
+    same = ids[:, 16:, None] == ids[:, None, :]  # rows stand at the last of the keys
+    first, last = same.argmax(2), 37 - same[..., ::-1].argmax(2)
+    values = {"document_begin": first, "document_end": last}
+    bounds = module.document_bounds(ids, 21)
+    assert (bounds[0] == first).all() and (bounds[1] == last).all() and bounds[0].dtype == np.int32
+    with computing(driver, problem_of(scoring)):
+        for documents in (ids, bounds):
+            close(
+                module.attention(*arrays, documents=documents).astype(float),
+                wanted(scoring, arrays, values).o,
+            )
+    with pytest.raises(ValueError, match=r"not sorted; .*--mask 'doc\[b, q\] == doc\[b, k\]'"):
+        module.attention(*arrays, documents=ids[:, ::-1])
+    with pytest.raises(ValueError, match=r"documents have the shape \(2, 36\), but must be \(batch, 37\)"):
+        module.attention(*arrays, documents=ids[:, 1:])
+
+
+WINDOW, BIAS, OWN = (
+    Scoring(window=(9, 2)),
+    Scoring(bias="f16"),
+    Scoring(mask="doc[b, q] == n", scalars=(("n", 4),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "said", "error", "message"),
+    [
+        (
+            WINDOW,
+            {"softcap": 3},
+            TypeError,
+            r"softcap= is nothing that the kernels here read; they take window=",
+        ),
+        (WINDOW, {"window": 9}, TypeError, r"window is 9; pass \(left, right\)"),
+        (WINDOW, {"window": (9, -2)}, ValueError, r"window is -2; it must lie in -1\.\.1073741824"),
+        (WINDOW, {"window": (9.5, 1)}, TypeError, r"window is 9\.5; it must be an integer"),
+        (Scoring(softcap=2.0), {"softcap": 0}, ValueError, r"softcap is 0; it must be positive"),
+        (Scoring(softcap=2.0), {"softcap": "x"}, TypeError, r"softcap is 'x'; it must be a number"),
+        (Scoring(chunk=8), {"chunk": 0}, ValueError, r"chunk is 0; it must lie in 1\.\."),
+        (BIAS, {}, TypeError, r"bias= is missing: the kernels here read bias="),
+        (
+            BIAS,
+            {"bias": np.zeros((21, 37))},
+            TypeError,
+            r"bias is float64, and .* reads float16: pass bias\.astype",
+        ),
+        (
+            BIAS,
+            {"bias": [1]},
+            TypeError,
+            r"q is a numpy.*, but bias a builtins\.list; pass arrays of one library",
+        ),
+        (
+            BIAS,
+            {"bias": np.zeros((21, 36), np.float16)},
+            ValueError,
+            r"bias has the shape \(21, 36\), but must be \(2, 4, 21, 37\) with batch 2, num_q_heads 4, "
+            r"seqlen_q 21, seqlen_k 37, or broadcast",
+        ),
+        (BIAS, {"bias": 1, "attn_mask": 1}, TypeError, r"bias= and attn_mask= are two names of one argument"),
+        (
+            OWN,
+            {"doc": np.zeros((2, 20), np.int32)},
+            ValueError,
+            r"doc has the shape \(2, 20\), but must be \(2, 21\)",
+        ),
+        (OWN, {"doc": np.zeros((2, 21), np.int64)}, TypeError, r"doc is int64, and .* reads int32"),
+        (
+            OWN,
+            {"doc": np.zeros((2, 21), np.int32), "n": 2**31},
+            ValueError,
+            r"n is 2147483648; the kernel takes 32",
+        ),
+        (
+            OWN,
+            {"doc": np.zeros((2, 21), np.int32), "recompute": True},
+            ValueError,
+            r"recompute=True is PyTorch's",
+        ),
+    ],
+)
+def test_what_a_call_may_not_say(
+    driver: Driver, tmp_path: Path, arrays: Any, scoring: Scoring, said: Any, error: Any, message: str
+) -> None:
+    module = load_scored(tmp_path, scoring)
+    with pytest.raises(error, match=message):
+        module.attention(*arrays, **said)
+    assert not driver.launches() and driver.library.fake_num_allocated() == 0
+
+
+# ---- several kernels
+
+
+def test_only_what_computes_just_what_is_named_serves(driver: Driver, tmp_path: Path, arrays: Any) -> None:
+    kinds = (Scoring(), WINDOW, Scoring(window=(9, 2), sinks=True), BIAS, Scoring(bias="u8"))
+    module = load_scored(tmp_path, *kinds, name="several")
+    half, mask, sinks = np.zeros((21, 37), np.float16), np.ones((21, 37), bool), np.zeros(4, np.float32)
+
+    def chosen(**named: Any) -> int:
+        return module.explain(*arrays, **named).tuned.launches[0].threads // 32
+
+    assert [
+        chosen(),
+        chosen(window=(3, 0)),
+        chosen(window=(3, 0), sinks=sinks),
+        chosen(bias=half),
+        chosen(attn_mask=mask),
+    ] == [1, 2, 3, 4, 5]
+    message = r"no kernel here serves sinks= in these types; there are kernels for: nothing; window=; window="
+    with pytest.raises(TypeError, match=message):
+        module.attention(*arrays, sinks=sinks)
+    with pytest.raises(TypeError, match=r"serves bias= in these types"):
+        module.attention(*arrays, bias=half.astype(np.float32))
+    with computing(driver, problem_of(WINDOW)):
+        close(
+            module.attention(*arrays, window=(9, 2)),
+            wanted(WINDOW, arrays, {"window_left": 9, "window_right": 2}).o,
+        )
+    close(module.attention(*arrays), reference.attention(*arrays, scale=D**-0.5).o)
+    module.use(module.KERNELS[1].name)
+    assert chosen(window=(3, 0)) == 2
+    module.use(None)
+
+
+def test_the_nearest_in_numbers_serves(driver: Driver, tmp_path: Path, arrays: Any) -> None:
+    narrow, wide = Scoring(window=(15, 0)), Scoring(window=(1023, 0))
+    module = load_scored(tmp_path, narrow, wide, name="several")
+    names = [each.name for each in module.KERNELS]
+    assert module.explain(*arrays, window=(20, 0)).tuned.name == names[0]
+    assert module.explain(*arrays, window=(500, 0)).tuned.name == names[1]
+    assert module.explain(*arrays, window=(-1, 0)).tuned.name == names[1]
+    with pytest.raises(TypeError, match=r"no kernel here serves nothing|window= is missing"):
+        module.attention(*arrays)
+    problem = module.KERNELS[0].problem
+    shape = (problem["batch"], problem["num_q_heads"], problem["seqlen_q"], D)
+    exact = [np.broadcast_to(np.float32(0), shape)] * 3
+    assert module.explain(*exact, window=(15, 0)).exact
+    assert not module.explain(*exact, window=(14, 0)).exact
+    with pytest.raises(LookupError, match=r"nothing was tuned for just this.*but for window_left 15"):
+        module.attention(*exact, window=(14, 0), strict=True)
+
+
+def test_kernels_that_a_call_cannot_tell_apart_make_no_module(tmp_path: Path) -> None:
+    one, other = Scoring(mask="doc[b, q] == doc[b, k]"), Scoring(mask="doc[b, q] > doc[b, k]")
+    with pytest.raises(ValueError, match="are told by the same arguments; make a module of each"):
+        load_scored(tmp_path, one, other)
