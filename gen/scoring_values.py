@@ -77,14 +77,19 @@ def _drawn(buffer: Buffer, scoring: Scoring, sizes: Sizes, rng: np.random.Genera
         case "bias" if scoring.bias:
             one = (1, 1, *shape[2:])
             if scoring.bias == BOOLEAN:
-                return np.broadcast_to(rng.random(one) < SHOWN, shape)
+                return np.broadcast_to(_shown(one, rng), shape)
             return np.broadcast_to(rng.standard_normal(one, np.float32), shape)
         case _ if buffer.dtype == "u8":
-            return rng.random(shape) < SHOWN
+            return _shown(shape, rng)
         case _ if buffer.dtype in ("f32", "f16", "bf16"):
             return rng.standard_normal(shape, np.float32)
         case _:
             return np.sort(rng.integers(0, SEGMENTS, shape), axis=-1)
+
+
+def _shown(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Truths, by bytes: a mask of all pairs of a long sequence is large."""
+    return rng.integers(0, 256, shape, "uint8") < round(256 * SHOWN)
 
 
 def _documents(count: int, sizes: Sizes, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .expression import Expression
 from .formula.cost import Place, costs_of
 from .functions import Unit
 from .limits import WARP
@@ -14,38 +15,55 @@ ALU_PER_MASKED = 3.0
 
 
 def pair_counts(
-    problem: Problem, rows: float, columns: float, *, warp_rows: int, approximate: bool = False
+    problem: Problem,
+    rows: float,
+    columns: float,
+    *,
+    warp_rows: int,
+    partial: float = 1.0,
+    approximate: bool = False,
 ) -> Counts:
     """Counts what one warp does to change the scores of a tile and to ask the predicate of each, where a lane
     has ``rows`` by ``columns`` of them.
 
     What depends on the row or the key alone is computed once for each of the lane's. A warp's access to a
-    buffer touches ``warp_rows`` rows of it. ``approximate``: functions are those of 16-bit types.
+    buffer touches ``warp_rows`` rows of it. ``partial`` is the share of tiles in which the predicate is
+    asked. ``approximate``: functions are those of 16-bit types.
     """
-    scores = problem.scores
-    pairs = rows * columns
-    trees = [each for each in (scores.change, scores.predicate) if each is not None]
-    costs = costs_of(*trees, approximate=approximate)
+    scores, pairs = problem.scores, rows * columns
+    # Rows and keys are kept within the arrays; the change ends in units of log2.
+    clamped = Counts(alu=rows + columns)
+    counts = Counts()
+    if scores.change is not None:
+        changed = _tree_counts(problem, scores.change, rows, columns, warp_rows, approximate=approximate)
+        counts += changed + clamped + Counts(ffma=pairs)
+    if scores.predicate is not None:
+        asked = _tree_counts(problem, scores.predicate, rows, columns, warp_rows, approximate=approximate)
+        counts += (asked + clamped + Counts(alu=ALU_PER_MASKED * pairs)) * partial
+    return counts
+
+
+def _tree_counts(
+    problem: Problem, tree: Expression, rows: float, columns: float, warp_rows: int, *, approximate: bool
+) -> Counts:
+    """The instructions and loads of an expression for all pairs of a lane."""
+    costs = costs_of(tree, approximate=approximate)
     loaded = [load.buffer for load in costs.loads[Place.PAIR]]
-    moved = Counts()
-    for buffer in scores.buffers:
-        accesses = loaded.count(buffer.name) * pairs
-        moved += Counts(
+    counts = Counts(
+        ffma=costs.total(Unit.FMA, rows, columns),
+        alu=costs.total(Unit.ALU, rows, columns),
+        exp=costs.total(Unit.SPECIAL, rows, columns),
+    )
+    for buffer in problem.scores.buffers:
+        accesses = loaded.count(buffer.name) * rows * columns
+        counts += Counts(
             accesses=accesses,
             wavefronts=accesses * warp_rows,
             delivered=accesses,
             l2_bytes=accesses * WARP * BUFFER_BYTES[buffer.dtype],
             global_waits=float(accesses > 0),
         )
-    # The change ends in units of log2; what it and the predicate are asked for is kept within the arrays.
-    changed = pairs if scores.change is not None else 0.0
-    clamped = rows + columns if trees else 0.0
-    masked = ALU_PER_MASKED * pairs if scores.predicate is not None else 0.0
-    return moved + Counts(
-        ffma=costs.total(Unit.FMA, rows, columns) + changed,
-        alu=costs.total(Unit.ALU, rows, columns) + clamped + masked,
-        exp=costs.total(Unit.SPECIAL, rows, columns),
-    )
+    return counts
 
 
 def mask_counts(

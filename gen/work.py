@@ -17,6 +17,7 @@ from .limits import DeviceLimits
 from .problem import Problem
 from .scores import BATCH, laid_over
 from .scoring_values import typical_values
+from .seen_tiles import seen_shares
 
 #: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
 SCHEDULERS = 4
@@ -177,7 +178,8 @@ def walk_tiles(
 ) -> tuple[Walk, ...]:
     """Counts the walks of one head's query tiles, the last tile first: only tiles between what a block's
     first row sees first and what its last row sees last are brought in. ``skips``: a warp leaves out tiles
-    that none of its own rows sees. ``packed``: so many rows, of different heads, stand at one position."""
+    that none of its own rows sees. ``packed``: so many rows, of different heads, stand at one position.
+    Where a predicate hides keys, as many of the tiles are left out as a sample of rows tells."""
     rows = problem.seqlen_q * packed
     q_tiles = -(-rows // br)
     # Of what differs from batch to batch, the first stands for all.
@@ -188,6 +190,7 @@ def walk_tiles(
     first_keys, end_keys = begins.tolist(), ends.tolist()
     rows_per_warp = br // warps
     schedulers = gcd(warps, SCHEDULERS)
+    listed = seen_shares(problem, -(-br // packed), bc, q_tiles).tolist()
 
     def seen(first_row: int, end_row: int) -> int:
         """Returns how many tiles lie between what the first of these rows sees first and what the last of
@@ -198,11 +201,12 @@ def walk_tiles(
 
     def walk(q_tile: int, blocks: int = 1) -> Walk:
         first_row = q_tile * br
-        tiles = seen(first_row, first_row + br)
+        tiles = round(listed[q_tile] * seen(first_row, first_row + br))
         if not skips:
             return Walk(blocks, tiles, warps * tiles, warps * tiles)
         starts = [first_row + warp * rows_per_warp for warp in range(warps)]
-        by_warp = [seen(start, start + rows_per_warp) if start < rows else 0 for start in starts]
+        share = listed[q_tile]
+        by_warp = [round(share * seen(each, each + rows_per_warp)) if each < rows else 0 for each in starts]
         paced = schedulers * max(sum(by_warp[i::schedulers]) for i in range(schedulers))
         return Walk(blocks, tiles, sum(by_warp), paced)
 

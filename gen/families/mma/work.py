@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_work import mask_counts, pair_counts
+from ...seen_tiles import partial_share
 from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
 from .decoding import decodes
 from .family import Mma
@@ -185,8 +186,10 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     of_warp = variant.rows_per_warp
     masked = mask_counts(problem, rows, columns, warp_rows=of_warp, bc=variant.bc, tiles=tiles)
     approximate = problem.dtype != "f32"
+    packed = problem.group if variant.pack_heads else 1
+    partial = partial_share(problem, -(-variant.br // packed), variant.bc)
     # A lane's rows are eight apart.
-    return masked + pair_counts(problem, rows, columns, warp_rows=8, approximate=approximate)
+    return masked + pair_counts(problem, rows, columns, warp_rows=8, partial=partial, approximate=approximate)
 
 
 def _registers_left(variant: Mma, limits: DeviceLimits) -> int:

@@ -9,6 +9,7 @@ from math import log2
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_work import mask_counts, pair_counts
+from ...seen_tiles import partial_share
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
 from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
@@ -90,9 +91,10 @@ def _scoring(variant: Simt, problem: Problem, walks: tuple[Walk, ...]) -> Counts
     """What one warp does for one tile that masks and changes of scores ask for."""
     blocks = sum(walk.blocks for walk in walks)
     tiles = sum(walk.blocks * walk.warp_tiles for walk in walks) / (blocks * variant.warps)
-    changed = pair_counts(problem, variant.tm, variant.tn, warp_rows=variant.lane_rows)
-    rows = variant.rows_per_warp
-    return changed + mask_counts(problem, variant.tm, variant.tn, warp_rows=rows, bc=variant.bc, tiles=tiles)
+    tm, tn, bc = variant.tm, variant.tn, variant.bc
+    partial = partial_share(problem, variant.br, bc)
+    changed = pair_counts(problem, tm, tn, warp_rows=variant.lane_rows, partial=partial)
+    return changed + mask_counts(problem, tm, tn, warp_rows=variant.rows_per_warp, bc=bc, tiles=tiles)
 
 
 def _pipeline(variant: Simt, limits: DeviceLimits) -> tuple[float, float]:
