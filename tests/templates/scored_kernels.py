@@ -104,7 +104,7 @@ def _read(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype:
         return np.zeros(shape, dtype)
     items = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     size = np.dtype(dtype).itemsize
-    memory = np.frombuffer((ctypes.c_char * (size * items)).from_address(address), dtype)
+    memory = np.ctypeslib.as_array((ctypes.c_ubyte * (size * items)).from_address(address)).view(dtype)
     return np.lib.stride_tricks.as_strided(memory, shape, [size * step for step in strides])
 
 
