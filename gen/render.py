@@ -13,6 +13,7 @@ from .kernel import Kernel
 from .limits import DeviceLimits
 from .operation import FLOAT, INPUT, OUTPUT
 from .problem import ITEM_BYTES, Problem
+from .scoring_words import feature_words
 from .variant import Variant
 
 #: A dtype's name in CUDA C++ and the header that declares it.
@@ -62,6 +63,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             launch=launch,
             launches=launches,
             lists=variant.tile_lists(problem, limits),
+            features=feature_words(problem.scoring),
             entry=entry,
             symbol=f"{entry}_kernel",
             arguments=struct_of(problem),

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from ...gen.emit.words import scoring_words
 from ...gen.problem import Problem
 from ...gen.scoring import PLAIN, Scoring
+from ...gen.scoring_words import scoring_words
 from ...gen.variant import Variant
 from . import reference
 from .asked_numbers import numbers_for

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...gen.emit.options import shape_options
-from ...gen.emit.words import scoring_words
 from ...gen.limits import PRESETS
 from ...gen.problem import Problem
+from ...gen.scoring_words import scoring_words
 from ..cards.slug import SIM_PREFIX, same_card
 from .charts.units import NO_BREAK
 from .content import Report

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
-from ...gen.emit.words import scoring_words
 from ...gen.limits import PRESETS, DeviceLimits, preset_of
 from ...gen.problem import Problem
+from ...gen.scoring_words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, scores_differ, shape_distance

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...gen.emit.words import scoring_words
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
+from ...gen.scoring_words import scoring_words
 from ...gen.variant import Value, Variant
 from ..cards.slug import same_card
 from ..errors import UsageError, suggestion

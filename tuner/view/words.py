@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ...gen.emit.words import scoring_words
 from ...gen.problem import Problem
+from ...gen.scoring_words import scoring_words
 from ...gen.variant import Variant
 from ..evaluate.outcome import Measurement
 from ..option_words import word

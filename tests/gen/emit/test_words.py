@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from flashgen.gen.emit.options import scoring_options
-from flashgen.gen.emit.words import class_words, feature_words, mask_words, scoring_words
+from flashgen.gen.emit.words import class_words, mask_words
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.scoring_words import feature_words, scoring_words
 
 CASES = [
     (PLAIN, "", "", []),
