@@ -9,6 +9,7 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import Catalogue, build_catalogue
 from flashgen.tuner.predict.fit import Times, recordings
@@ -91,9 +92,11 @@ def test_a_known_error_of_the_model_is_put_right():
     assert informed(prior, catalogue, [], H200) is prior
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_what_did_not_compile_is_not_tried_again_under_the_same_mask(causal):
-    near = replace(PROBLEM, batch=2 * PROBLEM.batch, causal=causal)
+@pytest.mark.parametrize(
+    ("causal", "asked"), [(False, Scoring()), (True, Scoring()), (False, Scoring(softcap=30.0))]
+)
+def test_what_did_not_compile_is_not_tried_again_under_the_same_mask(causal, asked):
+    near = replace(PROBLEM, batch=2 * PROBLEM.batch, causal=causal, scoring=asked)
     catalogue = build_catalogue(LADDER, PROBLEM, H200, HELD)
     broken, spilled, wrong, *fine = [catalogue.variant(row) for row in range(len(catalogue))]
     outcomes = [
@@ -103,7 +106,7 @@ def test_what_did_not_compile_is_not_tried_again_under_the_same_mask(causal):
         *(timed(v, 10.0 + i) for i, v in enumerate(fine)),
     ]
     better = informed(prior_of(PROBLEM, H200), catalogue, [Lesson(near, tuple(outcomes))], H200)
-    same_source = causal == PROBLEM.causal
+    same_source = causal == PROBLEM.causal and asked == PROBLEM.scoring
     assert [np.isinf(better(v)) for v in (broken, spilled, wrong, fine[0])] == [
         same_source,
         same_source,
@@ -144,3 +147,9 @@ def test_a_run_starts_from_the_nearest_problems_in_its_storage(tmp_path):
     assert neighbours(storage, slug, replace(PROBLEM, seqlen_q=1), makers, LADDER) == []
     near = neighbours(storage, slug, replace(PROBLEM, causal=True), makers, LADDER)
     assert [lesson.problem for lesson in near] == [PROBLEM, double] and len(near[0].outcomes) == 12
+    # Those of other masks and changes of scores are not the nearest, but near.
+    scored = replace(PROBLEM, scoring=Scoring(softcap=30.0))
+    assert [lesson.problem for lesson in neighbours(storage, slug, scored, makers, LADDER)] == [
+        PROBLEM,
+        double,
+    ]
