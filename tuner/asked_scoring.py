@@ -43,7 +43,7 @@ class AskedScoring:
 
     def made(self, make: Callable[[], Problem]) -> Problem:
         """Returns the problem that ``make`` makes with what is asked. Raises UsageError for values out of
-        range, expressions that are none, and what the problem makes nothing of."""
+        range, expressions that are none, and a prefix without a causal mask."""
         try:
             problem = make()
         except FormulaError as error:
@@ -51,24 +51,12 @@ class AskedScoring:
             raise UsageError(f"--{option}, {error}") from error
         except ValueError as error:
             raise UsageError(str(error)) from error
-        self._check(problem)
-        return problem
-
-    def _check(self, problem: Problem) -> None:
-        """Refuses a prefix without a causal mask, and types and numbers that no expression names."""
         if self.scoring.prefix and not problem.causal:
             raise UsageError(
                 f"prefix is {self.scoring.prefix}, but it widens a causal mask, and none is asked for; add "
                 "--causal, or leave --prefix out"
             )
-        read = {each.name for each in (*problem.scores.buffers, *problem.scores.scalars)}
-        for option, pairs in (("buffer", self.scoring.buffers), ("scalar", self.scoring.scalars)):
-            for name, _ in pairs:
-                if name not in read:
-                    raise UsageError(
-                        f"--{option} {name} is named by no expression; leave it out, or name it in --mask or "
-                        "--score"
-                    )
+        return problem
 
     def fits(self, problem: Problem) -> bool:
         """Tells whether a problem has what is asked for, whatever else it has."""
