@@ -22,21 +22,24 @@ def pair_counts(
     warp_rows: int,
     partial: float = 1.0,
     approximate: bool = False,
+    change: Expression | None = None,
 ) -> Counts:
     """Counts what one warp does to change the scores of a tile and to ask the predicate of each, where a lane
     has ``rows`` by ``columns`` of them.
 
     What depends on the row or the key alone is computed once for each of the lane's. A warp's access to a
     buffer touches ``warp_rows`` rows of it. ``partial`` is the share of tiles in which the predicate is
-    asked. ``approximate``: functions are those of 16-bit types.
+    asked. ``approximate``: functions are those of 16-bit types. ``change`` is what the kernel computes in the
+    change's place, if it is another expression, which leaves the units of log2 to the exponentials.
     """
     scores, pairs = problem.scores, rows * columns
     # Rows and keys are kept within the arrays; the change ends in units of log2.
     clamped = Counts(alu=rows + columns)
     counts = Counts()
     if scores.change is not None:
-        changed = _tree_counts(problem, scores.change, rows, columns, warp_rows, approximate=approximate)
-        counts += changed + clamped + Counts(ffma=pairs)
+        tree = change or scores.change
+        changed = _tree_counts(problem, tree, rows, columns, warp_rows, approximate=approximate)
+        counts += changed + clamped + Counts(ffma=0.0 if change else pairs)
     if scores.predicate is not None:
         asked = _tree_counts(problem, scores.predicate, rows, columns, warp_rows, approximate=approximate)
         counts += (asked + clamped + Counts(alu=ALU_PER_MASKED * pairs)) * partial

@@ -11,7 +11,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
-from .expression import Apply, Constant, Expression, Kind, Load, Name, apply, distinct, folded, loads_of
+from .expression import (
+    Apply,
+    Constant,
+    Expression,
+    Kind,
+    Load,
+    Name,
+    apply,
+    distinct,
+    folded,
+    loads_of,
+    replaced,
+)
 from .scores import KEY, QUERY, SCORE
 
 #: A score as the tensor cores leave it, and what is multiplied with it to be the scaled one.
@@ -57,6 +69,13 @@ class TileChange(TileExpression):
     def has_factor(self) -> bool:
         """Whether the factor is not one."""
         return self.factor != Constant(1.0)
+
+    @property
+    def in_names_of_pairs(self) -> Expression:
+        """The body over the score and the names of pairs, to be counted: columns are numbers, which cost
+        nothing as floats."""
+        column = replaced(self.body, {apply("float", COLUMN): Name(KEY.name, Kind.FLOAT)})
+        return column.with_names({RAW.name: SCORE, COLUMN.name: KEY, READ_KEY.name: KEY})
 
 
 def tile_predicate(predicate: Expression) -> TileExpression:

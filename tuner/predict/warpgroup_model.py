@@ -128,17 +128,19 @@ def _shared_cycles(work: GroupWork, groups: int, coefficients: GroupCoefficients
         + coefficients.tile_slots
         + work.split_slots
         + work.splitter_slots
+        + work.asked_slots
     )
+    wavefronts = work.wavefronts + work.asked_wavefronts
     return {
         "tensor cores": groups * (work.score_cycles + work.output_cycles),
         "exponentials": groups * _exp_cycles(work),
         "issue slots": groups * slots,
-        "shared memory": groups * work.wavefronts / coefficients.wavefronts_per_cycle,
+        "shared memory": groups * wavefronts / coefficients.wavefronts_per_cycle,
     }
 
 
 def _exp_cycles(work: GroupWork) -> float:
-    return (work.scores - work.polynomials) * GROUP / EXP_LANES
+    return (work.scores - work.polynomials + work.asked_functions) * GROUP / EXP_LANES
 
 
 def _chain_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
@@ -146,7 +148,7 @@ def _chain_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
     late = {1: coefficients.late_after_one, 2: coefficients.late_after_two}.get(work.stages, 0.0)
     outputs = coefficients.exposed_outputs * work.output_cycles if work.chained else 0.0
     softmax = _exp_cycles(work) + coefficients.score_latency * work.scores + coefficients.tile_latency
-    return work.score_cycles + outputs + softmax + work.split_slots + late
+    return work.score_cycles + outputs + softmax + work.split_slots + work.asked_slots + late
 
 
 def _splitting_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:

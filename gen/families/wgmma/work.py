@@ -7,14 +7,23 @@ alone. ``tuner/predict/warpgroup_model.py`` turns the counts into a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from ...limits import DeviceLimits
+from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...work import Work, count_work
+from ...scores import BATCH, laid_over
+from ...scoring_values import typical_values
+from ...scoring_work import pair_counts
+from ...tile_change import tile_change
+from ...work import Counts, Work, count_work
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS
 from .registers import SPLITTERS
 from .shared_memory import UNIT_ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
 WGMMA_FLOPS_PER_CLOCK = 4096
@@ -78,6 +87,12 @@ class GroupWork(Work):
     """Issue slots of a consumer's warp that splitting its scores and weights takes for a tile."""
     splitter_slots: float = 0.0
     """Issue slots of a scheduler that the producer's warps take to split a tile, by consumer's warp."""
+    asked_slots: float = 0.0
+    """Issue slots of a consumer's warp that masks and changes of scores take for a tile."""
+    asked_functions: float = 0.0
+    """What of that a thread asks of the special-function unit."""
+    asked_wavefronts: float = 0.0
+    """Passes of 128 bytes that a warpgroup's arrays for that take for a tile."""
 
     @property
     def is_even(self) -> bool:
@@ -95,12 +110,12 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     d, dv = -(-problem.head_dim // 16) * 16, problem.head_dim_v
     flops = 2 * GROUP_ROWS * bc
     scores = GROUP_ROWS * bc / GROUP
-    key_tiles = -(-problem.seqlen_k // bc)
+    key_tiles = variant.key_tiles(problem)
     walks, computed = _walks(variant, problem)
     tiles = computed / (groups * len(walks))
-    if variant.tail and not problem.causal and 0 < problem.seqlen_k % bc <= variant.tail:
+    if variant.tail and problem.scores.all_rows_alike and 0 < problem.seqlen_k % bc <= variant.tail:
         tiles *= 1 - (1 - variant.tail / bc) / key_tiles
-    masked_tiles = 1 + GROUP_ROWS / bc if problem.causal else float(problem.seqlen_k % bc > 0)
+    asked = _asked(variant, problem)
     heads_per_cluster = variant.heads_per_cluster()
     clusters = problem.batch * problem.num_kv_heads * -(-problem.group // heads_per_cluster)
     heads = clusters * heads_per_cluster
@@ -132,7 +147,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         output_cycles=products * flops * dv / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
-        masked=scores * min(1.0, masked_tiles / max(1.0, tiles)),
+        masked=scores * min(1.0, _masked_tiles(variant, problem) / max(1.0, tiles)),
         wavefronts=(factor_bytes + weight_bytes) / 128,
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
         chained=variant.schedule == "chained",
@@ -145,6 +160,9 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
         cluster=variant.cluster,
+        asked_slots=asked.ffma + asked.alu + asked.exp + asked.accesses,
+        asked_functions=asked.exp,
+        asked_wavefronts=asked.wavefronts * GROUP / WARP,
         **split,
     )
 
@@ -153,16 +171,44 @@ def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
     """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all."""
     rows = variant.br * variant.tiles_per_cluster()
     query_tiles = -(-problem.seqlen_q // rows) * variant.tiles_per_cluster()
+    begins, ends = _interval(problem)
 
-    def seen(last_row: int) -> int:
-        keys = problem.seqlen_k
-        if problem.causal:
-            keys = max(0, min(keys, last_row + 1 + keys - problem.seqlen_q))
-        return -(-keys // variant.bc)
+    def seen(first_row: int, rows: int) -> int:
+        last_row = min(first_row + rows, problem.seqlen_q) - 1
+        first_key, end_key = int(begins[first_row]), int(ends[last_row])
+        return max(0, -(-end_key // variant.bc) - first_key // variant.bc)
 
-    walks = [seen((tile * variant.br // rows + 1) * rows - 1) for tile in range(query_tiles)]
+    walks = [seen(tile * variant.br // rows * rows, rows) for tile in range(query_tiles)]
     starts = range(0, problem.seqlen_q, GROUP_ROWS)
-    return tuple(reversed(walks)), sum(seen(start + GROUP_ROWS - 1) for start in starts)
+    return tuple(reversed(walks)), sum(seen(start, GROUP_ROWS) for start in starts)
+
+
+@lru_cache(maxsize=64)
+def _interval(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """The keys that rows see; of what differs from batch to batch, the first stands for all."""
+    import numpy as np
+
+    values = laid_over(typical_values(problem), {BATCH.name: 0})
+    return problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k, values)
+
+
+def _masked_tiles(variant: Wgmma, problem: Problem) -> float:
+    """Tiles of keys of a warpgroup's rows that some of these do not see whole, as far as bounds tell."""
+    scores = problem.scores
+    if scores.all_rows_alike:
+        return float(problem.seqlen_k % variant.bc > 0)
+    ends = any(not each.flag or each.flag in scores.flags for each in scores.ends[1:])
+    return (bool(scores.begins) + ends) * (1 + GROUP_ROWS / variant.bc)
+
+
+def _asked(variant: Wgmma, problem: Problem) -> Counts:
+    """What a warp does to a tile for masks and changes of scores: a thread has two rows, eight apart."""
+    scores = problem.scores
+    if scores.is_plain:
+        return Counts()
+    change = None if scores.change is None else tile_change(scores.change).in_names_of_pairs
+    approximate = problem.dtype != "f32"
+    return pair_counts(problem, 2, variant.bc / 4, warp_rows=8, approximate=approximate, change=change)
 
 
 def _split_rounds(variant: Wgmma, boxes: int) -> float:
