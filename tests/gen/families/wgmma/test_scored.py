@@ -1,0 +1,346 @@
+"""Masks and changes of scores in Hopper kernels: on the emulated card, beside float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from flashgen.gen.expression import Constant, apply
+from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.families.wgmma.work import GroupWork
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.scores import KEY, QUERY, SCORE
+from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.tile_change import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, tile_change
+from flashgen.gen.variant import Illegal
+from flashgen.gen.work import count_work
+from flashgen.tuner.build.compile import cuda_toolchain
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.errors import FlashgenError
+from flashgen.tuner.evaluate import reference
+
+from tests.support.covering import Setting
+from tests.support.depth import sampled
+from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
+from tests.support.scorings import SCORINGS, drawn_values
+
+H200 = preset("h200")
+SCALE = 0.3
+HEADS = {"num_q_heads": 4, "num_kv_heads": 2}
+#: The largest errors, by type.
+NUMBERS = {"f16": 2e-3, "bf16": 1.5e-2, "e4m3": 1.5e-2, "f32": 1e-5}
+MAIN = Wgmma(br=128, bc=32)
+#: Both schedules, each kind of cluster, one tile for a block and several, and each way of passing on Q,
+#: weights and outputs.
+WALKS = {
+    "overlapped": MAIN,
+    "chained": replace(MAIN, schedule="chained", order_of_groups="exponentials", bc=16),
+    "three groups": replace(MAIN, br=192, order_of_groups="products", rescale="always", persistent=False),
+    "neighbours": replace(MAIN, br=64, cluster=2, section=0, persistent=False),
+    "heads": replace(MAIN, cluster=2, cluster_over="heads", k_stages=1, v_stages=1),
+    "tail": replace(MAIN, br=64, bc=48, tail=16, poly_exp=4),
+    "apart": replace(MAIN, o_apart=True, p_in_shared=True, k_stages=3, v_stages=3),
+    "in registers": replace(MAIN, q_in_registers=True, q_stages=2, schedule="chained"),
+    "by tiles": replace(MAIN, split_by="tiles"),
+}
+#: Of rows and keys: ragged; rows that see nothing under a causal mask; more keys; blocks of which no row sees
+#: any, or few rows of the last.
+SHAPES = ((150, 170), (200, 75), (70, 300), (129, 40))
+#: What makes a row's outputs be thrown away, and the row be computed again in double precision.
+TRUSTED = "return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;"
+
+
+def problem_of(scoring: Scoring, dtype: str = "bf16", *, causal: bool = False, **more: Any) -> Problem:
+    sizes = {"batch": 2, "head_dim": 16, "seqlen_q": 300, "seqlen_k": 300, **HEADS, **more}
+    return Problem(dtype=dtype, scoring=scoring, causal=causal, **sizes)
+
+
+@cache
+def built(variant: Wgmma, problem: Problem, *, sanitize: bool = False, distrusting: bool = False):
+    kernel = render(variant, problem, H200)
+    if distrusting:
+        assert TRUSTED in kernel.source
+        kernel = replace(kernel, source=kernel.source.replace(TRUSTED, "return false;"))
+    return SimDevice("h200", H200, sanitize).toolchain().build(kernel)
+
+
+def attend(build, rows: int, keys: int, values: Mapping[str, Any], case=None, *, sanitize=False, scale=SCALE):
+    """What the kernel makes of random inputs, and the reference of them."""
+    problem = build.kernel.problem
+    case = case or inputs(problem, rows, keys, scale, batch=problem.batch)
+    runner = SimRunner(H200, seed=rows + keys, sanitize=sanitize)
+    found = runner.attend(build, *case, scale=scale, want_lse=True, values=values)
+    return found, reference.attention(*case, scale=scale, scores=problem.scores, values=values)
+
+
+def assert_right(found, expected: reference.Reference, dtype: str = "bf16") -> None:
+    o, lse = found
+    tolerance, seen = NUMBERS[dtype], ~np.isneginf(expected.lse)
+    assert np.abs(o.astype(np.float64) - expected.o).max() <= tolerance
+    assert (np.isneginf(lse) == ~seen).all()
+    assert (o[~seen] == 0).all()
+    assert np.abs(lse[seen] - expected.lse[seen]).max(initial=0.0) <= tolerance
+
+
+def is_legal(variant: Wgmma, problem: Problem) -> bool:
+    try:
+        variant.check(problem, H200)
+    except Illegal:
+        return False
+    return True
+
+
+def cases():
+    """Every scoring by every walk and type, so ordered that any even share has some of each."""
+    every = [
+        (name, walk, dtype, causal)
+        for name in SCORINGS
+        for walk in WALKS
+        for dtype in NUMBERS
+        for causal in (False, True)
+        if causal or name != "prefix"
+        if is_legal(WALKS[walk], problem_of(SCORINGS[name], dtype, causal=causal))
+    ]
+    random.Random(1).shuffle(every)
+    return every
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "walk", "dtype", "causal"), sampled(cases(), 5))
+def test_masks_and_changes_are_right(name, walk, dtype, causal):
+    problem = problem_of(SCORINGS[name], dtype, causal=causal)
+    for rows, keys in SHAPES:
+        values = drawn_values(problem, rows, keys)
+        assert_right(*attend(built(WALKS[walk], problem), rows, keys, values), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "walk", "dtype", "causal"), sampled(cases()[:120], 1))
+def test_the_suite_holds(name, walk, dtype, causal):
+    problem = problem_of(SCORINGS[name], dtype, causal=causal)
+    assert check(Setting(WALKS[walk], problem, H200), seed=3) <= problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "walk"), sampled([(n, w) for n in SCORINGS for w in ("overlapped", "tail", "neighbours")], 0)
+)
+def test_nothing_is_read_that_is_not_there(name, walk):
+    problem = problem_of(SCORINGS[name], causal=name == "prefix")
+    if not is_legal(WALKS[walk], problem):
+        pytest.skip("no such kernel")
+    build = built(WALKS[walk], problem, sanitize=True)
+    for rows, keys in ((150, 77), (3, 5)):
+        assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys), sanitize=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "e4m3"], 1))
+@pytest.mark.parametrize("name", sampled(SCORINGS, 1))
+def test_rows_computed_again_obey_it_all(name, dtype):
+    problem = problem_of(SCORINGS[name], dtype, causal=name == "prefix")
+    build = built(MAIN, problem, distrusting=True)
+    for rows, keys in SHAPES[:2]:
+        assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys)), dtype)
+
+
+# -- one thing each --------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
+def test_scores_beyond_float32_are_computed_again(dtype):
+    """Some rows of a tile, under a window, a bias and sinks."""
+    problem = problem_of(Scoring(window=(20, 0), bias="f32", sinks=True), dtype)
+    q, k, v = inputs(problem, 70, 90, SCALE, batch=2)
+    q[:, :, ::5] = (q[:, :, ::5].astype(np.float32) * 1e6).astype(q.dtype)
+    found, expected = attend(built(MAIN, problem), 70, 90, drawn_values(problem, 70, 90), (q, k, v))
+    assert np.abs(found[0].astype(np.float64) - expected.o).max() <= NUMBERS[dtype]
+    assert np.allclose(found[1], expected.lse, rtol=1e-6, atol=NUMBERS[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(["overlapped", "chained", "neighbours", "three groups"], 1))
+def test_tiles_that_no_row_sees_may_be_no_numbers(walk):
+    """Before a window, and behind it."""
+    problem = problem_of(Scoring(window=(15, 9)))
+    case = inputs(problem, 130, 700, SCALE, batch=2)
+    for array in case[1:]:
+        array[:, :, : 700 - 130 - 15 - 32] = np.nan
+    values = {"window_left": 15, "window_right": 9}
+    assert_right(*attend(built(WALKS[walk], problem), 130, 700, values, case))
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(["overlapped", "chained", "three groups"], 1))
+def test_rows_that_see_nothing_have_the_sink_alone(walk):
+    """Some rows of a warpgroup, all of one, and all of a block."""
+    problem = problem_of(Scoring(documents=3, sinks=True))
+    begins, ends = np.zeros((2, 400), int), np.full((2, 400), 145)
+    ends[0, :9], ends[1, :200] = 0, 0
+    begins[:, 240:] = 70
+    begins[1, 300:] = 145
+    sinks = np.array([0.5, -np.inf, 3.0, -2.0])
+    values = {"document_begin": begins, "document_end": ends, "sinks": sinks}
+    found, expected = attend(built(WALKS[walk], problem), 400, 145, values)
+    assert_right(found, expected)
+    np.testing.assert_allclose(found[1][0, 0, :9], 0.5, rtol=1e-6)
+    assert np.isneginf(found[1][:, 1, :9]).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
+def test_an_additive_mask_of_minus_infinity_hides(dtype):
+    problem = problem_of(Scoring(bias="f32"), dtype)
+    bias = np.zeros((2, 4, 70, 90), np.float32)
+    bias[:, :, np.arange(70)[:, None] < np.arange(90) - 20] = -np.inf
+    bias[0, :, 5] = -np.inf
+    bias[1, :, :, :40] = -np.inf
+    found, expected = attend(built(MAIN, problem), 70, 90, {"bias": bias})
+    assert_right(found, expected, dtype)
+    assert (found[0][0, :, 5] == 0).all() and np.isneginf(found[1][0, :, 5]).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
+def test_a_negative_scale_and_none_are_changed_scores_too(dtype):
+    problem = problem_of(Scoring(softcap=2.0, alibi=True), dtype)
+    values = drawn_values(problem, 70, 90)
+    for scale in (-0.3, 0.0):
+        assert_right(*attend(built(MAIN, problem), 70, 90, values, scale=scale), dtype)
+
+
+# -- changes as a thread makes them ----------------------------------------------------------------------
+
+
+def value_of(change, tile, **more):
+    """A tile's change of some scores by its factor and body, and as it was written."""
+    raw, scale = np.linspace(-3.0, 3.0, 7), 0.3
+    known = {"seqlen_q": 9, "seqlen_k": 200, "h": 1, "b": 0, "q": 5, "softcap": 1.5, **more}
+    places = {FIRST_KEY.name: 64, COLUMN.name: 17, KEY.name: 81, "read_key": 81}
+    found = tile.body.value({**known, **places, RAW.name: raw, SCORE_SCALE.name: scale})
+    return tile.factor.value(known) * found, change.value({**known, KEY.name: 81, SCORE.name: raw * scale})
+
+
+@pytest.mark.parametrize("name", [name for name in SCORINGS if problem_of(SCORINGS[name]).scores.change])
+def test_a_tile_s_change_is_the_change(name):
+    problem = problem_of(SCORINGS[name])
+    change, values = problem.scores.change, drawn_values(problem, 9, 200)
+    assert change is not None
+    np.testing.assert_allclose(*value_of(change, tile_change(change), **values), rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_change_shares_is_computed_once():
+    capped = tile_change(problem_of(Scoring(softcap=30.0)).scores.change)
+    assert capped.factor.python() == "softcap"  # softmax's to multiply by
+    assert capped.body.python() == "tanh(raw * (score_scale * (1.0 / softcap)))"
+    sloped = tile_change(problem_of(Scoring(alibi=True)).scores.change)
+    assert "float(q + seqlen_k - seqlen_q - first_key) - float(column)" in sloped.body.python()
+    assert not sloped.has_factor
+
+
+def test_a_factor_of_unknown_sign_stays_with_the_change():
+    turned = tile_change(apply("mul", SCORE, Constant(-2.0)))
+    assert not turned.has_factor
+    np.testing.assert_allclose(*value_of(apply("mul", SCORE, Constant(-2.0)), turned))
+    by_key = apply("div", SCORE, apply("float", KEY + 1))
+    np.testing.assert_allclose(*value_of(by_key, tile_change(by_key)))
+    far = apply("add", SCORE, apply("float", apply("abs", (KEY - QUERY) * 1 + (KEY - 3))))
+    np.testing.assert_allclose(*value_of(far, tile_change(far)))
+
+
+# -- texts, rules, costs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_sources_read_well(name):
+    for walk, dtype in zip(("overlapped", "neighbours", "three groups", "by tiles"), NUMBERS, strict=True):
+        problem = problem_of(SCORINGS[name], dtype, causal=True)
+        if is_legal(WALKS[walk], problem):
+            kernel = render(WALKS[walk], problem, H200)
+            assert_tidy(kernel.source.replace(kernel.entry, "attention"), f"{name}, {walk}", longest=175)
+
+
+def test_what_is_not_asked_is_not_there():
+    window = render(MAIN, problem_of(SCORINGS["window"]), H200).source
+    assert not any(word in window for word in ("change", "sees(", "sink", "tanh", "tile_lists"))
+    capped = render(MAIN, problem_of(SCORINGS["soft cap"]), H200).source
+    assert "tanh.approx.f32" in capped and "sees(" not in capped and "hide_first" not in capped
+    exact = render(MAIN, problem_of(SCORINGS["soft cap"], "f32"), H200).source
+    assert "tanhf(" in exact and "tanh.approx" not in exact
+
+
+def refusal(variant: Wgmma, problem: Problem) -> str:
+    with pytest.raises(Illegal) as refused:
+        variant.check(problem, H200)
+    return str(refused.value)
+
+
+def test_heads_that_see_others_walk_for_themselves():
+    hidden = problem_of(Scoring(mask="k % (h + 2) != 1"), seqlen_q=500)
+    assert "each sees others" in refusal(WALKS["heads"], hidden)
+    assert is_legal(WALKS["heads"], problem_of(Scoring(dilation=3), seqlen_q=500))
+
+
+def test_lists_of_tiles_have_no_narrow_end():
+    assert "lists of tiles" in refusal(WALKS["tail"], problem_of(Scoring(dilation=3)))
+
+
+def test_advice_asks_for_the_keys_that_a_block_walks():
+    long = {"seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64}
+    narrow = problem_of(Scoring(window=(127, 0)), causal=True, **long)
+    many_stages = Wgmma(bc=128, k_stages=4, v_stages=4)
+    assert "255 keys are 2 tiles" in str(many_stages._stages_are_used(narrow, H200))
+    assert many_stages._stages_are_used(problem_of(PLAIN, causal=True, **long), H200) is None
+    assert "128 keys apart" in str(Wgmma(cluster=2)._neighbours_have_as_much_to_do(narrow, H200))
+    capped = problem_of(Scoring(softcap=30.0), causal=True, **long)
+    assert "under this mask" in str(Wgmma(section=4)._sections_fill_l2(narrow, H200))
+    assert "under this mask" not in str(Wgmma(section=4)._sections_fill_l2(capped, H200))
+
+
+def work(scoring: Scoring, dtype: str = "bf16", **more: Any) -> GroupWork:
+    problem = problem_of(scoring, dtype, seqlen_q=4096, seqlen_k=4096, head_dim=64, **more)
+    counted = count_work(Wgmma(br=128, bc=64), problem, H200)
+    assert isinstance(counted, GroupWork)
+    return counted
+
+
+def test_a_window_is_paid_for_by_its_width():
+    assert work(PLAIN).tiles == 64
+    assert 2.9 < work(Scoring(window=(127, 0))).tiles <= 3
+    assert max(work(Scoring(window=(127, 0))).walks) == 4
+    assert work(Scoring(window=(1000, 0)), causal=True).tiles < work(PLAIN, causal=True).tiles
+
+
+def test_changes_are_paid_for_score_by_score():
+    scores = work(PLAIN).scores
+    assert work(PLAIN).asked_slots == 0 == work(Scoring(sinks=True)).asked_slots
+    capped = work(Scoring(softcap=30.0))
+    assert capped.asked_functions == scores and 2 * scores <= capped.asked_slots < 3 * scores
+    assert work(Scoring(softcap=30.0), "f32").asked_slots > 5 * scores
+    sloped = work(Scoring(alibi=True))
+    assert sloped.asked_functions < scores / 4  # integers become floats once a row
+    assert work(Scoring(bias="f16")).asked_wavefronts >= 4 * 8 * scores
+
+
+# -- as the card's compiler has them ---------------------------------------------------------------------
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("dtype", sampled(["bf16", "e4m3", "f32"], 1))
+@pytest.mark.parametrize("name", sampled(["sums", "segments", "formulas", "hidden", "prefix", "always"], 1))
+def test_scored_kernels_build(dtype, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
+    try:
+        toolchain = cuda_toolchain(H200.arch)
+    except FlashgenError as missing:
+        pytest.skip(str(missing))
+    problem = problem_of(SCORINGS[name], dtype, causal=True, head_dim=64)
+    assert 0 < toolchain.build(render(Wgmma(bc=64), problem, H200)).registers <= 255
