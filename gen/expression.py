@@ -26,6 +26,8 @@ _WORD = re.compile(r"[\w.]+(->\w+)?|\w+\([\w ,.+*/-]*\)")
 _ARITHMETIC = re.compile(r"[\w.\s+*/%()-]+")
 #: The most operations that are written out: what shares parts can come to any number of them.
 LONGEST_TEXT = 100_000
+#: Up to how many nodes recursion is quicker than keeping what is done.
+_SMALL = 64
 _LARGEST_FLOAT = 3.4028234663852886e38
 
 
@@ -99,6 +101,8 @@ class Expression:
         float64. Raises KeyError, and ValueError for a buffer that has not an axis for each index."""
         numpy = sys.modules.get("numpy")  # without it there are no arrays: a problem alone needs none
         with numpy.errstate(all="ignore") if numpy else nullcontext():
+            if self.size <= _SMALL:
+                return _evaluated(self, values)
             return folded(self, lambda node, operands: node._compute(operands, values))
 
     def with_names(self, replaced: Mapping[str, Expression]) -> Expression:
@@ -413,7 +417,9 @@ def expression_of(value: Any) -> Expression:
 
 def folded(root: Expression, visit: Callable[[Expression, list[Any]], Any]) -> Any:
     """Returns what ``visit`` makes of the root, having made of each node something from what it made of the
-    node's operands: once of each, however deep they lie and however often they are used."""
+    node's operands, however deep they lie; once of each where they are many, however often they are used."""
+    if root.size <= _SMALL:
+        return _recursed(root, visit)
     done: dict[int, Any] = {}
     waiting = [root]
     while waiting:
@@ -426,6 +432,14 @@ def folded(root: Expression, visit: Callable[[Expression, list[Any]], Any]) -> A
         if id(node) not in done:
             done[id(node)] = visit(node, [done[id(each)] for each in node.operands])
     return done[id(root)]
+
+
+def _evaluated(node: Expression, values: Mapping[str, Any]) -> Any:
+    return node._compute([_evaluated(each, values) for each in node.operands], values)
+
+
+def _recursed(node: Expression, visit: Callable[[Expression, list[Any]], Any]) -> Any:
+    return visit(node, [_recursed(each, visit) for each in node.operands])
 
 
 def distinct(*roots: Expression) -> list[Expression]:
