@@ -14,13 +14,16 @@ from itertools import chain, count
 from typing import Any
 
 from .captured import Captured
-from .proxy import ArrayProxy, Proxy, is_array
+from .counterparts import COUNTERPARTS
+from .proxy import ArrayProxy, Proxy, called_by_library, is_array
 
 #: How far functions that call functions are followed, and how long lists are looked through.
 _DEEPEST, _LONGEST = 12, 256
 #: Libraries whose functions hold no arrays of a user, but for those that compose masks.
 _LIBRARIES = frozenset({"torch", "numpy", "cupy", "jax", "jaxlib", "flashgen"}) | sys.stdlib_module_names
 _COMPOSERS = "torch.nn.attention"
+#: Modules whose functions do not ask their operands what they want to make of them.
+_DEAF = frozenset({"math", "jax.numpy", "jax.nn", "jax.lax", "cupy"})
 
 
 class Replaced:
@@ -38,8 +41,12 @@ class Replaced:
             if value.ndim:
                 return ArrayProxy(self._captured, value, name)
             return Proxy(self._captured, self._captured.number(value, name))
-        if depth > _DEEPEST or isinstance(value, types.ModuleType | type):
+        if isinstance(value, types.ModuleType):
+            return _ModuleProxy(value) if value.__name__ in _DEAF else value
+        if depth > _DEEPEST or isinstance(value, type):
             return value
+        if getattr(value, "__module__", None) in _DEAF:
+            return _listening(value)
         if id(value) in self._done:
             return self._done[id(value)][1]
         match value:
@@ -102,6 +109,22 @@ class Replaced:
         vars(copy).update(self._entries(vars(value), depth))
         self._is_in_object = False
         return copy
+
+
+class _ModuleProxy:
+    """A module whose functions can be traced."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _listening(getattr(self._module, name))
+
+
+def _listening(function: Any) -> Any:
+    """A function that leaves its work to operands which are traced; what is no known function as it is."""
+    name = getattr(function, "__name__", "")
+    return functools.partial(called_by_library, function) if name in COUNTERPARTS else function
 
 
 def _is_of_library(what: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -130,7 +131,9 @@ class _Reader:
         if strange := re.search(r"[^\x20-\x7e]|[#\\]", self.text):
             raise self.error(f"a formula has no {strange.group()!r}", strange.start() + 1)
         try:
-            return ast.parse(self.text[self.start :], mode="eval").body
+            with warnings.catch_warnings():  # Python warns of `2if`, which it reads all the same
+                warnings.simplefilter("ignore", SyntaxWarning)
+                return ast.parse(self.text[self.start :], mode="eval").body
         except SyntaxError as error:
             # Where Python misses something behind the last word, it says 0.
             column = self.start + error.offset if error.offset else len(self.text.rstrip()) + 1

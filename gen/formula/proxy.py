@@ -115,15 +115,15 @@ class Proxy:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return _called_by_library(func, args, kwargs or {})
+        return called_by_library(func, *args, **(kwargs or {}))
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        return _called_by_library(func, args, kwargs)
+        return called_by_library(func, *args, **kwargs)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method != "__call__":
             raise TraceError(f"a formula has no {ufunc.__name__}.{method}")
-        return _called_by_library(ufunc, inputs, kwargs)
+        return called_by_library(ufunc, *inputs, **kwargs)
 
     # -- what only a number can do -------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class ArrayProxy:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return _called_by_library(func, args, kwargs or {})
+        return called_by_library(func, *args, **(kwargs or {}))
 
 
 class _NoAttributeError(TraceError, AttributeError):
@@ -254,8 +254,8 @@ def _proxies(values: Sequence[Any]) -> Iterator[Proxy]:
             yield from _proxies(each)
 
 
-def _called_by_library(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a library's function is of operands, among which are proxies."""
+def called_by_library(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns what a library's function is of operands: a proxy where there are some among these."""
     found = next(_proxies([*args, *kwargs.values()]), None)
     if found is None:  # what is made of arrays alone is made at once
         return function(*_unwrapped(args), **{key: _unwrapped(value) for key, value in kwargs.items()})

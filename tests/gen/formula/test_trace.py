@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from math import exp
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,6 +147,12 @@ def recursive(score: Any, b: Any, h: Any, q: Any, k: Any, times: int = 3) -> Any
         (lambda s, b, h, q, k: s.to("cuda", non_blocking=True).to(np.float32), "score", {}, {}),
         (lambda s, b, h, q, k: torch.where(q >= k, s, torch.full_like(s, -9)), None, {}, {}),
         (lambda s, b, h, q, k: np.float32(2) * s + np.where(q > k, 1, 0), None, {}, {}),
+        (
+            lambda s, b, h, q, k: math.sqrt(4) * math.tanh(s) + exp(s),
+            "2.0 * tanh(score) + exp(score)",
+            {},
+            {},
+        ),
         (lambda s, b, h, q, k: 7, "7.0", {}, {}),
         (lambda *args: args[0] + 2**0.5, "score + 1.4142135623730951", {}, {}),
     ],
@@ -198,7 +205,7 @@ def refusals() -> dict[str, tuple[Callable[..., Any], str]]:
         "range": (lambda b, h, q, k: sum(range(q)) > 1, "loop over ranges that do not depend"),
         "list": (lambda b, h, q, k: [1, 2, 3][q] > 1, "index arrays that the function has captured"),
         "int": (lambda b, h, q, k: int(q) > 1, r"x.int\(\)"),
-        "math": (lambda b, h, q, k: math.exp(q) > 1, "torch.exp"),
+        "float": (lambda b, h, q, k: float(q) > 1, "torch.exp"),
         "len": (lambda b, h, q, k: len(q) > 1, "no length"),
         "iter": (lambda b, h, q, k: list(q), "nothing in it"),
         "slice": (lambda b, h, q, k: doc[q:] == 1, "doc: a formula takes elements.*no slices"),
@@ -218,7 +225,7 @@ def refusals() -> dict[str, tuple[Callable[..., Any], str]]:
         "arity": (lambda b, h, q: q > 1, "a function of 4 arguments is traced, mask_mod"),
         "none": (lambda b, h, q, k: None, "returns no number or truth"),
         "never": (lambda b, h, q, k: q < q, "never true"),
-        "float": (lambda b, h, q, k: q * 0.5, "a mask must be true or false, but this is a float"),
+        "mask of floats": (lambda b, h, q, k: q * 0.5, "a mask must be true or false, but this is a float"),
         "zero": (lambda b, h, q, k: q / 0 > 1, "division by zero: q / 0"),
         "truths": (lambda b, h, q, k: torch.where(q, 1, 0) > 0, "the condition of where takes truths"),
         "operands": (lambda b, h, q, k: torch.tanh(q, k, k) > 0, "tanh takes 1 operand"),
