@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...serves import Serves
+from ...tile_change import tile_change, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
 from .parameters import F16, TF32
@@ -146,6 +147,8 @@ class Mma(RuledParameters):
             },
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
+            "change": tile_change(problem.scores.change) if problem.scores.change else None,
+            "predicate": tile_predicate(problem.scores.predicate) if problem.scores.predicate else None,
             # Divided by, or read from arrays: once, and not for each tile.
             "finds_bounds": self.pack_heads or problem.scores.bounds_read_rows,
             "q_in_terms": arithmetic == "3xtf32" and not (self.q_in_registers or self.q_whole),
