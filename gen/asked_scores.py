@@ -119,7 +119,7 @@ def _predicates(scoring: Scoring) -> Iterator[Expression]:
         yield apply("or", apply("lt", KEY, Name("always_keys", nonnegative=True)), in_window)
     if scoring.dilation:
         # Of a row and of a key each, so that none is divided once more for every pair.
-        steps = Name("dilation", nonnegative=True)
+        steps = Name("dilation", positive=True)
         place = QUERY + NUM_KEYS - NUM_ROWS
         yield apply("eq", apply("floor_mod", place, steps), apply("floor_mod", KEY, steps))
     if scoring.bias == BOOLEAN:

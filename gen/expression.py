@@ -19,7 +19,7 @@ from typing import Any
 
 from .functions import ATOM, FUNCTIONS, LOGIC, LOOSEST, SUM, Function, Takes
 from .functions import Kind as Kind
-from .ranges import NOT_NEGATIVE, UNKNOWN, Range, always, range_of
+from .ranges import NOT_NEGATIVE, POSITIVE, UNKNOWN, Range, always, range_of
 
 #: What a name may stand for in C++: a variable or member, or a sum of such.
 _WORD = re.compile(r"[\w.]+(->\w+)?|\w+\([\w ,.+*/-]*\)")
@@ -86,8 +86,9 @@ class Expression:
     def c(self, names: Mapping[str, str] | None = None) -> str:
         """Returns this expression in C++, each name, function and ``args`` as ``names`` has it, or as it is.
 
-        A `Load` is a call of an accessor, ``doc_at(args, b, q)``. Division of what may be negative calls
-        ``floor_div`` and ``floor_mod``, which the kernel has. Raises ValueError for what is too long.
+        A `Load` is a call of an accessor, ``doc_at(args, b, q)``. Division of what may be negative, or by
+        what may be zero, calls ``floor_div`` and ``floor_mod``, which the kernel has. Raises ValueError for
+        what is too long.
         """
         return _printed(self, names or {}, python=False)
 
@@ -145,16 +146,17 @@ class _Leaf(Expression):
 class Name(_Leaf):
     """A value that is known by its name alone until the expression is computed.
 
-    What is ``nonnegative`` is divided as C++ divides.
+    What is ``nonnegative`` is divided as C++ divides, by what is ``positive``.
     """
 
     name: str
     kind: Kind = Kind.INT
     nonnegative: bool = False
+    positive: bool = False
 
     @property
     def range(self) -> Range:
-        return NOT_NEGATIVE if self.nonnegative else UNKNOWN
+        return POSITIVE if self.positive else NOT_NEGATIVE if self.nonnegative else UNKNOWN
 
     def _compute(self, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
         value = values[self.name]
@@ -291,7 +293,9 @@ class Apply(_Inner):
     def _called(self, row: Function, names: Mapping[str, str]) -> str:
         """The C++ function that must be called where it is not the table's text."""
         if row.name in ("floor_div", "floor_mod"):
-            return "" if all(each.range[0] >= 0 for each in self.operands) else names.get(row.name, row.name)
+            divided, divisor = self.operands
+            is_plain = divided.range[0] >= 0 and divisor.range[0] > 0
+            return "" if is_plain else names.get(row.name, row.name)
         return names.get(row.name, "") if row.is_call else ""
 
 

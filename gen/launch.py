@@ -10,7 +10,7 @@ from .limits import PORTABLE_CLUSTER
 from .operation import Sizes
 
 BATCH, Q_HEADS, KV_HEADS, ROWS = (
-    Name(each, nonnegative=True) for each in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
+    Name(each, positive=True) for each in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
 )
 #: The role of the launch that makes the products.
 MAIN_ROLE = "kernel"

@@ -9,6 +9,7 @@ from math import inf
 Range = tuple[float, float]
 UNKNOWN: Range = (-inf, inf)
 NOT_NEGATIVE: Range = (0, inf)
+POSITIVE: Range = (1, inf)
 
 
 def range_of(function: str, operands: tuple[Range, ...]) -> Range:

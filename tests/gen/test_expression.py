@@ -81,7 +81,7 @@ def test_what_is_printed_reads_as_written_by_hand() -> None:
     assert divided_up(rows, tile).python() == "(rows + 128 - 1) // 128"
     assert divided_up(rows, 1) == rows
     assert (rows + 1 - 1).c() == "rows" and (rows - 2 + 1).c() == "rows - 1"
-    assert (rows * (rows // Name("b", nonnegative=True))).c() == "rows * (rows / b)"
+    assert (rows * (rows // Name("b", positive=True))).c() == "rows * (rows / b)"
     assert (Name("first") - 1 + Name("diagonal") + 1).c(
         {"first": "q_tile * kBr"}
     ) == "q_tile * kBr + diagonal"
@@ -206,7 +206,8 @@ def test_names_within_functions_can_be_replaced(seed: int) -> None:
         (Q / K, "float(q) / float(k)", "float(q) / float(k)"),
         (Q // 4, "q / 4", "q // 4"),
         ((Q - K) // 4, "floor_div(q - k, 4)", "(q - k) // 4"),
-        ((Q + 3 - 1) % K, "(q + 2) % k", "(q + 2) % k"),
+        ((Q + 3 - 1) % (K + 1), "(q + 2) % (k + 1)", "(q + 2) % (k + 1)"),
+        (Q // K, "floor_div(q, k)", "q // k"),
         (Q % Name("n"), "floor_mod(q, n)", "q % n"),
         (apply("tanh", SCORE), "tanhf(score)", "tanh(score)"),
         (apply("min", SCORE, Q), "fminf(score, float(q))", "min(score, float(q))"),
