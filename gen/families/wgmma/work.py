@@ -15,6 +15,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...scores import BATCH, laid_over
 from ...scoring_values import typical_values
 from ...scoring_work import pair_counts
+from ...seen_tiles import partial_share, seen_shares
 from ...tile_change import tile_change
 from ...work import Counts, Work, count_work
 from .family import Wgmma
@@ -173,10 +174,13 @@ def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
     query_tiles = -(-problem.seqlen_q // rows) * variant.tiles_per_cluster()
     begins, ends = _interval(problem)
 
-    def seen(first_row: int, rows: int) -> int:
-        last_row = min(first_row + rows, problem.seqlen_q) - 1
+    listed = seen_shares(problem, rows, variant.bc, -(-problem.seqlen_q // rows)).tolist()
+
+    def seen(first_row: int, count: int) -> int:
+        last_row = min(first_row + count, problem.seqlen_q) - 1
         first_key, end_key = int(begins[first_row]), int(ends[last_row])
-        return max(0, -(-end_key // variant.bc) - first_key // variant.bc)
+        tiles = -(-end_key // variant.bc) - first_key // variant.bc
+        return max(0, round(listed[first_row // rows] * tiles))
 
     walks = [seen(tile * variant.br // rows * rows, rows) for tile in range(query_tiles)]
     starts = range(0, problem.seqlen_q, GROUP_ROWS)
@@ -207,8 +211,15 @@ def _asked(variant: Wgmma, problem: Problem) -> Counts:
     if scores.is_plain:
         return Counts()
     change = None if scores.change is None else tile_change(scores.change).in_names_of_pairs
-    approximate = problem.dtype != "f32"
-    return pair_counts(problem, 2, variant.bc / 4, warp_rows=8, approximate=approximate, change=change)
+    return pair_counts(
+        problem,
+        2,
+        variant.bc / 4,
+        warp_rows=8,
+        partial=partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc),
+        approximate=problem.dtype != "f32",
+        change=change,
+    )
 
 
 def _split_rounds(variant: Wgmma, boxes: int) -> float:

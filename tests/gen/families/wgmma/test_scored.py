@@ -294,7 +294,7 @@ def test_lists_of_tiles_have_no_narrow_end():
 
 
 def test_advice_asks_for_the_keys_that_a_block_walks():
-    long = {"seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64}
+    long: dict[str, Any] = {"seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64}
     narrow = problem_of(Scoring(window=(127, 0)), causal=True, **long)
     many_stages = Wgmma(bc=128, k_stages=4, v_stages=4)
     assert "255 keys are 2 tiles" in str(many_stages._stages_are_used(narrow, H200))
