@@ -191,7 +191,9 @@ def _check_name(name: str) -> None:
 
 def _identifier(number: float) -> str:
     """A number in letters that identifiers may have: ``1e-05`` is ``1em05``."""
-    return f"{number:g}".replace(".", "p").replace("+", "").replace("-", "m")
+    short = f"{number:g}"
+    text = short if float(short) == number else repr(number)
+    return text.replace(".", "p").replace("+", "").replace("-", "m")
 
 
 def _number(value: object) -> str:

@@ -56,6 +56,7 @@ def test_a_problem_is_found_again_by_its_name() -> None:
         Scoring(window=(9, -1), always=4, chunk=7, prefix=3, lengths=True, documents=2, dilation=5),
         Scoring(softcap=1e-05, alibi=True, bias="u8"),
         Scoring(softcap=2.5e20, bias="bf16"),
+        Scoring(softcap=30.000001),
     ):
         problem = Problem(dtype="f32", precision="tf32", causal=True, scoring=asked)
         assert workload_named(problem.name).problem == problem
