@@ -243,7 +243,7 @@ def test_the_suite_has_every_number_and_all_values(name):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "dtype"), sampled(product(ASKED, ("f32", "f16")), 4))
+@pytest.mark.parametrize(("name", "dtype"), sampled(product(ASKED, ("f32", "f16")), 4, thorough=25))
 def test_right_kernels_pass(name, dtype):
     problem = problem_of(ASKED[name], dtype)
     error = validate(SimRunner(CARD), plain_build(problem), seed=1, depth="full", problem=problem)
@@ -359,14 +359,14 @@ def check(problem: Problem, values: dict[str, Any], qkv: tuple[np.ndarray, ...],
 
 
 @needs_compiler
-@pytest.mark.parametrize("seed", sampled(range(100), 3))
+@pytest.mark.parametrize("seed", sampled(range(100), 3, thorough=40))
 def test_random_expressions_are_computed_as_numpy_does(seed):
     problem, values, qkv, expected = random_problem(seed)
     check(problem, values, qkv, expected, SimDevice("a100", CARD), plain_build(problem))
 
 
 @needs_compiler
-@pytest.mark.parametrize("seed", sampled(range(100, 160), 2))
+@pytest.mark.parametrize("seed", sampled(range(100, 160), 2, thorough=25))
 def test_families_compute_random_expressions_as_numpy_does(seed):
     problem, values, qkv, expected = random_problem(seed, head_dim_v=16)
     device = SimDevice("gtx-1080", preset("gtx-1080"))
@@ -408,7 +408,7 @@ def telling_mutants(seed: int) -> tuple[Any, list[reference.Reference]]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("seed", sampled(range(40), 2))
+@pytest.mark.parametrize("seed", sampled(range(40), 2, thorough=15))
 def test_other_expressions_are_told_apart(seed):
     (problem, values, qkv, expected), others = telling_mutants(seed)
     q, k, v = qkv

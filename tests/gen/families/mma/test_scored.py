@@ -119,7 +119,7 @@ def cases():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk", "numbers", "causal"), sampled(cases(), 9))
+@pytest.mark.parametrize(("name", "walk", "numbers", "causal"), sampled(cases(), 9, thorough=90))
 def test_masks_and_changes_are_right(name, walk, numbers, causal):
     problem = problem_of(SCORINGS[name], numbers, causal=causal)
     for rows, keys in SHAPES:
@@ -128,7 +128,7 @@ def test_masks_and_changes_are_right(name, walk, numbers, causal):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk", "numbers", "causal"), sampled(cases()[:120], 1))
+@pytest.mark.parametrize(("name", "walk", "numbers", "causal"), sampled(cases()[:120], 1, thorough=20))
 def test_the_suite_holds(name, walk, numbers, causal):
     problem = problem_of(SCORINGS[name], numbers, causal=causal)
     setting = Setting(variant_of(walk, numbers), problem, H200)
@@ -136,7 +136,9 @@ def test_the_suite_holds(name, walk, numbers, causal):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk"), sampled([(n, w) for n in SCORINGS for w in ("main", "shared")], 0))
+@pytest.mark.parametrize(
+    ("name", "walk"), sampled([(n, w) for n in SCORINGS for w in ("main", "shared")], 0, thorough=12)
+)
 def test_nothing_is_read_that_is_not_there(name, walk):
     problem = problem_of(SCORINGS[name], causal=name == "prefix")
     build = built(variant_of(walk), problem, sanitize=True)
@@ -147,7 +149,7 @@ def test_nothing_is_read_that_is_not_there(name, walk):
 @needs_compiler
 @pytest.mark.parametrize("numbers", sampled(["bf16", "3xf16"], 1))
 @pytest.mark.parametrize("walk", sampled(["main", "packed", "splits"], 1))
-@pytest.mark.parametrize("name", sampled(SCORINGS, 1))
+@pytest.mark.parametrize("name", sampled(SCORINGS, 1, thorough=4))
 def test_rows_computed_again_obey_it_all(name, walk, numbers):
     problem = problem_of(SCORINGS[name], numbers, causal=name == "prefix")
     build = built(variant_of(walk, numbers), problem, distrusting=True)
@@ -323,9 +325,11 @@ def test_changes_and_predicates_are_paid_for_pair_by_pair():
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("card", sampled(["t4", "a100", "rtx-4090", "h200", "b200"], 1))
+@pytest.mark.parametrize("card", sampled(["t4", "a100", "rtx-4090", "h200", "b200"], 1, thorough=2))
 @pytest.mark.parametrize("numbers", sampled(["f16", "3xf16"], 1))
-@pytest.mark.parametrize("name", sampled(["sums", "segments", "formulas", "hidden", "prefix", "always"], 1))
+@pytest.mark.parametrize(
+    "name", sampled(["sums", "segments", "formulas", "hidden", "prefix", "always"], 1, thorough=2)
+)
 def test_scored_kernels_build(card, numbers, name, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
     try:

@@ -85,7 +85,7 @@ def cases():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "way", "card", "causal"), sampled(cases(), 10))
+@pytest.mark.parametrize(("name", "way", "card", "causal"), sampled(cases(), 10, thorough=90))
 def test_masks_and_changes_are_right(name, way, card, causal):
     problem = problem_of(SCORINGS[name], causal=causal)
     for rows, keys in SHAPES:
@@ -178,7 +178,7 @@ def test_an_additive_mask_of_minus_infinity_hides():
 
 
 @needs_compiler
-@pytest.mark.parametrize("card", sampled(CARDS, 1))
+@pytest.mark.parametrize("card", sampled(CARDS, 1, thorough=2))
 @pytest.mark.parametrize("sinks", [False, True])
 def test_rows_without_keys_beside_rows_whose_sums_are_parked(card, sinks):
     """Of walks longer than a run of tiles, which begin anywhere."""
@@ -274,7 +274,9 @@ def test_changes_and_predicates_are_paid_for_pair_by_pair():
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("card", sampled(["gtx-1080", "v100", "t4", "a100", "rtx-4090", "h200", "b200"], 1))
+@pytest.mark.parametrize(
+    "card", sampled(["gtx-1080", "v100", "t4", "a100", "rtx-4090", "h200", "b200"], 1, thorough=3)
+)
 @pytest.mark.parametrize("name", sampled(["sums", "segments", "formulas", "hidden", "prefix", "always"], 2))
 def test_scored_kernels_build(card, name, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))

@@ -113,7 +113,7 @@ def cases():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk", "dtype", "causal"), sampled(cases(), 5))
+@pytest.mark.parametrize(("name", "walk", "dtype", "causal"), sampled(cases(), 5, thorough=70))
 def test_masks_and_changes_are_right(name, walk, dtype, causal):
     problem = problem_of(SCORINGS[name], dtype, causal=causal)
     for rows, keys in SHAPES:
@@ -122,7 +122,7 @@ def test_masks_and_changes_are_right(name, walk, dtype, causal):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk", "dtype", "causal"), sampled(cases()[:120], 1))
+@pytest.mark.parametrize(("name", "walk", "dtype", "causal"), sampled(cases()[:120], 1, thorough=15))
 def test_the_suite_holds(name, walk, dtype, causal):
     problem = problem_of(SCORINGS[name], dtype, causal=causal)
     assert check(Setting(WALKS[walk], problem, H200), seed=3) <= problem.tolerance
@@ -130,7 +130,8 @@ def test_the_suite_holds(name, walk, dtype, causal):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "walk"), sampled([(n, w) for n in SCORINGS for w in ("overlapped", "tail", "neighbours")], 0)
+    ("name", "walk"),
+    sampled([(n, w) for n in SCORINGS for w in ("overlapped", "tail", "neighbours")], 0, thorough=10),
 )
 def test_nothing_is_read_that_is_not_there(name, walk):
     problem = problem_of(SCORINGS[name], causal=name == "prefix")
@@ -143,7 +144,7 @@ def test_nothing_is_read_that_is_not_there(name, walk):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", sampled(["bf16", "e4m3"], 1))
-@pytest.mark.parametrize("name", sampled(SCORINGS, 1))
+@pytest.mark.parametrize("name", sampled(SCORINGS, 1, thorough=5))
 def test_rows_computed_again_obey_it_all(name, dtype):
     problem = problem_of(SCORINGS[name], dtype, causal=name == "prefix")
     build = built(MAIN, problem, distrusting=True)
@@ -335,7 +336,9 @@ def test_changes_are_paid_for_score_by_score():
 
 @pytest.mark.nvcc
 @pytest.mark.parametrize("dtype", sampled(["bf16", "e4m3", "f32"], 1))
-@pytest.mark.parametrize("name", sampled(["sums", "segments", "formulas", "hidden", "prefix", "always"], 1))
+@pytest.mark.parametrize(
+    "name", sampled(["sums", "segments", "formulas", "hidden", "prefix", "always"], 1, thorough=2)
+)
 def test_scored_kernels_build(dtype, name, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
     try:
