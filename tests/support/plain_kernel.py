@@ -78,15 +78,15 @@ extern "C" __global__ void {{ entry }}_kernel(const AttentionArgs args) {
 {% else %}
     s *= kLog2e;
 {% endif %}
-    const float larger = s > top ? s : top;
+    const float larger = s <= top ? top : s;  // what is no number stays
     if (larger == none) continue;
     const float rescale = exp2f(top - larger), p = exp2f(s - larger);
     sum = sum * rescale + p;
     for (int x = 0; x < kDv; ++x) out[x] = out[x] * rescale + p * {{ load }}(v[j * args.v_stride_row + x]);
     top = larger;
   }
-  for (int x = 0; x < kDv; ++x) o[x] = {{ store }}(sum > 0.0f ? out[x] / sum : 0.0f);
-  if (args.lse) args.lse[i] = sum > 0.0f ? (top + log2f(sum)) / kLog2e : none;
+  for (int x = 0; x < kDv; ++x) o[x] = {{ store }}(sum == 0.0f ? 0.0f : out[x] / sum);
+  if (args.lse) args.lse[i] = sum == 0.0f ? none : (top + log2f(sum)) / kLog2e;
 }
 
 extern "C" int {{ entry }}(const AttentionArgs* args, cudaStream_t stream) {

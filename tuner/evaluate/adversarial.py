@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.promise import UNIT, Promise, promise_of
+from ...gen.scoring_values import draw_values
 from ...gen.variant import Variant
 from ..build.protocol import Build
 from ..cards.device import Runner
+from ..cards.score_values import values_as_read
 from ..errors import CorruptedMemory, LaunchError
-from .adversarial_inputs import AdversarialCase, Breadth, adversarial_cases
+from .adversarial_inputs import AdversarialCase, Breadth, cases_for
 from .allowed_errors import Allowed, attend_exactly, element_bounds, row_bounds
+from .asked_numbers import numbers_for
+from .asked_pairs import AskedPairs
 from .comparison import WrongResult
 
 #: Rows and keys of a case: some tiles of either, few, and lengths that no tile divides.
@@ -25,6 +30,8 @@ MOST_ROWS, MOST_KEYS = 73, 261
 FEW_ROWS, SHARED_KEYS = 11, 1061
 #: Of half a unit in the last place, what sums of a few hundred products may be off by at most.
 ROUNDINGS = 4
+#: Of the numbers that masks may have, those that hide most keys.
+HIDING_TURN = 2
 #: float32's smallest number where subnormal ones are kept, and on a card, where builds flush them.
 SUBNORMAL, NORMAL = 2.0**-149, 2.0**-126
 
@@ -71,7 +78,7 @@ def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, emulated: b
         LaunchError, CorruptedMemory: it does not run.
     """
     problem = build.kernel.problem
-    cases = adversarial_cases(problem.dtype, breadth)
+    cases = cases_for(problem, breadth)
     for finding in adversarial_findings(runner, build, cases, emulated=emulated, seed=seed):
         if not finding.kept:
             raise BrokenPromise(
@@ -98,13 +105,37 @@ def try_case(runner: Runner, build: Build, case: AdversarialCase, *, flush: floa
     problem = build.kernel.problem
     promise = promise_of(problem)
     rows, keys = shape_for(build.kernel.variant)
-    q, k, v, scale = case.draw(problem, rows=rows, keys=keys, seed=seed)
-    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=True)
+    values, unseen = _values(build.kernel.variant, problem, case, rows, keys, seed)
+    q, k, v, scale = case.draw(problem, rows=rows, keys=keys, seed=seed, unseen=unseen)
+    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=True, values=values)
     assert lse is not None
     allowed = attend_exactly(
-        q, k, v, scale=scale, problem=problem, promise=promise, exact=case.exact, flush=flush
+        *(q, k, v),
+        scale=scale,
+        problem=problem,
+        promise=promise,
+        exact=case.exact,
+        flush=flush,
+        values=values,
     )
     return judge(np.asarray(o, np.float64), np.asarray(lse, np.float64), allowed, problem, promise, case)
+
+
+def _values(
+    variant: Variant, problem: Problem, case: AdversarialCase, rows: int, keys: int, seed: int
+) -> tuple[Mapping[str, Any], np.ndarray | None]:
+    """What the problem's scores read in a case, and which keys no row sees then."""
+    if problem.scores.is_plain:
+        return {}, None
+    drawn = zlib.crc32(case.name.encode())
+    rng = np.random.default_rng([seed, drawn])
+    turn = HIDING_TURN if case.group == "hidden" else drawn
+    numbers = numbers_for(problem.scoring, keys, int(getattr(variant, "bc", 64)), turn, rng)
+    sizes = replace(problem, batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=rows, seqlen_k=keys)
+    values = values_as_read(sizes, draw_values(numbers, problem.scores, sizes, rng))
+    asked = AskedPairs(problem.scores, values, (0, 0), 2, rows, keys)
+    hidden = asked.hidden(0, np.arange(rows), np.arange(keys))
+    return values, np.asarray(hidden.all(axis=(0, 1)))
 
 
 def shape_for(variant: Variant) -> tuple[int, int]:

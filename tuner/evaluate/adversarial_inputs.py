@@ -2,6 +2,9 @@
 
 Each case is a change of plain inputs, q, k and v drawn from N(0, 1) or uniform in ±1. It is drawn anew, the
 same every time, for any type, head dim, mask and shape. What a type cannot hold is left out of its cases.
+
+Kernels with masks and changes of scores are tried on fewer magnitudes, and on keys that no row sees. Where a
+score goes through an expression, none is tried: what that makes of a score of 1e36 nobody can promise.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ class Draw:
     v: np.ndarray
     scale: float
     rng: np.random.Generator
+    unseen: np.ndarray | None = None
+    """Which keys no row sees."""
 
     @property
     def largest(self) -> float:
@@ -128,15 +133,23 @@ class AdversarialCase:
     exact: bool = False
 
     def draw(
-        self, problem: Problem, *, rows: int, keys: int, heads: int = 2, kv_heads: int = 1, seed: int = 0
+        self,
+        problem: Problem,
+        *,
+        rows: int,
+        keys: int,
+        heads: int = 2,
+        kv_heads: int = 1,
+        seed: int = 0,
+        unseen: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """Makes q, k, v of the problem's type and head dims, shaped (1, heads, length, head_dim), and the
-        scale."""
+        scale. ``unseen`` are keys that no row sees."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
         d, dv = problem.head_dim, problem.head_dim_v
         shapes = ((1, heads, rows, d), (1, kv_heads, keys, d), (1, kv_heads, keys, dv))
         q, k, v = (rng.standard_normal(shape) for shape in shapes)
-        draw = Draw(problem.dtype, q, k, v, 1 / math.sqrt(d), rng)
+        draw = Draw(problem.dtype, q, k, v, 1 / math.sqrt(d), rng, unseen)
         with np.errstate(over="ignore", invalid="ignore"):
             self.change(draw)
             scale = float(np.float32(draw.scale))
@@ -182,6 +195,15 @@ def _text(size: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
+def cases_for(problem: Problem, breadth: Breadth) -> tuple[AdversarialCase, ...]:
+    """Returns the cases that kernels of a problem are tried on."""
+    if problem.scoring.is_plain:
+        return adversarial_cases(problem.dtype, breadth)
+    if problem.scoring.score:
+        return ()
+    return (*adversarial_cases(problem.dtype, "few"), *HIDDEN_CASES)
+
+
 def adversarial_cases(dtype: str, breadth: Breadth = "all") -> tuple[AdversarialCase, ...]:
     """Returns the cases of a type, those of a group together."""
     makers = (
@@ -201,7 +223,7 @@ def adversarial_cases(dtype: str, breadth: Breadth = "all") -> tuple[Adversarial
 
 def case_named(name: str, dtype: str) -> AdversarialCase:
     """Returns the case of that name; raises ValueError with the nearest name."""
-    known = {case.name: case for case in adversarial_cases(dtype)}
+    known = {case.name: case for case in (*adversarial_cases(dtype), *HIDDEN_CASES)}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0)
         raise ValueError(f"no adversarial case of {dtype} is called {name!r}; did you mean {close[0]!r}?")
@@ -490,3 +512,19 @@ def _subnormal(sizes: Sizes) -> Iterator[AdversarialCase]:
     yield AdversarialCase("q subnormal, k large", "subnormal", against_large)
     yield AdversarialCase("a row of q subnormal", "subnormal", one_row)
     yield AdversarialCase("q subnormal, scale large", "subnormal", times("q", min(1 / normal, 1e37)))
+
+
+def _hidden(names: str, value: float) -> Change:
+    def change(draw: Draw) -> None:
+        for name in names if draw.unseen is not None else "":
+            getattr(draw, name)[:, :, draw.unseen] = value
+
+    return change
+
+
+#: What keys hold that no row sees, where masks hide any.
+HIDDEN_CASES = (
+    AdversarialCase("keys that no row sees NaN", "hidden", _hidden("k", math.nan)),
+    AdversarialCase("keys that no row sees 1e4", "hidden", _hidden("k", 1e4)),
+    AdversarialCase("values that no row sees NaN", "hidden", _hidden("v", math.nan)),
+)

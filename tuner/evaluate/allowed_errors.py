@@ -22,24 +22,33 @@ weight zero leaves alone; what numbers too small for the type, or for the class'
 (`Promise.weight_floor`, half the output's smallest number, float32's smallest one); and for
 log-sum-exp the largest η that matters and the class's bound of its size.
 
+Where scores are changed, η is what comes of it behind the change, and what the change's own operations round
+by is added. A sink is a key of value 0 whose score is off by a few u of itself.
+
 What is not finite. Each row is judged by itself. Where float64, by IEEE arithmetic over the keys that the row
 sees, gives NaN, o is NaN and so is the log-sum-exp, if it was a score; where it gives ±inf, or more than the
 output's type can hold, o is not finite; else it is finite and within the bound. Two things are left open: a
 row whose Σ|q k|, scaled or not, is beyond float32, and an element whose Σ|v| is, may be not finite, since
-plain float32 arithmetic overflows there. They may not be finite and wrong.
+plain float32 arithmetic overflows there. They may not be finite and wrong; but where something is asked of
+masks and scores, a row that may overflow to -inf throughout is one that sees nothing, and o may be 0.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.promise import Promise
 from ..cards.dtypes import largest, smallest
-from .error_bounds import element_factor, lse_bound
+from .asked_pairs import LEAST_SCORE, AskedPairs
+from .error_bounds import element_factor, lse_bound, tanh_error
+from .score_rounding import UNIT
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
 LOG2_E = math.log2(math.e)
@@ -84,62 +93,97 @@ def attend_exactly(
     promise: Promise,
     exact: bool = False,
     flush: float = 2.0**-149,
+    values: Mapping[str, Any] | None = None,
 ) -> Allowed:
     """Computes attention of arrays shaped (batch, heads, seqlen, head_dim) and what each result may err by.
 
-    ``problem`` gives type and mask. ``flush`` is the smallest float32 number that the card keeps. ``exact``:
-    scores are equal or far apart by construction, so that rounding moves no weight.
+    ``problem`` gives type, masks and changes of scores, and ``values`` what those read. ``flush`` is the
+    smallest float32 number that the card keeps. ``exact``: scores are equal or far apart by construction, so
+    that rounding moves no weight.
     """
     batch, heads, rows, d = q.shape
     group, keys, columns = heads // k.shape[1], k.shape[2], v.shape[3]
     flush = max(flush, promise.least)
     step = max(1, MAX_BYTES // (8 * keys * max(d, columns)))
     fields: dict[str, list[np.ndarray]] = {name: [] for name in Allowed.__dataclass_fields__}
-    begins, ends = problem.scores.interval(np.arange(rows), rows, keys)
-    positions = np.arange(keys)
-    seen = (positions >= begins[:, None]) & (positions < ends[:, None])
+    asked = AskedPairs(problem.scores, values or {}, (0, 0), heads, rows, keys)
+    sinks = asked.sinks()
     with np.errstate(all="ignore"):
         for b in range(batch):
             for h in range(heads):
                 one = [np.asarray(x, np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group])]
                 for first in range(0, rows, step):
-                    part = slice(first, first + step)
-                    head = _Rows(one[0][part], one[1], one[2], seen[part], scale)
-                    for name, values in head.judged(problem, promise, exact, flush).items():
-                        fields[name].append(values)
-    shapes = {name: (batch, heads, rows, *values[0].shape[1:]) for name, values in fields.items()}
+                    part = np.arange(rows)[first : first + step]
+                    pairs = _Pairs(asked, b, h, part, np.arange(keys))
+                    head = _Rows(one[0][part], one[1], one[2], pairs, scale, float(sinks[h]))
+                    for name, judged in head.judged(problem, promise, exact, flush).items():
+                        fields[name].append(judged)
+    shapes = {name: (batch, heads, rows, *parts[0].shape[1:]) for name, parts in fields.items()}
     return Allowed(**{name: np.concatenate(fields[name]).reshape(shapes[name]) for name in fields})
 
 
 @dataclass(frozen=True)
+class _Pairs:
+    """What is asked of some rows of a head beside all its keys."""
+
+    asked: AskedPairs
+    b: int
+    h: int
+    rows: np.ndarray
+    keys: np.ndarray
+
+    def seen(self) -> np.ndarray:
+        return self.asked.visible(self.b, self.h, self.rows, self.keys)
+
+    def changed(
+        self, scores: np.ndarray, errors: np.ndarray, tanh_error: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What becomes of scores and of their errors."""
+        found = self.asked.change(self.b, self.h, scores, errors, self.rows, self.keys, tanh_error)
+        scores = np.where(found.value < LEAST_SCORE, -np.inf, found.value)
+        return scores, np.broadcast_to(np.add(found.inherited, 2 * found.own), scores.shape)
+
+
+@dataclass(frozen=True)
 class _Rows:
-    """Some rows of a head, in float64, beside all its keys, and which of them they see."""
+    """Some rows of a head, in float64, beside all its keys, what is asked of the pairs, and the sink."""
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
-    seen: np.ndarray
+    pairs: _Pairs
     scale: float
+    sink: float
+
+    @cached_property
+    def seen(self) -> np.ndarray:
+        """Which keys each row sees."""
+        return self.pairs.seen()
 
     def judged(self, problem: Problem, promise: Promise, exact: bool, flush: float) -> dict[str, np.ndarray]:
         """The fields of `Allowed`."""
         scores, sizes = self._scores(exact)
         eta = np.zeros_like(sizes) if exact else self._score_errors(sizes, promise, flush)
-        top = scores.max(axis=-1, keepdims=True)
+        if problem.scores.change is not None:
+            scores, eta = self.pairs.changed(scores, eta, tanh_error(problem))
+            scores, eta = np.where(self.seen, scores, -np.inf), np.where(self.seen, eta, 0.0)
+        top = np.maximum(scores.max(axis=-1, keepdims=True), self.sink)
         weightless = np.asarray(np.isneginf(top))
-        weights = np.exp(scores - np.where(weightless, 0.0, top))
-        total = weights.sum(axis=-1, keepdims=True)
-        p = weights / np.where(weightless, 1.0, total)
+        shift = np.where(weightless, 0.0, top)
+        weights, of_sink = np.exp(scores - shift), np.exp(self.sink - shift)
+        total = weights.sum(axis=-1, keepdims=True) + of_sink
+        divisor = np.where(weightless, 1.0, total)
+        p = weights / divisor
         o = self._averages(p, self.v)
         visible_v = self.seen.astype(np.float64) @ np.abs(_finite(self.v))
-        slack = self._moved_by_rounding(scores, p, eta, o)
+        slack = self._moved_by_rounding(scores, p, (of_sink / divisor)[:, 0], eta, o)
         # A polynomial's least weight is also that of keys which a row does not see.
         reached_v = visible_v if promise.isolates_values else np.abs(_finite(self.v)).sum(axis=0)
         slack += max(promise.weight_floor, flush) * reached_v
         slack += promise.row_share * np.abs(_finite(o)).mean(axis=-1, keepdims=True)
         slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
         lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
-        lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1)
+        lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1) + self._sink_error()
         lse_slack += lse_bound(problem, 0.0) * np.maximum(1.0, np.abs(lse))
         return {
             "o": np.where(np.abs(o) > largest(problem.output_dtype), np.copysign(np.inf, o), o),
@@ -186,25 +230,34 @@ class _Rows:
 
     def _mattering(self, scores: np.ndarray, eta: np.ndarray) -> np.ndarray:
         """Which keys may have weight."""
-        least = (scores - eta).max(axis=-1, keepdims=True)
+        least = np.maximum((scores - eta).max(axis=-1, keepdims=True), self.sink)
         return np.logical_and(self.seen, scores + eta >= least - NO_WEIGHT)
 
+    def _sink_error(self) -> float:
+        """What the sink may be off by, twice rounded."""
+        return 0.0 if math.isinf(self.sink) else 3 * UNIT * abs(self.sink)
+
     def _moved_by_rounding(
-        self, scores: np.ndarray, p: np.ndarray, eta: np.ndarray, o: np.ndarray
+        self, scores: np.ndarray, p: np.ndarray, of_sink: np.ndarray, eta: np.ndarray, o: np.ndarray
     ) -> np.ndarray:
         """What errors of the scores up to ``eta`` do to the outputs at most; see the module's docstring."""
         moved = np.zeros_like(o)
         v = _finite(self.v)
         mattering = self._mattering(scores, eta)
         eta = np.where(mattering, eta, 0.0)
-        most = eta.max(axis=-1)
+        most = np.maximum(eta.max(axis=-1), self._sink_error())
         shift = p * np.expm1(np.minimum(eta, MANY_UNITS))
-        kept = (p * np.exp(-eta)).sum(axis=-1)
+        kept = (p * np.exp(-eta)).sum(axis=-1) + of_sink
+        sink_shift = of_sink * math.expm1(self._sink_error())
         for i in np.flatnonzero((most > 0) & ~np.isnan(o).all(axis=-1)):
-            distance = np.abs(v - o[i])
-            moved[i] = distance[mattering[i]].max(axis=0)
+            distance, to_sink = np.abs(v - o[i]), np.abs(o[i])
+            moved[i] = np.maximum(distance[mattering[i]].max(axis=0, initial=0.0), to_sink * (of_sink[i] > 0))
             if most[i] < MANY_UNITS:
-                moved[i] = np.fmin(moved[i], shift[i] @ distance / kept[i])
+                moved[i] = np.fmin(moved[i], (shift[i] @ distance + sink_shift[i] * to_sink) / kept[i])
+        if not self.pairs.asked.scores.is_plain:
+            # One of which all scores are -inf sees nothing.
+            vanishing = (scores - eta).max(axis=-1, keepdims=True) < LEAST_SCORE
+            moved = np.where(vanishing, np.maximum(moved, np.abs(o)), moved)
         return np.where(np.isnan(o), 0.0, moved)
 
 

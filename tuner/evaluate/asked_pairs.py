@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import numpy as np
 
 from ...gen.scores import BATCH, HEAD, KEY, NUM_KEYS, NUM_ROWS, QUERY, SCORE, Scores, laid_over
-from .score_rounding import UNIT, rounded_change
+from .score_rounding import UNIT, Rounded, rounded_change
+
+#: Scores below this, in powers of two, are infinite in float32, and their keys as good as hidden: PyTorch's
+#: masks may have the least number that there is for what is hidden.
+LEAST_SCORE = -float(np.finfo(np.float32).max) / math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -51,28 +56,40 @@ class AskedPairs:
             return products, np.abs(products), np.zeros(1)
         changed, inherited, own = (np.empty_like(products) for _ in range(3))
         for h, scores in enumerate(products):
-            names = {
-                BATCH.name: self.first[0] + b,
-                HEAD.name: self.first[1] + h,
-                QUERY.name: rows[:, None],
-                KEY.name: keys[None, :],
-                NUM_ROWS.name: self.seqlen_q,
-                NUM_KEYS.name: self.seqlen_k,
-                SCORE.name: scores,
-            }
-            found = rounded_change(
-                self.scores.change,
-                laid_over(self.values, names),
-                UNIT * np.abs(scores),
-                tanh_error=tanh_error,
-            )
+            found = self.change(b, h, scores, UNIT * np.abs(scores), rows, keys, tanh_error)
             changed[h], inherited[h], own[h] = found.value, found.inherited, found.own
         inherited /= UNIT
         return changed, inherited, own
+
+    def change(
+        self,
+        b: int,
+        h: int,
+        scores: np.ndarray,
+        errors: np.ndarray,
+        rows: np.ndarray,
+        keys: np.ndarray,
+        tanh_error: float,
+    ) -> Rounded:
+        """Returns what becomes of one head's scaled scores, and of their errors."""
+        if self.scores.change is None:
+            return Rounded(scores, errors)
+        names = {
+            BATCH.name: self.first[0] + b,
+            HEAD.name: self.first[1] + h,
+            QUERY.name: rows[:, None],
+            KEY.name: keys[None, :],
+            NUM_ROWS.name: self.seqlen_q,
+            NUM_KEYS.name: self.seqlen_k,
+            SCORE.name: scores,
+        }
+        values = laid_over(self.values, names)
+        return rounded_change(self.scores.change, values, errors, tanh_error=tanh_error)
 
     def sinks(self) -> np.ndarray:
         """Returns the sink of each head; -inf where there are none."""
         if not self.scores.sinks:
             return np.full(self.num_heads, -np.inf)
         heads = slice(self.first[1], self.first[1] + self.num_heads)
-        return np.asarray(self.values["sinks"], np.float64)[heads]
+        sinks = np.asarray(self.values["sinks"], np.float64)[heads]
+        return np.where(sinks < LEAST_SCORE, -np.inf, sinks)

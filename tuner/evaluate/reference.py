@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,9 @@ import numpy as np
 
 from ...gen.scores import FULL, Scores
 from ..cards.dtypes import numpy_dtype
-from .asked_pairs import AskedPairs
+from .asked_pairs import LEAST_SCORE, AskedPairs
 from .score_rounding import UNIT
 
-#: Scores below this, in powers of two, are infinite in float32, and their keys as good as hidden: PyTorch's
-#: masks may have the least number that there is for what is hidden.
-LEAST_SCORE = -float(np.finfo(np.float32).max) / math.log2(math.e)
 #: Bytes of scores held at a time.
 MAX_SCORE_BYTES = 64 * 2**20
 
