@@ -42,7 +42,8 @@ class Replaced:
                 return ArrayProxy(self._captured, value, name)
             return Proxy(self._captured, self._captured.number(value, name))
         if isinstance(value, types.ModuleType):
-            return _ModuleProxy(value) if value.__name__ in _DEAF else value
+            is_known = value.__name__.partition(".")[0] in _LIBRARIES and value.__name__ not in _DEAF
+            return value if is_known else _ModuleProxy(self, value)
         if depth > _DEEPEST or isinstance(value, type):
             return value
         if getattr(value, "__module__", None) in _DEAF:
@@ -112,13 +113,13 @@ class Replaced:
 
 
 class _ModuleProxy:
-    """A module whose functions can be traced."""
+    """A module whose arrays are replaced, and whose functions can be traced, where they are asked for."""
 
-    def __init__(self, module: types.ModuleType) -> None:
-        self._module = module
+    def __init__(self, replaced: Replaced, module: types.ModuleType) -> None:
+        self._replaced, self._module = replaced, module
 
     def __getattr__(self, name: str) -> Any:
-        return _listening(getattr(self._module, name))
+        return self._replaced.value(getattr(self._module, name), name)
 
 
 def _listening(function: Any) -> Any:

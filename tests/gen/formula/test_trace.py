@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 from collections.abc import Callable
 from math import exp
 from types import SimpleNamespace
@@ -252,6 +253,15 @@ def test_arrays_of_other_types_are_refused_where_they_are_used(dtype: str) -> No
     with pytest.raises((TraceError, ValueError), match=f"{dtype}|no type"):
         trace_mask(lambda b, h, q, k: array[q] > 1)
     assert trace_mask(lambda b, h, q, k: (q > k) | (array is None)).buffers == {}
+
+
+def test_arrays_and_functions_of_modules_are_found() -> None:
+    module = types.ModuleType("of_a_user")
+    module.bias, module.math = BIAS, math  # pyright: ignore
+    module.near = lambda q, k: module.bias[q, k] + module.math.exp(k)  # pyright: ignore
+    traced = trace_score(lambda s, b, h, q, k: s + module.near(h, q) + module.bias[h, k])
+    assert traced.expression.python() == "score + (bias[h, q] + exp(float(q))) + bias[h, k]"
+    assert traced.buffers == {"bias": BIAS} and module.bias is BIAS
 
 
 def test_what_a_function_raises_comes_through() -> None:
