@@ -1,4 +1,4 @@
-"""Which cases every run tries, which `pytest -m thorough` does, and which `pytest -m exhaustive`, in hours."""
+"""Which cases every run tries, which `pytest -m thorough`, and which, in hours, `pytest -m exhaustive`."""
 
 from __future__ import annotations
 
