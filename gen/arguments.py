@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from .expression import Kind
@@ -30,6 +30,15 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 #: What kernels whose rows see what a predicate says are told of their lists of tiles.
 TILE_LISTS, LISTS_MADE = "tile_lists", "tile_lists_made"
+#: What the numbers of masks and changes by name are.
+_NUMBERS = {
+    "window_left": "keys before a row's place that it sees; negative: all",
+    "window_right": "keys after it that it sees; negative: all",
+    "always_keys": "first keys that all rows see",
+    "chunk": "places of a chunk, of which rows see their own",
+    "dilation": "rows see keys at distances that are multiples of this",
+    "softcap": "a scaled score s becomes softcap * tanh(s / softcap)",
+}
 #: The codes by which `struct` packs them.
 ADDRESS, LONG, INT, SINGLE = "Q", "q", "i", "f"
 #: Those of plain attention, which read nothing but q, k and v.
@@ -134,7 +143,7 @@ def argument_struct(
     q and k are in ``scale``. What masks and changes of ``scores`` read stands behind the arrays' own.
     """
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
-    addresses += [(Field(each.name, ADDRESS, buffer=each),) for each in scores.buffers]
+    addresses += [(Field(each.name, ADDRESS, buffer=each, comment=_shape(each)),) for each in scores.buffers]
     made = []
     if scores.predicate is not None:
         addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
@@ -146,15 +155,24 @@ def argument_struct(
     strides += [tuple(Field(name, LONG) for name in each.strides) for each in scores.buffers if each.strides]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
     more_sizes = [(Field(name, INT),) for each in scores.buffers for _, name in each.sizes]
-    more_sizes += [(Field(each.name, INT),) for each in scores.scalars if each.kind is not Kind.FLOAT]
+    numbers = [
+        (Field(each.name, INT, comment=_NUMBERS.get(each.name, "")), each.kind) for each in scores.scalars
+    ]
+    more_sizes += [(field,) for field, kind in numbers if kind is not Kind.FLOAT]
     usual = "multiplies q k^T{} 1 / sqrt(head_dim)"
     if has_scales:
         scale = Field("scale", SINGLE, comment=usual.format(": usually") + ", times the scales of q and k")
         scalars = [(scale,), (Field("value_scale", SINGLE, comment="multiplies o: the scale of v"),)]
     else:
         scalars = [(Field("scale", SINGLE, comment=usual.format(", usually")),)]
-    scalars += [(Field(each.name, SINGLE),) for each in scores.scalars if each.kind is Kind.FLOAT]
+    scalars += [(replace(field, code=SINGLE),) for field, kind in numbers if kind is Kind.FLOAT]
     return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *made, *more_sizes, *scalars))
+
+
+def _shape(buffer: Buffer) -> str:
+    """What a buffer's axes are, the last of which is contiguous, and its type."""
+    axes = [" or ".join(sorted(names)) if names else "any" for names in buffer.axes]
+    return f"({', '.join(axes)}) of {buffer.dtype}"
 
 
 def struct_of(problem: Problem) -> ArgumentStruct:

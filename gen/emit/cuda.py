@@ -13,7 +13,7 @@ from ..kernel import Kernel
 from ..launch import Launch, TensorMap
 from ..problem import Problem
 from .made import Made
-from .words import WIDTH, building, figures, regenerating, wrap
+from .words import WIDTH, building, figures, regenerating, scoring_words, wrap
 
 #: What the line begins with that tells a machine all about the kernel.
 FACTS = "// flashgen: "
@@ -43,7 +43,10 @@ def emit_cuda(
 
 def _told(made: Made, file: str) -> str:
     """What the header tells of figures, and which commands build the file and make it again."""
+    scoring = made.kernel.problem.scoring
+    features = [] if scoring.is_plain else [wrap(f"Tuned with {scoring_words(scoring)}.", WIDTH - 3)]
     paragraphs = [
+        *features,
         wrap(figures(made), WIDTH - 3),
         f"Build:\n\n{building(made.kernel, file)}",
         f"Regenerate:\n\n{regenerating(made, file, WIDTH - 3)}",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..arguments import VOID_ELEMENTS, struct_of
+from ..arguments import BUFFER_ELEMENTS, VOID_ELEMENTS, struct_of
+from ..expression import Kind
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
+from ..scores import Buffer
+from ..scoring_values import scalar_values
 from ..variant import Variant
-from .words import architecture_option, class_words, dtype_name
+from .words import WIDTH, architecture_option, class_words, dtype_name, mask_words, wrap
 
 #: How an element is made of a float and read as one, on the host.
 _CONVERSIONS = {
@@ -69,6 +72,10 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
             arguments=struct_of(problem),
             elements=VOID_ELEMENTS,
             entry=_entry(problem),
+            lists=problem.scores.predicate is not None,
+            told=wrap(mask_words(problem), WIDTH - 5).split("\n"),
+            scalars=_scalars(problem),
+            buffers=[_buffer(each, problem) for each in problem.scores.buffers],
             number=number,
             element_name=dtype_name(problem),
             element_header=element_header,
@@ -77,3 +84,96 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
             **values,
         )
     )
+
+
+def _scalars(problem: Problem) -> dict[str, str]:
+    """The numbers that kernels take, as they were tuned for, in C++."""
+    values = scalar_values(problem.scoring)
+    return {
+        each.name: f"{float(values[each.name])!r}f" if each.kind is Kind.FLOAT else f"{values[each.name]}"
+        for each in problem.scores.scalars
+    }
+
+
+#: What the example calls the sizes of its arrays.
+_SIZES = {"batch": "kBatch", "num_q_heads": "kHeads", "seqlen_q": "kRows", "seqlen_k": "kKeys"}
+#: What the program calls them, and how it says so.
+_EXTENTS = {"batch": "input.batch", "num_q_heads": "1", "seqlen_q": "input.rows", "seqlen_k": "input.rows"}
+_WORDS = {"input.batch": "B", "1": "1", "input.rows": "N"}
+#: What the example fills arrays of a type with, ``i`` being the place of an element.
+_FILLS = {
+    "f32": "normal(generator)",
+    "f16": "normal(generator) < 0 ? 0xb800 : 0x3c00",  # -0.5 or 1
+    "bf16": "normal(generator) < 0 ? 0xbf00 : 0x3f80",
+    "u8": "i % 10 != 0",
+}
+
+
+def _buffer(buffer: Buffer, problem: Problem) -> dict[str, Any]:
+    """How the example makes an array that masks or changes of scores read."""
+    lengths = [_length(names) for names in buffer.axes]
+    strides = [_product(lengths[axis + 1 :]) for axis in range(len(lengths) - 1)]
+    return {
+        "name": buffer.name,
+        "type": BUFFER_ELEMENTS[buffer.dtype],
+        "count": _product(lengths),
+        "fill": _fill(buffer, problem, lengths[-1]),
+        "told": [
+            *zip(buffer.strides, strides, strict=True),
+            *((name, lengths[axis]) for axis, name in buffer.sizes),
+        ],
+        "read": _read(buffer),
+    }
+
+
+def _read(buffer: Buffer) -> dict[str, Any]:
+    """How the program reads it from a file, where each batch is of one head and as many keys as rows."""
+    computed = dict(buffer.sizes)
+    lengths, words = [], []
+    for axis, names in enumerate(buffer.axes):
+        name = computed.get(axis, "")
+        extents = dict.fromkeys(_EXTENTS[each] for each in sorted(names)) or {f"input.{name}": "any"}
+        longest = list(extents) if len(extents) == 1 else [f"std::max({{{', '.join(extents)}}})"]
+        lengths += longest
+        words.append(" or ".join(dict.fromkeys(_WORDS.get(each, "M") for each in extents)))
+    strides = [_product(lengths[axis + 1 :]) for axis in range(len(lengths) - 1)]
+    told = f"{' x '.join(words)} of {buffer.dtype}"
+    return {
+        "words": told + ("; before it the length M of each such axis, int32" if computed else ""),
+        "sizes": list(computed.values()),
+        "count": _product(lengths),
+        "told": [
+            *zip(buffer.strides, strides, strict=True),
+            *((name, f"input.{name}") for name in computed.values()),
+        ],
+    }
+
+
+def _product(lengths: list[str]) -> str:
+    """A number of elements in C++."""
+    return lengths[0] if len(lengths) == 1 else f"1LL * {' * '.join(lengths)}"
+
+
+def _length(names: frozenset[str]) -> str:
+    sizes = sorted(_SIZES[each] for each in names)
+    if not sizes:
+        return "(kRows + kKeys)"
+    return sizes[0] if len(sizes) == 1 else f"std::max({{{', '.join(sizes)}}})"
+
+
+def _fill(buffer: Buffer, problem: Problem, last: str) -> str:
+    scoring = problem.scoring
+    # Documents of 40 keys: a row's place is that of the last of its keys.
+    place = "(int(i % kRows) + kKeys - kRows) / 40 * 40"
+    match buffer.name:
+        case "prefix" if scoring.prefix:
+            return "20 + int(i)"
+        case "lengths" if scoring.lengths:
+            return "kKeys - 15 * int(i)"
+        case "document_begin" if scoring.documents:
+            return place
+        case "document_end" if scoring.documents:
+            return f"std::min({place} + 40, kKeys)"
+        case "slopes" if scoring.alibi:
+            return "std::exp2(-2.0f * (i % kHeads + 1))"
+    return _FILLS.get(buffer.dtype, f"int(8 * (i % {last}) / {last})")

@@ -15,10 +15,13 @@ from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.emit.native import library, program
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.space import enumerate_space
 from flashgen.tuner.build.toolchain import find_nvcc
 from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.cli import app
@@ -203,6 +206,93 @@ def test_cmake_builds_the_library(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "build" / "libbest.a").exists() and (tmp_path / "build" / "example").exists()
+
+
+# ---- masks and changes of scores ---------------------------------------------------------------------------
+
+
+SCORINGS: dict[str, dict[str, Any]] = {
+    "window": {"head_dim": 32, "scoring": Scoring(window=(30, 4), softcap=3.0, sinks=True)},
+    "lists": {
+        "head_dim": 32,
+        "causal": True,
+        "scoring": Scoring(
+            mask="doc[b, q] == doc[b, k] or k % n == 0",
+            score="score + rel[h, k - q]",
+            alibi=True,
+            bias="f16",
+            lengths=True,
+            scalars=(("n", 3),),
+        ),
+    },
+    "half": {
+        "head_dim": 40,
+        "head_dim_v": 24,
+        "dtype": "bf16",
+        "scoring": Scoring(documents=4, bias="u8", prefix=20, score="score * t", scalars=(("t", 0.5),)),
+    },
+}
+
+
+#: Parameters that may be anything that fits.
+FREE = ("lanes", "vec", "threads_per_block", "min_blocks")
+
+
+@pytest.fixture(scope="module", params=list(SCORINGS))
+def scored(request: pytest.FixtureRequest) -> Kernel:
+    problem = Problem(**SCORINGS[request.param])
+    if problem.dtype == "bf16":
+        return render(Mma(br=64, bc=32, rows_per_warp=16, stages=1), problem, H200)
+    held = {p.name: p.default for p in Simt.parameters() if p.name not in FREE} | {"br": 32, "bc": 32}
+    return render(enumerate_space(Simt, problem, H200, held).legal[0], problem, H200)
+
+
+def test_a_library_with_masks_is_called_by_its_example(scored: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "best.cu").write_text(emit_cuda(scored, device="H200"))
+    for name, text in library(scored.problem, scored.variant, scored.sm, "best").items():
+        (tmp_path / name).write_text(text)
+        assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
+    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
+    done = run(tmp_path / "example")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
+    assert told is not None and 0 < float(told[1]) <= float(told[2]) == scored.problem.tolerance
+
+
+def test_a_program_reads_what_masks_read(tmp_path: Path) -> None:
+    problem = Problem(**SCORINGS["lists"])
+    held = {p.name: p.default for p in Simt.parameters() if p.name not in FREE} | {"br": 32, "bc": 32}
+    kernel = render(enumerate_space(Simt, problem, H200, held).legal[0], problem, H200)
+    source = tmp_path / "best.cu"
+    source.write_text(emit_cuda(kernel, device="H200") + program(problem, kernel.sm))
+    emulated([source], tmp_path / "best")
+    rng, batch, rows = np.random.default_rng(0), 2, 75
+    arrays = [rng.uniform(-3, 3, (batch, rows, 32)).astype(np.float32) for _ in range(3)]
+    drawn: dict[str, Any] = {
+        "doc": np.sort(rng.integers(0, 4, (batch, rows))).astype(np.int32),
+        "rel": rng.standard_normal((1, 50)).astype(np.float32),
+        "slopes": np.full((batch, 1), 0.25, np.float32),
+        "bias": rng.standard_normal((batch, 1, rows, rows)).astype(np.float16),
+        "lengths": np.array([70, 75], np.int32),
+    }
+    write_input(tmp_path / "input", batch, rows, 32, arrays)
+    with (tmp_path / "input").open("ab") as file:
+        for each in problem.scores.buffers:
+            for axis, _ in each.sizes:
+                np.array([drawn[each.name].shape[axis]], np.int32).tofile(file)
+            drawn[each.name].tofile(file)
+    done = run(tmp_path / "best", tmp_path / "input", tmp_path / "output")
+    assert done.returncode == 0, done.stderr
+    o = np.fromfile(tmp_path / "output", np.float32).reshape(batch, 1, rows, 32)
+    q, k, v = (x[:, None] for x in arrays)
+    values = {**drawn, "n": 3}
+    wanted = reference.attention(q, k, v, scale=32**-0.5, scores=problem.scores, values=values).o
+    distance = np.linalg.norm(o - wanted, axis=(2, 3)) / np.linalg.norm(wanted, axis=(2, 3))
+    assert (distance <= problem.tolerance).all(), distance
+    short = (tmp_path / "input").read_bytes()[:-8]
+    (tmp_path / "short").write_bytes(short)
+    done = run(tmp_path / "best", tmp_path / "short", tmp_path / "output")
+    assert done.returncode == 1 and "numbers of" in done.stderr
 
 
 # ---- the command line --------------------------------------------------------------------------------------
