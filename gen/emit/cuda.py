@@ -12,8 +12,9 @@ from ..families import family_named
 from ..kernel import Kernel
 from ..launch import Launch, TensorMap
 from ..problem import Problem
+from ..scoring_words import scoring_words
 from .made import Made
-from .words import WIDTH, building, figures, regenerating, scoring_words, wrap
+from .words import WIDTH, building, figures, regenerating, wrap
 
 #: What the line begins with that tells a machine all about the kernel.
 FACTS = "// flashgen: "
