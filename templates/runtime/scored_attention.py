@@ -567,11 +567,17 @@ def _arrays_of(tuned: Scored, asked: Mapping[str, Any], q: Any) -> dict[str, Any
 
 def _sizes_of(q: Any, k: Any, layout: str) -> dict[str, int]:
     """The sizes of arrays that are as they should be; whether they are, is found out later."""
-    if len(q.shape) != 4 or len(k.shape) != 4:
+    of_q, of_k = _shape_of(q), _shape_of(k)
+    if len(of_q) != 4 or len(of_k) != 4:
         return {}
     heads, rows = (1, 2) if layout == "bhsd" else (2, 1)
-    lengths = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows])
-    return dict(zip(_SIZES, lengths, strict=True))
+    return dict(zip(_SIZES, (of_q[0], of_q[heads], of_k[heads], of_q[rows], of_k[rows]), strict=True))
+
+
+def _shape_of(array: Any) -> tuple[int, ...]:
+    if hasattr(array, "shape"):
+        return tuple(array.shape)
+    return tuple(getattr(array, "__cuda_array_interface__", {"shape": ()})["shape"])
 
 
 def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

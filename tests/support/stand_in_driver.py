@@ -179,7 +179,7 @@ class Stack:
 
 def dense(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     """NaN everywhere, so that what nobody wrote shows; strides in elements."""
-    memory = np.full(math.prod(shape), np.nan, dtype)
+    memory = np.full(math.prod(shape), np.nan if np.dtype(dtype).kind == "f" else -1, dtype)
     return np.lib.stride_tricks.as_strided(memory, shape, [memory.itemsize * s for s in strides])
 
 
@@ -230,7 +230,7 @@ def fake_cupy(driver: Driver) -> ModuleType:
 
     def empty(shape: Any, dtype: Any) -> Any:
         cupy.allocated_on = log[-1] if log else None  # type: ignore[attr-defined]
-        host = np.full(shape, np.nan, dtype)
+        host = np.full(shape, np.nan if np.dtype(dtype).kind == "f" else -1, dtype)
         return ndarray(driver.own(host), cupy.current)
 
     streams = SimpleNamespace(null=Stack(log, 0))

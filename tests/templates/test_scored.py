@@ -9,6 +9,7 @@ and numbers that its arguments lead to.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from flashgen.gen.scoring import Scoring
 from flashgen.gen.scoring_values import draw_values
 from flashgen.tuner.evaluate import reference
 
-from tests.support.stand_in_driver import D, Driver, host
+from tests.support.depth import sampled
+from tests.support.modules import import_path
+from tests.support.stand_in_driver import D, Driver, host, make_kernel
 from tests.templates.scored_kernels import DTYPES, computing, load_scored, problem_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -82,7 +85,7 @@ def close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", sampled([False, True], 1))
 @pytest.mark.parametrize("name", SCORINGS)
 def test_what_is_said_reaches_the_kernel(name: str, causal: bool, driver: Driver, tmp_path: Path) -> None:
     scoring = SCORINGS[name]
@@ -248,6 +251,82 @@ def test_what_a_call_may_not_say(
     with pytest.raises(error, match=message):
         module.attention(*arrays, **said)
     assert not driver.launches() and driver.library.fake_num_allocated() == 0
+
+
+# ---- lists of tiles
+
+
+LISTED = Scoring(mask="doc[b, q] == doc[b, k]")
+
+
+def load_with_lists(tmp_path: Path) -> Any:
+    """A module of a kernel whose launch is preceded by one that lists tiles of 16 keys, for 8 rows each."""
+    from flashgen.gen.emit.module import emit_module
+    from flashgen.gen.launch import LISTS_ROLE
+    from flashgen.gen.launch import Launch as GridOf
+
+    kernel = make_kernel(GridOf(128, 4096, 64), scoring=LISTED)
+    lists = GridOf(64, 32, 8, role=LISTS_ROLE, alike_heads=True)
+    kernel = replace(kernel, launches=(lists, *kernel.launches), variant=replace(kernel.variant, bc=16))
+    (tmp_path / "listed.py").write_text(emit_module(kernel, device="H200"))
+    return import_path(tmp_path / "listed.py")
+
+
+def test_lists_of_tiles_are_kept_as_long_as_the_caller_says(
+    driver: Driver, tmp_path: Path, cupy: Any, arrays: Any
+) -> None:
+    module = load_with_lists(tmp_path)
+    doc = np.sort(np.random.default_rng(0).integers(0, 3, (2, 37))).astype(np.int32)
+    q, k, v = (cupy.ndarray(driver.own(x), 1) for x in arrays)
+    on_card, lists = cupy.ndarray(driver.own(doc), 1), module.TileLists()
+    expected = wanted(LISTED, arrays, {"doc": doc}).o
+
+    def launches(**others: Any) -> list[int]:
+        """The threads of the blocks that a call launches."""
+        before = len(driver.launches())
+        close(module.attention(q, k, v, doc=on_card, **others).host, expected)
+        return [each.threads for each in driver.launches()[before:]]
+
+    with computing(driver, problem_of(LISTED)):
+        assert launches() == launches() == [64, 128]
+        assert launches(lists=lists) == [64, 128]
+        memory = lists.memory
+        assert launches(lists=lists) == launches(lists=lists, stream=1) == [128]
+        # 3 lists of 8 rows, of two batches, of up to 3 tiles and their number.
+        assert (
+            lists.memory is memory
+            and memory.host.shape == (2 * 3 * (1 + 3),)
+            and memory.host.dtype == np.int32
+        )
+        module.attention(q, k, v, True, doc=on_card, lists=lists)
+        assert len(driver.launches()) == 10 and lists.memory is not memory
+        with pytest.raises(ValueError, match="beside stream= no memory is made for lists of tiles"):
+            module.attention(q, k, v, doc=on_card, stream=1)
+        driver.library.fake_fail_launch(2)
+        with pytest.raises(RuntimeError, match="launching on stream"):
+            module.attention(q, k, v, doc=on_card, lists=lists)
+        driver.library.fake_fail_launch(0)
+        assert launches(lists=lists) == [64, 128]
+        close(module.attention(*arrays, doc=doc), expected)
+    assert driver.library.fake_num_allocated() == 0
+
+
+# ---- as a program
+
+
+@pytest.mark.parametrize("name", sampled(SCORINGS, 2))
+def test_run_as_a_program_it_checks_itself(
+    name: str, driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 64, "seqlen_k": 64}
+    scoring = SCORINGS[name]
+    module = load_scored(tmp_path, scoring, **shape)
+    with computing(driver, problem_of(scoring, **shape)):
+        assert module.run_scored_module(module._bound, module.__doc__) == 0, capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Here, on Fake" in told and "TFLOP/s, error against float64" in told and "correct" in told
+    assert module.run_scored_module(module._bound, module.__doc__) == 1  # plain attention in its place
+    assert "WRONG" in capsys.readouterr().out
 
 
 # ---- several kernels
