@@ -14,6 +14,7 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.problem import TOLERANCES
 from flashgen.gen.variant import Variant
 from flashgen.templates.runtime import Attention
+from flashgen.templates.runtime.scored_attention import ScoredAttention
 from flashgen.tuner.bench import figures
 from flashgen.tuner.cli import MODULES, app
 from flashgen.tuner.shelf import library
@@ -96,7 +97,8 @@ def test_paths_in_the_text_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_python_compiles(path: Path) -> None:
     page = Page(path)
-    for code in [*page.fenced("python"), *page.fenced("python signatures")]:
+    kinds = ("python", "python signatures", "python signatures of masks")
+    for code in [each for kind in kinds for each in page.fenced(kind)]:
         ast.parse(code)
 
 
@@ -171,16 +173,20 @@ def test_parameters_are_those_of_the_family(name: str, request: pytest.FixtureRe
         assert made == text
 
 
-def test_signatures_are_those_of_the_runtime() -> None:
-    (code,) = Page(ROOT / "docs" / "emitted-api.md").fenced("python signatures")
+@pytest.mark.parametrize(
+    ("kind", "offered"), [("python signatures", Attention), ("python signatures of masks", ScoredAttention)]
+)
+def test_signatures_are_those_of_the_runtime(kind: str, offered: type) -> None:
+    (code,) = Page(ROOT / "docs" / "emitted-api.md").fenced(kind)
     for function in ast.parse(code).body:
         assert isinstance(function, ast.FunctionDef)
         scope: dict[str, object] = {}
         exec(compile(ast.Module([function], []), "signature", "exec"), scope)
         told = inspect.signature(scope[function.name])  # type: ignore[arg-type]
-        have = inspect.signature(getattr(Attention, function.name))
+        have = inspect.signature(getattr(offered, function.name))
+        taken = [p for p in have.parameters.values() if p.name != "self"]
         have = have.replace(
-            parameters=[p.replace(annotation=p.empty) for p in list(have.parameters.values())[1:]],
+            parameters=[p.replace(annotation=p.empty) for p in taken],
             return_annotation=inspect.Signature.empty,
         )
         assert str(told) == str(have), function.name
