@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flashgen.gen.arguments import MAP_BYTES, struct_of
 from flashgen.gen.problem import Problem
-from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.cards.dtypes import BUFFER_DTYPES, numpy_dtype
 
 MEMORY_FLOATS = 2**22
 BASE_ADDRESS = 0x7F00_0000_0000
@@ -89,7 +89,7 @@ class Arguments:
 
     def __init__(self, buffer: bytes, problem: Problem, maps: list[Map]) -> None:
         values = struct_of(problem).unpack(buffer)
-        self.maps = maps
+        self.maps, self.values = maps, values
         arrays = problem.operation.arrays
         self.pointers = [values[each.name] for each in arrays]
         self.strides = [
@@ -114,6 +114,23 @@ class Arguments:
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         flat = state.at(self.pointers[index], extent, self.output_dtype if index == 3 else self.dtype)
         return np.lib.stride_tricks.as_strided(flat, shape, tuple(flat.itemsize * s for s in strides))
+
+    def scoring(self) -> dict[str, Any]:
+        """What masks and changes of scores read, by name: numbers, and views of device memory."""
+        scores = self.problem.scores
+        found: dict[str, Any] = {each.name: self.values[each.name] for each in scores.scalars}
+        for each in scores.buffers:
+            told = dict(each.sizes)
+            shape = tuple(
+                int(self.values[told[axis]]) if axis in told else max(getattr(self, name) for name in names)
+                for axis, names in enumerate(each.axes)
+            )
+            strides = (*(int(self.values[name]) for name in each.strides), 1)
+            extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+            flat = state.at(int(self.values[each.name]), extent, BUFFER_DTYPES[each.dtype])
+            steps = tuple(flat.itemsize * s for s in strides)
+            found[each.name] = np.lib.stride_tricks.as_strided(flat, shape, steps)
+        return found
 
     def lse(self) -> np.ndarray | None:
         if not self.pointers[4]:

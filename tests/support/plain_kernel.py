@@ -130,10 +130,9 @@ def plain_build(problem: Problem, *, sanitize: bool = False) -> Build:
     return SimDevice("a100", CARD, sanitize=sanitize).toolchain().build(plain_kernel(problem))
 
 
-def changed_build(problem: Problem, right: str, wrong: str) -> Build:
+def changed_build(problem: Problem, right: str, wrong: str, *, sanitize: bool = False) -> Build:
     """Builds the kernel with a mistake in its text."""
     kernel = plain_kernel(problem)
     assert right in kernel.source
-    return (
-        SimDevice("a100", CARD).toolchain().build(replace(kernel, source=kernel.source.replace(right, wrong)))
-    )
+    mistaken = replace(kernel, source=kernel.source.replace(right, wrong))
+    return SimDevice("a100", CARD, sanitize=sanitize).toolchain().build(mistaken)

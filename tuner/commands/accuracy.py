@@ -72,7 +72,7 @@ def accuracy_command(
     from ..accuracy.subjects import Wanted, subjects, subjects_of
     from ..accuracy.survey import Surveyed, survey_accuracy
     from ..accuracy.table import error_table
-    from ..evaluate.adversarial_inputs import adversarial_cases, case_named
+    from ..evaluate.adversarial_inputs import case_named, cases_for
     from ..option_words import one_family, parse_families, parse_settings
     from ..shelf import library
     from ..shelf.listing import find
@@ -114,7 +114,7 @@ def accuracy_command(
     def choose(problem: Problem) -> Sequence[AdversarialCase]:
         if case:
             return [checked(lambda name=name: case_named(name, problem.dtype)) for name in case]
-        return adversarial_cases(problem.dtype)
+        return cases_for(problem, "all")
 
     with console.status("choosing kernels") as status:
         surveyed = survey_accuracy(

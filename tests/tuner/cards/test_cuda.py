@@ -12,12 +12,15 @@ from flashgen.gen.arguments import MapDescription, describe_maps, make_arguments
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring_values import typical_values
 from flashgen.tuner.cards import cuda, driver, nvml
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
+from flashgen.tuner.cards.score_values import values_as_read
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate.cases import Case
-from flashgen.tuner.evaluate.comparison import compare
+from flashgen.tuner.evaluate.comparison import WrongResult, compare
 from flashgen.tuner.evaluate.inputs import make_inputs
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import validate
@@ -471,6 +474,98 @@ def test_too_large_a_problem_names_both_numbers(runner, tmp_path):
     ) as error:
         runner.measure(build_of(tmp_path, right), big)
     assert not isinstance(error.value, LaunchError)
+
+
+# -- what masks and changes of scores read ---------------------------------------------------------------
+
+ASKED = {
+    "numbers": Scoring(window=(5, 2), softcap=20.0),
+    "arrays": Scoring(documents=3, alibi=True, sinks=True, bias="f16"),
+    "bytes": Scoring(lengths=True, bias="u8"),
+    "expressions": Scoring(
+        score="score + table[h, k - q] * n",
+        mask="doc[b, q] >= doc[b, k]",
+        buffers=(("doc", "i64"), ("table", "bf16")),
+        scalars=(("n", 2.0),),
+    ),
+}
+
+
+def scored(asked: str, **more: object) -> Problem:
+    return replace(PROBLEM, scoring=ASKED[asked], batch=2, **more)
+
+
+def by_the_book(args):
+    """The kernel of a problem with masks and changes of scores."""
+    q, k, v, o = (args.tensor(i) for i in range(4))
+    found = attention(q, k, v, scale=args.scale, scores=args.problem.scores, values=args.scoring())
+    o[...] = found.o
+    if args.lse() is not None:
+        args.lse()[...] = found.lse
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_what_scores_read_arrives(runner, tmp_path, asked, dtype):
+    problem = scored(asked, dtype=dtype)
+    error = validate(runner, build_of(tmp_path, by_the_book, problem=problem), seed=3)
+    assert error < problem.tolerance
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"), [("numbers", "window_right"), ("arrays", "bias"), ("bytes", "bias")]
+)
+def test_values_that_do_not_arrive_are_missed(runner, tmp_path, asked, name):
+    def blind(args):
+        known = args.scoring()
+        args.scoring = lambda: {**known, name: known[name] * 0 + 1}
+        by_the_book(args)
+
+    with pytest.raises(WrongResult):
+        validate(runner, build_of(tmp_path, blind, problem=scored(asked)), seed=3)
+
+
+def test_what_scores_read_must_be_given(runner, tmp_path):
+    q, k, v, scale = make_inputs(Case(2, 2, 1, 9, 9), PROBLEM, np.random.default_rng(0))
+    build = build_of(tmp_path, by_the_book, problem=scored("bytes"))
+    with pytest.raises(ValueError, match=r"the kernel reads lengths, i32\[batch\]"):
+        runner.attend(build, q, k, v, scale=scale, values={"bias": np.ones((2, 2, 9, 9), bool)})
+    assert not fake_cuda.state.launches
+
+
+def test_writes_to_what_scores_read_are_seen(runner, tmp_path):
+    def spoils(args):
+        by_the_book(args)
+        args.scoring()["lengths"][1] = 3
+
+    problem = scored("bytes")
+    q, k, v, scale = make_inputs(Case(2, 2, 1, 9, 9), problem, np.random.default_rng(0))
+    values = {"bias": np.ones((2, 2, 9, 9), bool), "lengths": np.array([9, 5])}
+    with pytest.raises(CorruptedMemory, match="1 elements outside the outputs were written"):
+        runner.attend(build_of(tmp_path, spoils, problem=problem), q, k, v, scale=scale, values=values)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_kernels_are_timed_on_what_is_typical(runner, tmp_path, asked):
+    read = []
+
+    def remembers(args):
+        read.append({name: np.array(each) for name, each in args.scoring().items()})
+        assert np.isnan(args.tensor(3)).all() or len(read) > 1
+        by_the_book(args)
+
+    problem = scored(asked)
+    runner.measure(build_of(tmp_path, remembers, problem=problem), problem)
+    typical = values_as_read(problem, typical_values(problem))
+    assert read[0].keys() == typical.keys()
+    for name, expected in typical.items():
+        np.testing.assert_array_equal(read[0][name], expected)
+
+
+def test_a_bias_that_does_not_fit_is_told_by_name(runner, tmp_path):
+    problem = scored("bytes", seqlen_q=4000, seqlen_k=5000)
+    with pytest.raises(FlashgenError, match=r"q, k, v, o, .*bias of f32_.* take 0\.02 GiB, device 0 has"):
+        runner.measure(build_of(tmp_path, by_the_book, problem=problem), problem)
 
 
 # -- timing -------------------------------------------------------------------------------------------

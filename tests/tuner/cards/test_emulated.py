@@ -12,6 +12,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
@@ -21,6 +22,8 @@ from flashgen.tuner.evaluate.comparison import compare
 from flashgen.tuner.evaluate.inputs import make_inputs
 from flashgen.tuner.evaluate.reference import attention
 from flashgen.tuner.evaluate.validate import validate
+
+from tests.support.plain_kernel import changed_build, plain_build
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
@@ -194,3 +197,55 @@ def test_arrays_of_another_problem_are_refused():
         SimRunner(CARD).attend(build, q.astype(np.float32), q, q, scale=1.0)
     with pytest.raises(ValueError, match="v is float16 with 8 columns, the kernel takes float16 with 16"):
         SimRunner(CARD).attend(build, q, q, q[..., :8], scale=1.0)
+
+
+# -- what masks and changes of scores read ---------------------------------------------------------------
+
+TABLE = Scoring(score="score + table[h, k]", buffers=(("table", "f16"),))
+
+
+def scored_case() -> tuple[Problem, tuple[np.ndarray, ...], dict[str, np.ndarray]]:
+    problem = Problem(dtype="f32", head_dim=8, scoring=TABLE)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 9, 8), np.float32) for _ in range(3))
+    # A gap between the rows, and nothing behind the last.
+    return problem, (q, k, v), {"table": rng.standard_normal((2, 12)).astype(np.float16)[:, :9]}
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_buffers_lie_as_they_are_given(sanitize):
+    problem, (q, k, v), values = scored_case()
+    build = plain_build(problem, sanitize=sanitize)
+    o, lse = SimRunner(CARD, sanitize=sanitize).attend(
+        build, q, k, v, scale=0.3, want_lse=True, values=values
+    )
+    expected = attention(q, k, v, scale=0.3, scores=problem.scores, values=values)
+    compare(o, lse, expected, v, problem, "case")
+
+
+def test_writes_to_buffers_are_noticed():
+    problem, (q, k, v), values = scored_case()
+    spoiled = "const_cast<unsigned short*>(args.table)[1] = 7;\n  const int row = i %"
+    build = changed_build(problem, "const int row = i %", spoiled)
+    with pytest.raises(CorruptedMemory, match="overwrote 2 bytes in table, the first of them byte 2 there"):
+        SimRunner(CARD).attend(build, q, k, v, scale=0.3, values=values)
+
+
+@pytest.mark.parametrize(
+    ("index", "place"),
+    [
+        ("table_at(args, head, key + 4)", "(0 bytes past the end|between the rows) of table"),
+        ("table_at(args, head, key - 1)", "(2 bytes before|between the rows of) table"),
+    ],
+)
+def test_the_sanitizer_names_the_buffer(index, place):
+    problem, (q, k, v), values = scored_case()
+    build = changed_build(problem, "table_at(args, head, key)", index, sanitize=True)
+    with pytest.raises(LaunchError, match=f"read of 2 bytes at global memory, {place}"):
+        SimRunner(CARD, sanitize=True).attend(build, q, k, v, scale=0.3, values=values)
+
+
+def test_buffers_that_are_missing_are_asked_for():
+    problem, (q, k, v), _ = scored_case()
+    with pytest.raises(ValueError, match=r"the kernel reads table, f16\[num_q_heads, seqlen_k\]"):
+        SimRunner(CARD).attend(plain_build(problem), q, k, v, scale=0.3)
