@@ -550,9 +550,9 @@ def test_kernels_are_timed_on_what_is_typical(runner, tmp_path, asked):
     read = []
 
     def remembers(args):
-        read.append({name: np.array(each) for name, each in args.scoring().items()})
-        assert np.isnan(args.tensor(3)).all() or len(read) > 1
-        by_the_book(args)
+        if not read:
+            assert np.isnan(args.tensor(3)).all()
+            read.append({name: np.array(each) for name, each in args.scoring().items()})
 
     problem = scored(asked)
     runner.measure(build_of(tmp_path, remembers, problem=problem), problem)
