@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import log2
 
 from ...gen.problem import Problem
+from ...gen.scoring import MAX_REACH
 
 #: Doublings of a length weigh this much, doublings of batch · heads half.
 LENGTH_WEIGHT, HEADS_WEIGHT = 1.0, 0.5
@@ -31,6 +32,19 @@ def shape_distance(tuned: Problem, asked: Problem) -> float:
     keys = abs(log2(_reach(tuned) / _reach(asked)))
     heads = abs(log2(tuned.batch * tuned.num_q_heads / (asked.batch * asked.num_q_heads)))
     return LENGTH_WEIGHT * (rows + keys) + HEADS_WEIGHT * heads
+
+
+def numbers_distance(tuned: Problem, asked: Problem) -> float:
+    """Returns the doublings between the numbers of two problems' windows, chunks and the like, whatever their
+    lengths; 0 where neither has any."""
+    pairs = zip(_numbers(tuned), _numbers(asked), strict=True)
+    return sum(abs(log2((a + 1) / (b + 1))) for a, b in pairs)
+
+
+def _numbers(problem: Problem) -> list[int]:
+    asked = problem.scoring
+    sides = [MAX_REACH if side < 0 else side for side in asked.window or (-1, -1)]
+    return [*sides, asked.always, asked.chunk, asked.prefix, asked.documents, asked.dilation]
 
 
 def _reach(problem: Problem) -> float:

@@ -27,7 +27,7 @@ from ...gen.problem import Problem
 from ...gen.scoring_words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
-from ..search.nearness import masks_differ, scores_differ, shape_distance
+from ..search.nearness import masks_differ, numbers_distance, scores_differ, shape_distance
 from .library import Entry, is_shipped
 
 
@@ -111,7 +111,7 @@ def find(
             not any_shape and tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),
             any_shape and shipped,
-            0.0 if any_shape and not shipped else shape_distance(tuned, problem),
+            (numbers_distance if any_shape and not shipped else shape_distance)(tuned, problem),
         )
 
     least = min(map(rank, usable))
@@ -127,6 +127,9 @@ def find(
         remarks.append(f"tuned {'with' if entry.kernel.problem.causal else 'without'} the causal mask")
     if distance and not any_shape:
         remarks.append(f"tuned for {shape_words(entry.kernel.problem)}, asked for {shape_words(problem)}")
+    elif entry.kernel.problem.scoring != problem.scoring:
+        theirs, ours = (scoring_words(p.scoring) for p in (entry.kernel.problem, problem))
+        remarks.append(f"tuned for {theirs}, asked for {ours}")
     how = _words(entry)
     if remarks:
         how = f"nothing was tuned for just this; the nearest match is {how} ({'; '.join(remarks)})"

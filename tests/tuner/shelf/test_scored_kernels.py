@@ -36,6 +36,12 @@ def test_the_same_masks_and_changes_serve_whatever_their_numbers():
     assert near and near.entry is known[2] and not near.exact
     assert "window of 127 keys before and 0 after, asked for" in near.how and "window of 255 keys" in near.how
     assert find(known, asking(window=(2047, 0)), H200).entry is known[1]  # pyright: ignore
+    # Where no lengths are asked for, numbers are all the same.
+    any_length = find(known, asking(window=(63, 0)), H200, any_shape=True)
+    assert any_length and any_length.entry is known[2] and not any_length.exact
+    assert "tuned for window of 127 keys before and 0 after, asked for window of 63 keys" in any_length.how
+    capped = find(known, asking(window=(127, 0), softcap=50.0), H200)
+    assert capped and not capped.exact and "soft cap 30, asked for" in capped.how
     for problem in (asking(softcap=30.0), asking(window=(127, 0), always=4), asking(mask="q > k + 3")):
         assert find(known, problem, H200) is None
     plain = find(known, PLAIN, H200)
