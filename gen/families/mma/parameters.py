@@ -189,4 +189,12 @@ class Parameters(Variant):
                 needed = 8 + self.row_tiles * (12 + 1.05 * outputs + 1.9 * scores + 0.75 * queries)
         needed += 8 if self.layout == SWIZZLED else 0  # addresses
         needed += 8 if self.heads > 1 else 0
-        return int(needed)
+        return int(needed) + _scoring_registers(problem)
+
+
+def _scoring_registers(problem: Problem) -> int:
+    """Those that masks and changes of scores hold: the warp's tiles, where a row is and what it reads."""
+    scores = problem.scores
+    if scores.is_plain:
+        return 0
+    return 4 if scores.predicate is None and scores.change is None else 12

@@ -280,7 +280,7 @@ def test_the_last_blocks_start_first_only_where_later_rows_see_more():
 
 def test_a_window_decides_what_is_worth_trying():
     """Whether it decodes, and how many keys there are for tiles and stages, is a matter of the window."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "batch": 1,
         "seqlen_q": 1,
         "seqlen_k": 65536,
