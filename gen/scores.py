@@ -173,6 +173,12 @@ class Scores:
         names = {**self.places(row=row, batch=batch), ROW.name: row}
         return [(each.flag, each.key.c(names)) for each in found]
 
+    def ends_of_batches(self, batch: str = "tile.batch") -> list[str]:
+        """Returns the keys at which those of a batch end whatever the row, in C++."""
+        names = self.places(batch=batch)
+        alike = [each.key for each in self.ends[1:] if ROW.name not in each.key.names()]
+        return [key.c(names) for key in alike if loads_of(key)]
+
     def places(
         self, *, row: str = "row", batch: str = "batch", head: str = "head", key: str = "key"
     ) -> dict[str, str]:

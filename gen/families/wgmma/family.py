@@ -90,6 +90,7 @@ class Wgmma(RuledParameters):
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
             "change": None if scores.change is None else tile_change(scores.change),
             "predicate": None if scores.predicate is None else tile_predicate(scores.predicate),
+            "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),
             "lag": PARTS_LAG if is_split(problem) else LAG,
             "top_exponent": TOP_EXPONENT,

@@ -180,6 +180,21 @@ def test_tiles_that_no_row_sees_may_be_no_numbers(walk):
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "e4m3", "f32"], 1))
+@pytest.mark.parametrize("walk", sampled(["chained", "overlapped", "neighbours", "tail", "apart"], 1))
+def test_what_is_behind_a_batch_s_keys_may_be_no_number(walk, dtype):
+    problem = problem_of(Scoring(lengths=True), dtype)
+    if not is_legal(WALKS[walk], problem):
+        pytest.skip("no such kernel")
+    lengths = np.array([107, 178])
+    case = inputs(problem, 130, 180, SCALE, batch=2)
+    for array in case[1:]:
+        array[0, :, 107:] = np.nan
+        array[1, :, 178:] = np.inf
+    assert_right(*attend(built(WALKS[walk], problem), 130, 180, {"lengths": lengths}, case), dtype)
+
+
+@needs_compiler
 @pytest.mark.parametrize("walk", sampled(["overlapped", "chained", "three groups"], 1))
 def test_rows_that_see_nothing_have_the_sink_alone(walk):
     """Some rows of a warpgroup, all of one, and all of a block."""
