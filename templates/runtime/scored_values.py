@@ -175,6 +175,7 @@ class _Asked(_Beside):
 
     def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
         """Returns addresses, strides, sizes and numbers in the order of the kernel's arguments."""
+        self.sizes = plan.sizes
         values = dict(self.scalars)
         streams = set()
         arrays = self.buffers(may_make)

@@ -22,7 +22,8 @@ from flashgen.tuner.evaluate import reference
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import Driver, make_kernel
 
-_LAUNCHED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+#: What the stand-in driver calls with the address of a launch's arguments and whether the mask is causal.
+LAUNCHED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
 DTYPES: dict[str, Any] = {
     "f32": np.float32,
     "f16": np.float16,
@@ -112,7 +113,7 @@ def _read(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype:
 def computing(driver: Driver, problem: Problem) -> Iterator[Card]:
     """Launches compute what the problem asks."""
     card = Card(problem)
-    callback = _LAUNCHED(card.launch)
+    callback = LAUNCHED(card.launch)
     driver.library.fake_on_launch(callback)
     try:
         yield card

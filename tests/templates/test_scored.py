@@ -8,13 +8,16 @@ and numbers that its arguments lead to.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from flashgen.gen.arguments import struct_of
 from flashgen.gen.scores import Scores
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.scoring_values import draw_values
@@ -22,8 +25,8 @@ from flashgen.tuner.evaluate import reference
 
 from tests.support.depth import sampled
 from tests.support.modules import import_path
-from tests.support.stand_in_driver import D, Driver, host, make_kernel
-from tests.templates.scored_kernels import DTYPES, computing, load_scored, problem_of
+from tests.support.stand_in_driver import D, Driver, Jax, host, make_kernel
+from tests.templates.scored_kernels import DTYPES, LAUNCHED, computing, load_scored, problem_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -253,6 +256,54 @@ def test_what_a_call_may_not_say(
     assert not driver.launches() and driver.library.fake_num_allocated() == 0
 
 
+# ---- other arrays
+
+
+def test_dlpack_brings_what_masks_read_along(
+    driver: Driver, tmp_path: Path, cupy: Any, arrays: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = Scoring(documents=2, bias="f32")
+    module = load_scored(tmp_path, scoring)
+    monkeypatch.setattr(cupy, "from_dlpack", lambda array: cupy.ndarray(array.host), raising=False)
+    bounds = module.document_bounds(np.sort(np.random.default_rng(0).integers(0, 3, (2, 37))), 21)
+    bias = host(21, 37, seed=7)
+    q, k, v, first, last, added = (Jax(driver.own(x)) for x in (*arrays, *bounds, bias))
+    with computing(driver, problem_of(scoring)):
+        o = module.attention(q, k, v, documents=(first, last), bias=added)
+    values = {
+        "document_begin": bounds[0],
+        "document_end": bounds[1],
+        "bias": np.broadcast_to(bias, (2, 4, 21, 37)),
+    }
+    assert isinstance(o, Jax)
+    close(o.host, wanted(scoring, arrays, values).o)
+
+
+def test_scales_of_eight_bits_stand_among_the_numbers(driver: Driver, tmp_path: Path) -> None:
+    scoring = Scoring(window=(9, 2), softcap=2.0, sinks=True)
+    module, struct = (
+        load_scored(tmp_path, scoring, dtype="e4m3"),
+        struct_of(problem_of(scoring, dtype="e4m3")),
+    )
+    launched: list[dict[str, float]] = []
+
+    def keep(address: int, causal: int) -> None:
+        launched.append(struct.unpack(ctypes.string_at(address, struct.num_bytes)))
+
+    callback = LAUNCHED(keep)
+    driver.library.fake_on_launch(callback)
+    q, sinks = np.zeros((1, 2, 5, D), ml_dtypes.float8_e4m3fn), np.zeros(2, np.float32)
+    module.attention(q, q, q, scales=(2.0, 3.0, 4.0), window=(7, 0), sinks=sinks)
+    module.attention(q, q, q, sinks=sinks)
+    driver.library.fake_on_launch(None)
+    names = ("scale", "value_scale", "window_left", "window_right", "softcap")
+    told = [[each[name] for name in names] for each in launched]
+    assert told == [
+        [pytest.approx(6 * D**-0.5), 4.0, 7, 0, 2.0],
+        [pytest.approx(D**-0.5), 1.0, 9, 2, 2.0],
+    ]
+
+
 # ---- lists of tiles
 
 
@@ -318,7 +369,7 @@ def test_lists_of_tiles_are_kept_as_long_as_the_caller_says(
 def test_run_as_a_program_it_checks_itself(
     name: str, driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 64, "seqlen_k": 64}
+    shape: dict[str, Any] = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 64, "seqlen_k": 64}
     scoring = SCORINGS[name]
     module = load_scored(tmp_path, scoring, **shape)
     with computing(driver, problem_of(scoring, **shape)):
