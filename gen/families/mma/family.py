@@ -15,6 +15,12 @@ performance", scale the small parts instead). Elements of at least 2^-14 of the 
 smaller ones lose is up to 2^-37 of the largest. Where that could be felt in a row, as where its scores or
 outputs are beyond the range of either kind of parts, the row is computed once more behind the last tile, in
 double precision (templates/common/recomputation.cu.jinja). The class ``tf32`` rounds the factors.
+
+Whatever is asked of masks and scores beside the causal mask, blocks walk the tiles from the first key of
+their first row to the end of their last one, or a list of these where a predicate hides keys; warps leave
+out what none of their rows sees, and mask what not all of them see. Changes of scores stand between the
+products and the softmax, sinks in its sums before the walk
+(templates/families/mma/scored_visibility.cu.jinja).
 """
 
 from __future__ import annotations
