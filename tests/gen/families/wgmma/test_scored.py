@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.expression import Constant, apply
+from flashgen.gen.expression import Constant, Kind, Name, apply, loads_of, with_buffers
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import preset
@@ -26,6 +26,7 @@ from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 
+from tests.support import formulas
 from tests.support.covering import Setting
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
@@ -35,7 +36,7 @@ H200 = preset("h200")
 SCALE = 0.3
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2}
 #: The largest errors, by type.
-NUMBERS = {"f16": 2e-3, "bf16": 1.5e-2, "e4m3": 1.5e-2, "f32": 1e-5}
+NUMBERS = {"f16": 2e-3, "bf16": 2e-2, "e4m3": 2e-2, "f32": 1e-5}
 MAIN = Wgmma(br=128, bc=32)
 #: Both schedules, each kind of cluster, one tile for a block and several, and each way of passing on Q,
 #: weights and outputs.
@@ -148,6 +149,32 @@ def test_nothing_is_read_that_is_not_there(name, walk):
 def test_rows_computed_again_obey_it_all(name, dtype):
     problem = problem_of(SCORINGS[name], dtype, causal=name == "prefix")
     build = built(MAIN, problem, distrusting=True)
+    for rows, keys in SHAPES[:2]:
+        assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys)), dtype)
+
+
+def masked_at_random(seed: int) -> Scoring:
+    """A mask that nobody would write, by which each row sees some key."""
+    rng = random.Random(seed)
+    names = {name: f"{name}s" for name in formulas.BUFFERS}
+    drawn = with_buffers(formulas.drawn(rng, Kind.BOOL, 3), names)
+    drawn = drawn.with_names({SCORE.name: Name("slope", Kind.FLOAT)})  # masks know no score
+    used = {load.buffer for load in loads_of(drawn)}
+    return Scoring(
+        mask=apply("or", drawn, apply("eq", KEY, QUERY % 7)).python(),
+        buffers=tuple(
+            (names[each], dtype) for each, dtype in formulas.BUFFERS.items() if names[each] in used
+        ),
+        scalars=tuple(each for each in formulas.SCALARS.items() if each[0] in drawn.names()),
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
+@pytest.mark.parametrize("seed", sampled(range(40), 2))
+def test_random_masks_hide_what_they_say(seed, dtype):
+    problem = problem_of(masked_at_random(seed), dtype)
+    build = built(MAIN, problem)
     for rows, keys in SHAPES[:2]:
         assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys)), dtype)
 
