@@ -23,6 +23,8 @@ from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.adversarial import adversarial_findings
+from flashgen.tuner.evaluate.adversarial_inputs import case_named
 
 from tests.support.covering import Setting, draw, held_by
 from tests.support.depth import sampled
@@ -340,3 +342,13 @@ def test_scored_kernels_build(card, numbers, name, tmp_path, monkeypatch):
     held = held_by(problem.dtype, problem.precision)
     for variant in draw(Mma, problem, preset(card), 1, random.Random(2), held):
         assert 0 < toolchain.build(render(variant, problem, preset(card))).registers <= 255
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["a key x 1e37", "the last key NaN"])
+def test_what_is_no_number_is_not_lost_where_it_is_all_that_a_row_sees_of_a_tile(name):
+    """A polynomial exponential must keep it: a maximum of -inf, which ignores it, leaves nothing of sums."""
+    problem = Problem(dtype="bf16", head_dim=32, scoring=Scoring(window=(5, 0), always=3))
+    build = built(replace(WALKS["key warps"], poly_exp=3), problem)
+    (found,) = adversarial_findings(SimRunner(H200), build, [case_named(name, "bf16")], emulated=True)
+    assert found.kept, found.words()
