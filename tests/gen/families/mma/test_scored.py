@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import BlockWork, count_work
 from flashgen.tuner.build.compile import cuda_toolchain
-from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.cards.emulated import SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.adversarial import adversarial_findings
@@ -29,9 +27,9 @@ from flashgen.tuner.evaluate.adversarial_inputs import case_named
 from tests.support.covering import Setting, draw, held_by
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
+from tests.support.scored_attention import SCALE, assert_close, attend, built, is_legal
 from tests.support.scorings import SCORINGS, drawn_values
 
-SCALE = 0.3
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2}
 #: How numbers are multiplied, and the largest error.
 NUMBERS = {
@@ -56,8 +54,6 @@ WALKS = {
 #: Of rows and keys: ragged; rows that see nothing under a causal mask; more keys; one row.
 SHAPES = ((37, 53), (70, 45), (20, 100), (1, 40))
 H200 = PRESETS["h200"]
-#: What makes a row's outputs be thrown away, and the row be computed again in double precision.
-TRUSTED = "return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;"
 
 
 def problem_of(scoring: Scoring, numbers: str = "bf16", *, causal: bool = False, **more: Any) -> Problem:
@@ -69,40 +65,8 @@ def variant_of(walk: str, numbers: str = "bf16") -> Mma:
     return replace(WALKS[walk], parts="f16" if numbers == "3xf16" else "tf32")
 
 
-@cache
-def built(variant: Mma, problem: Problem, *, sanitize: bool = False, distrusting: bool = False):
-    kernel = render(variant, problem, H200)
-    if distrusting:
-        assert TRUSTED in kernel.source
-        kernel = replace(kernel, source=kernel.source.replace(TRUSTED, "return false;"))
-    return SimDevice("h200", H200, sanitize).toolchain().build(kernel)
-
-
-def attend(build, rows: int, keys: int, values: Mapping[str, Any], case=None, *, sanitize: bool = False):
-    """What the kernel makes of random inputs, and the reference of them."""
-    problem = build.kernel.problem
-    heads = {"heads": problem.num_q_heads, "kv_heads": problem.num_kv_heads}
-    case = case or inputs(problem, rows, keys, SCALE, batch=problem.batch, **heads)
-    runner = SimRunner(H200, seed=3, sanitize=sanitize)
-    found = runner.attend(build, *case, scale=SCALE, want_lse=True, values=values)
-    return found, reference.attention(*case, scale=SCALE, scores=problem.scores, values=values)
-
-
 def assert_right(found, expected: reference.Reference, numbers: str = "bf16") -> None:
-    o, lse = found
-    tolerance, seen = NUMBERS[numbers][1], ~np.isneginf(expected.lse)
-    assert np.abs(o.astype(np.float64) - expected.o).max() <= tolerance
-    assert (np.isneginf(lse) == ~seen).all()
-    assert (o[~seen] == 0).all()
-    assert np.abs(lse[seen] - expected.lse[seen]).max(initial=0.0) <= tolerance
-
-
-def is_legal(variant: Mma, problem: Problem) -> bool:
-    try:
-        variant.check(problem, H200)
-    except Illegal:
-        return False
-    return True
+    assert_close(found, expected, NUMBERS[numbers][1])
 
 
 def cases():

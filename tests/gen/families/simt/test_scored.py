@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 from flashgen.gen.families.simt.family import Simt
-from flashgen.gen.limits import PRESETS, preset
+from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain
-from flashgen.tuner.build.protocol import Build
-from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 
 from tests.support.covering import Setting, draw
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
+from tests.support.scored_attention import SCALE, assert_close, attend, built
 from tests.support.scorings import SCORINGS, drawn_values
 
-SCALE = 0.3
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2}
 SMALL = Simt(br=32, bc=16, threads_per_block=64, min_blocks=1)
 #: One of each way of bringing tiles in, with and without Q in registers and P in two parts.
@@ -46,28 +43,8 @@ def problem_of(scoring: Scoring, *, causal: bool = False, **more) -> Problem:
     return Problem(scoring=scoring, causal=causal, **{"batch": 2, "head_dim": 24, **HEADS, **more})
 
 
-@cache
-def built(variant: Simt, problem: Problem, card: str = "h200", *, sanitize: bool = False) -> Build:
-    kernel = render(variant, problem, preset(card))
-    return SimDevice(card, preset(card), sanitize).toolchain().build(kernel)
-
-
-def attend(build: Build, rows: int, keys: int, values, case=None, *, sanitize: bool = False):
-    """What the kernel makes of random inputs, and the reference of them."""
-    problem = build.kernel.problem
-    heads = {"heads": problem.num_q_heads, "kv_heads": problem.num_kv_heads}
-    case = case or inputs(problem, rows, keys, SCALE, batch=problem.batch, **heads)
-    runner = SimRunner(preset("h200"), seed=3, sanitize=sanitize)
-    found = runner.attend(build, *case, scale=SCALE, want_lse=True, values=values)
-    return found, reference.attention(*case, scale=SCALE, scores=problem.scores, values=values)
-
-
 def assert_right(found, expected: reference.Reference, tolerance: float = 4e-6) -> None:
-    o, lse = found
-    seen = ~np.isneginf(expected.lse)
-    assert np.abs(o - expected.o).max() <= tolerance
-    assert (np.isneginf(lse) == ~seen).all()
-    assert np.abs(lse[seen] - expected.lse[seen]).max(initial=0.0) <= tolerance
+    assert_close(found, expected, tolerance)
 
 
 def cases():

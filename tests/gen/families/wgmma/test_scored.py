@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from flashgen.gen.tile_change import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, tile_c
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain
-from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 
@@ -30,10 +27,10 @@ from tests.support import formulas
 from tests.support.covering import Setting
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
+from tests.support.scored_attention import SCALE, assert_close, attend, built, is_legal
 from tests.support.scorings import SCORINGS, drawn_values
 
 H200 = preset("h200")
-SCALE = 0.3
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2}
 #: The largest errors, by type.
 NUMBERS = {"f16": 2e-3, "bf16": 2e-2, "e4m3": 2e-2, "f32": 1e-5}
@@ -54,8 +51,6 @@ WALKS = {
 #: Of rows and keys: ragged; rows that see nothing under a causal mask; more keys; blocks of which no row sees
 #: any, or few rows of the last.
 SHAPES = ((150, 170), (200, 75), (70, 300), (129, 40))
-#: What makes a row's outputs be thrown away, and the row be computed again in double precision.
-TRUSTED = "return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;"
 
 
 def problem_of(scoring: Scoring, dtype: str = "bf16", *, causal: bool = False, **more: Any) -> Problem:
@@ -63,39 +58,8 @@ def problem_of(scoring: Scoring, dtype: str = "bf16", *, causal: bool = False, *
     return Problem(dtype=dtype, scoring=scoring, causal=causal, **sizes)
 
 
-@cache
-def built(variant: Wgmma, problem: Problem, *, sanitize: bool = False, distrusting: bool = False):
-    kernel = render(variant, problem, H200)
-    if distrusting:
-        assert TRUSTED in kernel.source
-        kernel = replace(kernel, source=kernel.source.replace(TRUSTED, "return false;"))
-    return SimDevice("h200", H200, sanitize).toolchain().build(kernel)
-
-
-def attend(build, rows: int, keys: int, values: Mapping[str, Any], case=None, *, sanitize=False, scale=SCALE):
-    """What the kernel makes of random inputs, and the reference of them."""
-    problem = build.kernel.problem
-    case = case or inputs(problem, rows, keys, scale, batch=problem.batch)
-    runner = SimRunner(H200, seed=rows + keys, sanitize=sanitize)
-    found = runner.attend(build, *case, scale=scale, want_lse=True, values=values)
-    return found, reference.attention(*case, scale=scale, scores=problem.scores, values=values)
-
-
 def assert_right(found, expected: reference.Reference, dtype: str = "bf16") -> None:
-    o, lse = found
-    tolerance, seen = NUMBERS[dtype], ~np.isneginf(expected.lse)
-    assert np.abs(o.astype(np.float64) - expected.o).max() <= tolerance
-    assert (np.isneginf(lse) == ~seen).all()
-    assert (o[~seen] == 0).all()
-    assert np.abs(lse[seen] - expected.lse[seen]).max(initial=0.0) <= tolerance
-
-
-def is_legal(variant: Wgmma, problem: Problem) -> bool:
-    try:
-        variant.check(problem, H200)
-    except Illegal:
-        return False
-    return True
+    assert_close(found, expected, NUMBERS[dtype])
 
 
 def cases():

@@ -1,0 +1,78 @@
+"""Kernels with masks and changes of scores on emulated cards, beside float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.variant import Illegal, Variant
+from flashgen.tuner.build.protocol import Build
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.evaluate import reference
+
+from tests.support.emulated import inputs
+
+SCALE = 0.3
+#: What says that a row of the tensor cores is right as it is.
+TRUSTED = "return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;"
+
+
+@cache
+def built(
+    variant: Variant,
+    problem: Problem,
+    card: str = "h200",
+    *,
+    sanitize: bool = False,
+    distrusting: bool = False,
+) -> Build:
+    """A variant's kernel; a ``distrusting`` one computes every row again."""
+    kernel = render(variant, problem, preset(card))
+    if distrusting:
+        assert TRUSTED in kernel.source
+        kernel = replace(kernel, source=kernel.source.replace(TRUSTED, "return false;"))
+    return SimDevice(card, preset(card), sanitize).toolchain().build(kernel)
+
+
+def attend(
+    build: Build,
+    rows: int,
+    keys: int,
+    values: Mapping[str, Any],
+    case=None,
+    *,
+    sanitize: bool = False,
+    scale: float = SCALE,
+):
+    """What the kernel makes of random inputs, and the reference of them."""
+    problem = build.kernel.problem
+    heads = {"heads": problem.num_q_heads, "kv_heads": problem.num_kv_heads}
+    case = case or inputs(problem, rows, keys, scale, batch=problem.batch, **heads)
+    runner = SimRunner(preset("h200"), seed=rows + keys, sanitize=sanitize)
+    found = runner.attend(build, *case, scale=scale, want_lse=True, values=values)
+    return found, reference.attention(*case, scale=scale, scores=problem.scores, values=values)
+
+
+def assert_close(found, expected: reference.Reference, tolerance: float) -> None:
+    """Rows that see nothing are zeros, with a log-sum-exp of -inf, and the others as near as that."""
+    o, lse = found
+    seen = ~np.isneginf(expected.lse)
+    assert np.abs(o.astype(np.float64) - expected.o).max() <= tolerance
+    assert (np.isneginf(lse) == ~seen).all()
+    assert (o[~seen] == 0).all()
+    assert np.abs(lse[seen] - expected.lse[seen]).max(initial=0.0) <= tolerance
+
+
+def is_legal(variant: Variant, problem: Problem, card: str = "h200") -> bool:
+    """Whether a variant can run a problem on a card."""
+    try:
+        variant.check(problem, preset(card))
+    except Illegal:
+        return False
+    return True
