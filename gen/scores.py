@@ -108,9 +108,9 @@ class Scores:
         return any(ROW in load.indices for load in loads_of(*keys))
 
     @property
-    def reads_along_keys(self) -> bool:
-        """Whether there are arrays whose neighbouring elements are of neighbouring keys."""
-        return any("seqlen_k" in each.axes[-1] for each in self.buffers)
+    def along_keys(self) -> frozenset[str]:
+        """The arrays, by name, whose neighbouring elements are of neighbouring keys wherever they are met."""
+        return frozenset(each.name for each in self.buffers if "seqlen_k" in each.axes[-1])
 
     @property
     def vary_by_head(self) -> bool:

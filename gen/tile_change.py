@@ -78,13 +78,16 @@ class TileChange(TileExpression):
         return column.with_names({RAW.name: SCORE, COLUMN.name: KEY, READ_KEY.name: KEY})
 
 
-def tile_predicate(predicate: Expression) -> TileExpression:
+def tile_predicate(predicate: Expression, along_keys: frozenset[str] = frozenset()) -> TileExpression:
     """Returns what rows see as it is best computed for many keys of a row."""
-    return TileExpression(_with_read_keys(predicate))
+    return TileExpression(_with_read_keys(predicate, along_keys))
 
 
-def tile_change(change: Expression) -> TileChange:
-    """Returns a change of scores as it is best computed for many keys of a row."""
+def tile_change(change: Expression, along_keys: frozenset[str] = frozenset()) -> TileChange:
+    """Returns a change of scores as it is best computed for many keys of a row.
+
+    Arrays ``along_keys`` are read so far behind a key.
+    """
     scaled = change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)})
     varying = _varying(scaled)
     gathered = folded(scaled, lambda node, operands: _gathered(node, operands, varying))
@@ -93,7 +96,7 @@ def tile_change(change: Expression) -> TileChange:
     if isinstance(gathered, Apply) and gathered.function == "mul" and _is_positive(gathered.operands[1]):
         rest, factor = gathered.operands
         factors.append(factor)
-    return TileChange(_with_read_keys(rest), _product(factors))
+    return TileChange(_with_read_keys(rest, along_keys), _product(factors))
 
 
 def _reads_at(expression: Expression, name: Name) -> bool:
@@ -101,11 +104,11 @@ def _reads_at(expression: Expression, name: Name) -> bool:
     return any(name in load.indices for load in loads_of(expression))
 
 
-def _with_read_keys(expression: Expression) -> Expression:
+def _with_read_keys(expression: Expression, along_keys: frozenset[str]) -> Expression:
     """Returns ``expression`` with arrays read at `READ_KEY` where they are at the key in the last axis."""
 
     def rebuilt(node: Expression, operands: list[Expression]) -> Expression:
-        if isinstance(node, Load) and operands[-1] == KEY:
+        if isinstance(node, Load) and node.buffer in along_keys and operands[-1] == KEY:
             operands = [*operands[:-1], READ_KEY]
         return node.with_operands(operands)
 

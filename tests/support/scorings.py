@@ -36,6 +36,12 @@ SCORINGS: dict[str, Scoring] = {
     "mask": Scoring(mask="doc[b, q] == doc[b, k] or k % 7 == h"),
     "bounds": Scoring(mask="k >= start[b] and k <= q + n", scalars=(("n", 20),)),
     "score": Scoring(score="score * gain[h] + table[b, q - k] - 0.01 * abs(q - k)"),
+    "read twice": Scoring(
+        score="score + bias[h, k] - bias[h, q * 7 % 5]",
+        mask="bias[h, k - q] < n",
+        scalars=(("n", 1.0),),
+        buffers=(("bias", "f32"),),
+    ),
     "sums": Scoring(window=(33, 0), softcap=3.0, alibi=True, bias="f32", sinks=True),
     "segments": Scoring(documents=3, lengths=True, dilation=2, bias="f16", sinks=True),
     "formulas": Scoring(

@@ -77,6 +77,7 @@ class Mma(RuledParameters):
         value_tiles = whole(problem.head_dim_v, TILE_COLUMNS) // TILE_COLUMNS
         tiles = self.tiles(problem)
         arithmetic = self.arithmetic(problem)
+        scores = problem.scores
         half, in_pairs = problem.dtype != "f32", self.in_pairs(problem)
         wide_steps, narrow_steps = divmod(d, 16) if in_pairs else (d // 8, 0)
         wide_keys, narrow_keys = divmod(self.key_tiles, 2) if in_pairs else (0, 0)
@@ -153,8 +154,8 @@ class Mma(RuledParameters):
             },
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
-            "change": tile_change(problem.scores.change) if problem.scores.change else None,
-            "predicate": tile_predicate(problem.scores.predicate) if problem.scores.predicate else None,
+            "change": tile_change(scores.change, scores.along_keys) if scores.change else None,
+            "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
             # Divided by, or read from arrays: once, and not for each tile.
             "finds_bounds": self.pack_heads or problem.scores.bounds_read_rows,
             "q_in_terms": arithmetic == "3xtf32" and not (self.q_in_registers or self.q_whole),

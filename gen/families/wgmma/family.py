@@ -88,8 +88,8 @@ class Wgmma(RuledParameters):
         scores = problem.scores
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": None if scores.change is None else tile_change(scores.change),
-            "predicate": None if scores.predicate is None else tile_predicate(scores.predicate),
+            "change": tile_change(scores.change, scores.along_keys) if scores.change else None,
+            "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
             "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),
             "lag": PARTS_LAG if is_split(problem) else LAG,

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flashgen.gen.expression import Constant, Expression, Kind, Name, distinct, loads_of, names_of, replaced
+from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -24,6 +26,7 @@ from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.cases import VALUES, cases
 from flashgen.tuner.evaluate.comparison import WrongResult, compare
+from flashgen.tuner.evaluate.error_bounds import tanh_error
 from flashgen.tuner.evaluate.sampled_problem import draw_sample
 from flashgen.tuner.evaluate.validate import validate
 
@@ -365,12 +368,24 @@ def test_random_expressions_are_computed_as_numpy_does(seed):
     check(problem, values, qkv, expected, SimDevice("a100", CARD), plain_build(problem))
 
 
+#: A card, a variant and a type of each way of computing.
+FAMILIES = (
+    ("gtx-1080", Simt(br=16, bc=16, threads_per_block=32), "f32"),
+    ("h200", Mma(br=32, rows_per_warp=16, bc=16, stages=2, parts="f16"), "f32"),
+    ("h200", Mma(br=32, rows_per_warp=16, bc=16, stages=2), "bf16"),
+    ("h200", Wgmma(br=128, bc=32), "f32"),
+    ("h200", Wgmma(br=128, bc=32), "f16"),
+)
+
+
 @needs_compiler
-@pytest.mark.parametrize("seed", sampled(range(100, 160), 2, thorough=25))
+@pytest.mark.parametrize("seed", sampled(range(100, 200), 3, thorough=40))
 def test_families_compute_random_expressions_as_numpy_does(seed):
-    problem, values, qkv, expected = random_problem(seed, head_dim_v=16)
-    device = SimDevice("gtx-1080", preset("gtx-1080"))
-    variant = Simt(br=16, bc=16, threads_per_block=32)
+    card, variant, dtype = FAMILIES[seed % len(FAMILIES)]
+    problem, values, qkv, _ = random_problem(seed, dtype=dtype, head_dim_v=16)
+    error = tanh_error(problem)
+    expected = reference.attention(*qkv, scale=0.25, scores=problem.scores, values=values, tanh_error=error)
+    device = SimDevice(card, preset(card))
     build = device.toolchain().build(render(variant, problem, device.limits))
     check(problem, values, qkv, expected, device, build)
 
