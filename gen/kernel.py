@@ -6,9 +6,11 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .launch import LISTS_ROLE, MAIN_ROLE, Launch
+from .launch import GRID_SIZES, LISTS_ROLE, MAIN_ROLE, Launch
 from .operation import Sizes
 from .problem import Problem
+from .scores import NUM_KEYS
+from .tile_lists import list_ints
 from .variant import Variant
 
 
@@ -46,9 +48,11 @@ class Kernel:
 
     def num_list_ints(self, sizes: Sizes) -> int:
         """Returns how many 32-bit integers its lists of tiles of keys take, on arrays of those sizes."""
-        keys = int(getattr(self.variant, "bc", 1))
-        lists = sum(each.grid(sizes) for each in self.launches if each.role == LISTS_ROLE)
-        return lists * (1 + -(-sizes.seqlen_k // keys))
+        lists = next((each for each in self.launches if each.role == LISTS_ROLE), None)
+        if lists is None:
+            return 0
+        lengths = {name: getattr(sizes, name) for name in (*GRID_SIZES, NUM_KEYS.name)}
+        return list_ints(lists, int(getattr(self.variant, "bc", 1))).value(lengths)
 
     def symbol_of(self, launch: Launch) -> str:
         """Returns the name of the function that ``launch`` runs."""

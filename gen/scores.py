@@ -102,6 +102,12 @@ class Scores:
         return any(BATCH.name in each.key.names() for each in (*self.begins, *self.ends))
 
     @property
+    def pairs_vary_by_batch(self) -> bool:
+        """Whether the keys that a row sees are others in each batch."""
+        by_predicate = self.predicate is not None and BATCH.name in self.predicate.names()
+        return self.vary_by_batch or by_predicate
+
+    @property
     def bounds_read_rows(self) -> bool:
         """Whether bounds are read from arrays, an element a row."""
         keys = [each.key for each in (*self.begins, *self.ends)]
@@ -199,9 +205,8 @@ class Scores:
         """All of it in C++: what tells which helpers a kernel needs."""
         trees = [each.key for each in (*self.begins, *self.ends)]
         trees += [each for each in (self.predicate, self.change) if each is not None]
-        return "\n".join(
-            line for each in trees for line in (*self.statements(each)[0], self.statements(each)[1])
-        )
+        computed = map(self.statements, trees)
+        return "\n".join(line for lines, value in computed for line in (*lines, value))
 
     def statements(self, expression: Expression, **renamed: str) -> tuple[list[str], str]:
         """Returns the lines of C++ that compute an expression of pairs, and what then is its value."""

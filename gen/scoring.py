@@ -13,12 +13,14 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
-from .formula.identifiers import is_identifier
+from .formula.identifiers import TAKEN, is_identifier
 
 #: The largest window, chunk or dilation: positions beside them still fit into 32 bits.
 MAX_REACH = 2**30
+#: The types of buffers that hold floats.
+FLOAT_DTYPES = ("f32", "f16", "bf16")
 #: The types that an additive bias may have, and what says that it is a boolean mask.
-BIAS_DTYPES, BOOLEAN = ("f32", "f16", "bf16"), "u8"
+BIAS_DTYPES, BOOLEAN = FLOAT_DTYPES, "u8"
 #: The types of buffers that expressions name, and the bytes of an element.
 BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8": 1}
 BUFFER_DTYPES = tuple(BUFFER_BYTES)
@@ -26,15 +28,6 @@ BUFFER_DTYPES = tuple(BUFFER_BYTES)
 MAX_TEXT = 20_000
 #: What no expression has: comments, lines of their own, what is not printed.
 _UNREAD = re.compile(r"[^ -~]|[#\\]")
-#: Names that stand for something else in a kernel or in a module's call.
-_TAKEN_WORDS = """
-    b h q k v o row key lse scale score batch lane warp causal layout stream out seqlen_q seqlen_k
-    num_q_heads num_kv_heads value_scale return_lse window_left window_right always_keys chunk dilation
-    softcap tile_lists tile_lists_made
-    and as assert async await class def del elif except finally from global import in is lambda nonlocal
-    not or pass raise while with yield None True False
-"""
-_TAKEN = frozenset(_TAKEN_WORDS.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,15 +170,10 @@ class Scoring:
         return cls(**values)
 
 
-def is_free(name: str) -> bool:
-    """Returns whether a buffer or scalar of an expression may have this name."""
-    return is_identifier(name) and name not in _TAKEN
-
-
 def _check_name(name: str) -> None:
     if not is_identifier(name):
         raise ValueError(f"{name!r:.80} is no name; up to 40 letters, digits and _ make one, but no keyword")
-    if name in _TAKEN:
+    if name in TAKEN:
         raise ValueError(f"{name!r} has a meaning of its own in kernels; choose another name")
 
 

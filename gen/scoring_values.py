@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .operation import ITEM_BYTES, Sizes
 from .scores import BATCH, Buffer, Scores, laid_over
-from .scoring import BOOLEAN, BUFFER_BYTES, Scoring
+from .scoring import BOOLEAN, BUFFER_BYTES, FLOAT_DTYPES, Scoring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,8 @@ def draw_values(scoring: Scoring, scores: Scores, sizes: Sizes, rng: np.random.G
     Arrays are float32 or int64, bool for boolean masks, and have the axes of their buffers; those of one type
     for all of an axis are repeated along it without copies.
     """
-    values: dict[str, Any] = {each.name: scalar_values(scoring)[each.name] for each in scores.scalars}
+    numbers = scalar_values(scoring)
+    values: dict[str, Any] = {each.name: numbers[each.name] for each in scores.scalars}
     if scoring.documents:
         begins, ends = _documents(scoring.documents, sizes, rng)
         values |= {"document_begin": begins, "document_end": ends}
@@ -81,7 +82,7 @@ def _drawn(buffer: Buffer, scoring: Scoring, sizes: Sizes, rng: np.random.Genera
             return np.broadcast_to(rng.standard_normal(one, np.float32), shape)
         case _ if buffer.dtype == "u8":
             return _shown(shape, rng)
-        case _ if buffer.dtype in ("f32", "f16", "bf16"):
+        case _ if buffer.dtype in FLOAT_DTYPES:
             return rng.standard_normal(shape, np.float32)
         case _:
             return np.sort(rng.integers(0, SEGMENTS, shape), axis=-1)
@@ -152,6 +153,18 @@ def typical_values(problem: Scored) -> Mapping[str, Any]:
     return TypicalValues(problem)
 
 
+def _intervals(problem: Scored) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yields how many batches are alike, and where the keys begin and end that each of their rows sees."""
+    import numpy as np
+
+    values, rows = typical_values(problem), np.arange(problem.seqlen_q)
+    batches = range(problem.batch) if problem.scores.vary_by_batch else range(1)
+    for b in batches:
+        seen = laid_over(values, {BATCH.name: b})
+        begins, ends = problem.scores.interval(rows, problem.seqlen_q, problem.seqlen_k, seen)
+        yield problem.batch // len(batches), begins, ends
+
+
 @lru_cache(maxsize=4096)
 def attended_pairs(problem: Scored) -> int:
     """Counts the pairs of a query row and a key that it sees, over all batches and heads; where no interval
@@ -162,60 +175,41 @@ def attended_pairs(problem: Scored) -> int:
     if scores.is_plain:
         pairs = scores.visible_pairs(problem.seqlen_q, problem.seqlen_k)
         return problem.batch * problem.num_q_heads * pairs
+    if scores.predicate is None:
+        pairs = sum(alike * int((ends - begins).sum()) for alike, begins, ends in _intervals(problem))
+        return pairs * problem.num_q_heads
     values = typical_values(problem)
     rows = np.arange(problem.seqlen_q)
     sampled = rows[:: max(1, len(rows) // COUNTED_ROWS)]
     keys = np.arange(problem.seqlen_k)
     heads = range(problem.num_q_heads) if scores.vary_by_head else range(1)
+    share = len(rows) / len(sampled) * problem.num_q_heads / len(heads)
+    batches = range(problem.batch) if scores.pairs_vary_by_batch else range(1)
     pairs = 0
-    for b in range(problem.batch):
-        if scores.predicate is None:
-            begins, ends = scores.interval(
-                rows, problem.seqlen_q, problem.seqlen_k, laid_over(values, {BATCH.name: b})
-            )
-            pairs += int((ends - begins).sum()) * problem.num_q_heads
-            continue
+    for b in batches:
         for h in heads:
             seen = scores.visible(values, b, h, sampled, keys, problem.seqlen_q, problem.seqlen_k)
-            share = len(rows) / len(sampled) * problem.num_q_heads / len(heads)
             pairs += round(int(seen.sum()) * share)
-    return pairs
+    return pairs * (problem.batch // len(batches))
 
 
 @lru_cache(maxsize=4096)
 def keys_in_reach(problem: Scored) -> int:
     """Returns the length of the longest interval of keys that a row sees; all keys where nothing but a causal
     mask is asked for."""
-    import numpy as np
-
-    scores = problem.scores
-    if scores.is_plain:
+    if problem.scores.is_plain:
         return problem.seqlen_k
-    values, rows = typical_values(problem), np.arange(problem.seqlen_q)
-    longest = 0
-    for b in range(problem.batch if scores.vary_by_batch else 1):
-        begins, ends = scores.interval(
-            rows, problem.seqlen_q, problem.seqlen_k, laid_over(values, {BATCH.name: b})
-        )
-        longest = max(longest, int((ends - begins).max()))
-    return max(1, longest)
+    return max(1, *(int((ends - begins).max()) for _, begins, ends in _intervals(problem)))
 
 
 @lru_cache(maxsize=4096)
 def unseen_bytes(problem: Scored) -> int:
     """Returns the bytes of keys and values that no row sees, as far as intervals tell."""
-    import numpy as np
-
-    values = typical_values(problem)
-    rows = np.arange(problem.seqlen_q)
     unseen = 0
-    for b in range(problem.batch):
-        begins, ends = problem.scores.interval(
-            rows, problem.seqlen_q, problem.seqlen_k, laid_over(values, {BATCH.name: b})
-        )
+    for alike, begins, ends in _intervals(problem):
         seen = begins < ends
         count = int(ends[seen].max() - begins[seen].min()) if seen.any() else 0
-        unseen += problem.seqlen_k - count
+        unseen += alike * (problem.seqlen_k - count)
     columns = problem.head_dim + problem.head_dim_v
     return unseen * problem.num_kv_heads * columns * ITEM_BYTES[problem.dtype]
 

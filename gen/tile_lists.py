@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .expression import Constant, Expression, divided_up
 from .launch import LISTS_ROLE, Launch
-from .scores import BATCH, NUM_KEYS, Scores
+from .scores import NUM_KEYS, Scores
 
 #: Threads of a block that makes a list, and the tiles of keys that it classifies at a time.
 THREADS, TILES_AT_ONCE = 128, 32
@@ -47,7 +47,13 @@ class TileLists:
     @property
     def ints(self) -> Expression:
         """How many 32-bit integers they take, in the sizes of a problem."""
-        return self.launch.blocks * (divided_up(NUM_KEYS, Constant(self.keys)) + 1)
+        return list_ints(self.launch, self.keys)
+
+
+def list_ints(lists: Launch, keys: int) -> Expression:
+    """Returns how many 32-bit integers the lists take that a launch makes of tiles of ``keys`` keys, in the
+    sizes of a problem."""
+    return lists.blocks * (divided_up(NUM_KEYS, Constant(keys)) + 1)
 
 
 def tile_lists(scores: Scores, main: Launch, keys: int) -> TileLists | None:
@@ -55,5 +61,5 @@ def tile_lists(scores: Scores, main: Launch, keys: int) -> TileLists | None:
     interval says all."""
     if scores.predicate is None or main.rows_per_block is None:
         return None
-    by_batch = scores.vary_by_batch or BATCH.name in scores.predicate.names()
-    return TileLists(main.rows_per_block * main.cluster, keys, by_batch, scores.vary_by_head, main.pack_heads)
+    rows = main.rows_per_block * main.cluster
+    return TileLists(rows, keys, scores.pairs_vary_by_batch, scores.vary_by_head, main.pack_heads)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .expression import Expression, Name, names_of, with_buffers
 from .formula.trace import Traced, trace_mask, trace_score
-from .scoring import Scoring, is_free
+from .scoring import Scoring
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def traced_scoring(
 def _free_name(name: str, value: Any, values: Mapping[str, Any]) -> str:
     """The name, or what is free of it and a number; one value of both functions keeps one name."""
     number, free = 0, name
-    while not is_free(free) or (free in values and values[free] is not value):
+    while free in values and values[free] is not value:
         number += 1
         free = f"{name[:36]}_{number}"
     return free

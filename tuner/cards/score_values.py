@@ -12,6 +12,7 @@ import numpy as np
 from ...gen.expression import Kind
 from ...gen.problem import Problem
 from ...gen.scores import Buffer, Scalar, Scores
+from ...gen.scoring import FLOAT_DTYPES
 from .dtypes import BUFFER_DTYPES
 
 
@@ -105,7 +106,7 @@ def _read(buffer: Buffer, array: np.ndarray, sizes: Mapping[str, int]) -> np.nda
         )
     dtype = BUFFER_DTYPES[buffer.dtype]
     is_float = array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
-    holds_floats = buffer.dtype in ("f32", "f16", "bf16")
+    holds_floats = buffer.dtype in FLOAT_DTYPES
     if is_float != holds_floats or not (is_float or array.dtype.kind in "iub"):
         kind = "floats" if holds_floats else "integers"
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.scores import Buffer
+from ...gen.scoring import FLOAT_DTYPES
 from ...gen.scoring_values import scalar_values, shape_of
 
 #: Lengths of documents beside each other, to be repeated.
@@ -67,7 +68,7 @@ def _of_unknown_meaning(buffer: Buffer, length: int, keys: int) -> np.ndarray:
     places, axis = np.arange(length), buffer.axes[-1]
     if buffer.dtype == "u8":
         return places % FLAGGED == 0
-    if buffer.dtype in ("f32", "f16", "bf16"):
+    if buffer.dtype in FLOAT_DTYPES:
         # By distance, negative ones counting from the end, falling in waves; or of each key its own.
         distance = np.minimum(places, length - places)
         waves = np.cos(distance * 12 / length) - 4 * distance / length
@@ -89,7 +90,7 @@ def _drawn(buffer: Buffer, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(_SEED)
     if buffer.dtype == "u8":
         drawn = rng.random(one) < SHOWN
-    elif buffer.dtype in ("f32", "f16", "bf16"):
+    elif buffer.dtype in FLOAT_DTYPES:
         drawn = rng.uniform(-2, 2, one)
     else:
         drawn = rng.integers(0, DOCUMENTS, one)
