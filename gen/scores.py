@@ -17,7 +17,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from .expression import Constant, Expression, Kind, Name, loads_of, maximum, minimum, statements
+from .expression import (
+    Apply,
+    Constant,
+    Expression,
+    Kind,
+    Name,
+    distinct,
+    loads_of,
+    maximum,
+    minimum,
+    statements,
+)
 
 #: A query row, and how many rows and keys there are.
 ROW, NUM_ROWS, NUM_KEYS = (Name(each, nonnegative=True) for each in ("row", "seqlen_q", "seqlen_k"))
@@ -133,13 +144,22 @@ class Scores:
         return _any_flag((*self.begins, *self.ends[1:]))
 
     def later_rows_see_more(self) -> str:
-        """Returns C++ that is true where rows see more keys than the rows before them."""
-        return "false" if self.begins else _any_flag(tuple(each for each in self.ends[1:] if each.flag))
+        """Returns C++ that is true where rows see more keys than the rows before them, or as many where what
+        they see begins later and later."""
+        if self.begins:
+            return "true" if self._slides else "false"
+        return _any_flag(tuple(each for each in self.ends[1:] if each.flag))
 
     @property
-    def rows_see_more_and_more(self) -> bool:
-        """Whether rows see more keys than the rows before them, with the flags that are set."""
-        return not self.begins and any(each.flag in self.flags for each in self.ends[1:])
+    def first_rows_see_less(self) -> bool:
+        """Whether rows see more keys than the rows before them, at least the first of them, with the flags
+        that are set."""
+        return self._slides or (not self.begins and any(each.flag in self.flags for each in self.ends[1:]))
+
+    @property
+    def _slides(self) -> bool:
+        """Whether what a row sees begins where the row is, but for a constant, as in a window."""
+        return any(_moves_with_rows(each.key) for each in self.begins)
 
     def end(self, row: str | Expression, **names: str) -> str:
         """Returns C++ for the key at which what ``row`` sees ends; negative or zero where it sees none."""
@@ -307,6 +327,13 @@ def _pairs(
     """The values of elementwise expressions, for rows and keys as the two axes of a matrix."""
     pairs = {BATCH.name: b, HEAD.name: h, QUERY.name: rows[:, None], KEY.name: keys[None, :]}
     return laid_over(values, {**pairs, NUM_ROWS.name: seqlen_q, NUM_KEYS.name: seqlen_k})
+
+
+def _moves_with_rows(key: Expression) -> bool:
+    """Tells whether a bound is the row's number but for what all rows share, as that of a window."""
+    parts = distinct(key)
+    functions = {each.function for each in parts if isinstance(each, Apply)}
+    return ROW in parts and not loads_of(key) and functions <= {"add", "sub", "max", "min", "where", "lt"}
 
 
 def _names(names: Mapping[str, str]) -> Mapping[str, str]:

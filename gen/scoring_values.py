@@ -30,6 +30,8 @@ COUNTED_ROWS = 64
 SHOWN = 0.9
 #: Of integers of no known meaning, how many there are: sorted, as segments' are.
 SEGMENTS = 16
+#: Rows are alike that see on average so much of what the one sees that sees most.
+ALIKE = 0.9
 
 
 def scalar_values(scoring: Scoring) -> dict[str, float]:
@@ -203,6 +205,14 @@ def keys_in_reach(problem: Scored) -> int:
 
 
 @lru_cache(maxsize=4096)
+def first_rows_see_less(problem: Scored) -> bool:
+    """Tells whether the first rows see so many fewer keys than the last that it matters which start first."""
+    if not problem.scores.first_rows_see_less:
+        return False
+    rows = problem.batch * problem.num_q_heads * problem.seqlen_q
+    return not problem.scores.begins or attended_pairs(problem) < ALIKE * rows * keys_in_reach(problem)
+
+
 def unseen_bytes(problem: Scored) -> int:
     """Returns the bytes of keys and values that no row sees, as far as intervals tell."""
     unseen = 0

@@ -9,6 +9,7 @@ import pytest
 from flashgen.gen.expression import maximum
 from flashgen.gen.problem import Problem
 from flashgen.gen.scores import CAUSAL_BOUND, DIAGONAL, FULL, ROW, Bound, Scores, scores_of
+from flashgen.gen.scoring import Scoring
 from flashgen.gen.work import walk_tiles
 from flashgen.tuner.evaluate import reference
 
@@ -74,6 +75,25 @@ def test_flags_say_where_rows_differ() -> None:
     scores = scores_of(causal=False)
     assert scores.rows_may_be_empty() == scores.later_rows_see_more() == CAUSAL_BOUND.flag == "kCausal"
     assert FULL.rows_may_be_empty() == FULL.later_rows_see_more() == "false"
+
+
+@pytest.mark.parametrize(
+    ("scoring", "causal", "less"),
+    [
+        (Scoring(), True, True),
+        (Scoring(), False, False),
+        (Scoring(window=(127, 0)), True, True),
+        (Scoring(window=(127, 127)), False, True),
+        (Scoring(window=(127, 0), chunk=512), True, True),
+        (Scoring(chunk=512), True, False),
+        (Scoring(documents=4), True, False),
+        (Scoring(lengths=True), False, False),
+    ],
+)
+def test_the_first_rows_see_less_under_causal_masks_and_windows(scoring, causal, less):
+    scores = Problem(causal=causal, scoring=scoring).scores
+    assert scores.first_rows_see_less == less
+    assert (scores.later_rows_see_more() == "true") == (less and scoring.window is not None)
     assert window(1, 0).rows_may_be_empty() == "true"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...limits import MEMORY_LATENCY_NS, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...scoring_values import first_rows_see_less
 from ...shared_memory.tiles import wasted
 from ...variant import rule
 from .decoding import FEW_ROWS, decodes
@@ -325,7 +326,7 @@ class RuledParameters(Parameters):
 
     @rule("block order", after="block_order", advisory=True)
     def _blocks_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.block_order == "heaviest_first" and not problem.scores.rows_see_more_and_more:
+        if self.block_order == "heaviest_first" and not first_rows_see_less(problem):
             return "block_order=heaviest_first: without a causal mask all blocks are equally long"
         return None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring_values import keys_in_reach
+from ...scoring_values import first_rows_see_less, keys_in_reach
 from ...shared_memory.tiles import wasted
 from ...variant import rule
 from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
@@ -242,7 +242,7 @@ class RuledParameters(Parameters):
         """The more heads together the better lengths even out, as long as L2 holds their K and V."""
         if self.section == 1:
             return None
-        if not problem.scores.rows_see_more_and_more:
+        if not first_rows_see_less(problem):
             why = "under this mask" if problem.causal else "without a causal mask"
             return f"section={self.section}: {why} all tiles take as long"
         heads = problem.batch * problem.num_q_heads

@@ -238,10 +238,12 @@ def test_the_last_blocks_start_first_only_where_later_rows_see_more():
         for scoring, causal in (
             (Scoring(softcap=30.0), True),
             (PLAIN, False),
-            (Scoring(window=(127, 0)), True),
+            (Scoring(window=(200, 0)), False),
+            (Scoring(window=(3, 0)), True),
+            (Scoring(chunk=64), True),
         )
     ]
-    assert told == [False, True, True]
+    assert told == [False, True, False, True, True]
 
 
 def test_a_window_decides_what_is_worth_trying():

@@ -215,7 +215,9 @@ def test_the_last_blocks_start_first_only_where_later_rows_see_more():
 
     assert not told(Scoring(softcap=30.0), causal=True)
     assert told(Scoring(softcap=30.0), causal=False)
-    assert told(Scoring(window=(127, 0)), causal=True)
+    assert told(Scoring(window=(3, 0)), causal=True)
+    assert not told(Scoring(window=(2047, 0)), causal=False)
+    assert told(Scoring(chunk=64), causal=True)
 
 
 def work(scoring: Scoring, **more):

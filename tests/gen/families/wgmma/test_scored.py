@@ -20,6 +20,7 @@ from flashgen.gen.tile_change import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, tile_c
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain
+from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 
@@ -84,6 +85,17 @@ def test_masks_and_changes_are_right(name, walk, dtype, causal):
     for rows, keys in SHAPES:
         values = drawn_values(problem, rows, keys)
         assert_right(*attend(built(WALKS[walk], problem), rows, keys, values), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("walk", "num_sms"), [("apart", 3), ("heads", 5), ("overlapped", 64)])
+def test_blocks_that_stay_take_every_tile_of_a_window_once(walk, num_sms):
+    """Several rounds to and fro, the last one of fewer tiles than blocks."""
+    problem = problem_of(Scoring(window=(70, 0), sinks=True), causal=True)
+    limits = replace(H200, num_sms=num_sms)
+    build = SimDevice("h200", limits).toolchain().build(render(WALKS[walk], problem, limits))
+    for rows, keys in ((500, 500), (129, 300)):
+        assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys)))
 
 
 @needs_compiler
@@ -309,6 +321,8 @@ def test_advice_asks_for_the_keys_that_a_block_walks():
     assert "128 keys apart" in str(Wgmma(cluster=2)._neighbours_have_as_much_to_do(narrow, H200))
     capped = problem_of(Scoring(softcap=30.0), causal=True, **long)
     assert "under this mask" in str(Wgmma(section=4)._sections_fill_l2(narrow, H200))
+    wide = problem_of(Scoring(window=(4095, 0)), causal=True, **long)
+    assert "under this mask" not in str(Wgmma(section=4)._sections_fill_l2(wide, H200))
     assert "under this mask" not in str(Wgmma(section=4)._sections_fill_l2(capped, H200))
 
 
