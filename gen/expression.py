@@ -497,12 +497,17 @@ def conjuncts(root: Expression) -> Iterator[Expression]:
 
 
 def statements(
-    root: Expression, names: Mapping[str, str] | None = None, indent: str = "", width: int = 90
+    root: Expression,
+    names: Mapping[str, str] | None = None,
+    indent: str = "",
+    width: int = 90,
+    temporary: str = "t",
 ) -> tuple[list[str], str]:
     """Returns an expression in C++ as lines that define temporaries, and the text of the result.
 
     Parts that are used more than once, or would be longer than ``width`` characters, are computed once, as
-    ``const float t0 = ...;``. What they are made of must exist even where a condition does not choose it.
+    ``const float t0 = ...;``, by the name ``temporary`` and a number. What they are made of must exist even
+    where a condition does not choose it.
     """
     names = names or {}
     uses: dict[Expression, int] = {}
@@ -511,7 +516,7 @@ def statements(
         for each in node.operands:
             uses[each] = uses.get(each, 0) + 1
     words = set(re.findall(r"\w+", " ".join([*names.values(), *(name.name for name in names_of(root))])))
-    fresh = (word for number in count() if (word := f"t{number}") not in words)
+    fresh = (word for number in count() if (word := f"{temporary}{number}") not in words)
     texts: dict[Expression, _Text] = {}
     lines = []
     for node in nodes:

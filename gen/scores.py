@@ -13,7 +13,7 @@ greatest.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from .expression import (
     loads_of,
     maximum,
     minimum,
+    names_of,
     statements,
 )
 
@@ -228,9 +229,25 @@ class Scores:
         computed = map(self.statements, trees)
         return "\n".join(line for lines, value in computed for line in (*lines, value))
 
-    def statements(self, expression: Expression, **renamed: str) -> tuple[list[str], str]:
-        """Returns the lines of C++ that compute an expression of pairs, and what then is its value."""
-        return statements(expression, {**self.places(), **renamed})
+    def statements(
+        self, expression: Expression, temporary: str = "t", **renamed: str
+    ) -> tuple[list[str], str]:
+        """Returns the lines of C++ that compute an expression of pairs, and what then is its value.
+
+        A kernel's own variables, whose names begin with a line no scalar's does, lose that.
+        """
+        own = {name.name: name.name[1:] for name in names_of(expression) if name.name.startswith("_")}
+        places = {**self.places(), **{name: renamed.get(word, word) for name, word in own.items()}}
+        return statements(expression, {**places, **renamed}, temporary=temporary)
+
+    def definitions(self, values: Sequence[tuple[Name, Expression]], **renamed: str) -> list[str]:
+        """Returns the lines of C++ that define a kernel's own variables, each in terms of those before it."""
+        lines = []
+        for name, expression in values:
+            word = name.name[1:]
+            computed, value = self.statements(expression, temporary=f"{word}_", **renamed)
+            lines += [*computed, f"const {name.kind.c_type} {word} = {value};"]
+        return lines
 
     @staticmethod
     def before(rows_end: str) -> Expression:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .expression import Expression
 from .formula.cost import Place, costs_of
 from .functions import Unit
 from .limits import WARP
 from .problem import Problem
+from .scores import KEY, QUERY
 from .scoring import BUFFER_BYTES
+from .tile_change import reads_at
 from .work import Counts
 
 #: A score is masked by two comparisons and a selection.
@@ -22,7 +26,7 @@ def pair_counts(
     warp_rows: int,
     partial: float = 1.0,
     approximate: bool = False,
-    change: Expression | None = None,
+    change: Sequence[Expression] | None = None,
 ) -> Counts:
     """Counts what one warp does to change the scores of a tile and to ask the predicate of each, where a lane
     has ``rows`` by ``columns`` of them.
@@ -30,31 +34,37 @@ def pair_counts(
     What depends on the row or the key alone is computed once for each of the lane's. A warp's access to a
     buffer touches ``warp_rows`` rows of it. ``partial`` is the share of tiles in which the predicate is
     asked. ``approximate``: functions are those of 16-bit types. ``change`` is what the kernel computes in the
-    change's place, if it is another expression, which leaves the units of log2 to the exponentials.
+    change's place, if these are other expressions, which leave the units of log2 to the exponentials.
     """
     scores, pairs = problem.scores, rows * columns
-    # Rows and keys are kept within the arrays; the change ends in units of log2.
-    clamped = Counts(alu=rows + columns)
     counts = Counts()
     if scores.change is not None:
-        tree = change or scores.change
-        changed = _tree_counts(problem, tree, rows, columns, warp_rows, approximate=approximate)
-        counts += changed + clamped + Counts(ffma=0.0 if change else pairs)
+        trees = change or (scores.change,)
+        changed = _tree_counts(problem, trees, rows, columns, warp_rows, approximate=approximate)
+        counts += changed + Counts(ffma=0.0 if change else pairs)  # which ends in units of log2
     if scores.predicate is not None:
-        asked = _tree_counts(problem, scores.predicate, rows, columns, warp_rows, approximate=approximate)
-        counts += (asked + clamped + Counts(alu=ALU_PER_MASKED * pairs)) * partial
+        asked = _tree_counts(problem, (scores.predicate,), rows, columns, warp_rows, approximate=approximate)
+        counts += (asked + Counts(alu=ALU_PER_MASKED * pairs)) * partial
     return counts
 
 
 def _tree_counts(
-    problem: Problem, tree: Expression, rows: float, columns: float, warp_rows: int, *, approximate: bool
+    problem: Problem,
+    trees: Sequence[Expression],
+    rows: float,
+    columns: float,
+    warp_rows: int,
+    *,
+    approximate: bool,
 ) -> Counts:
-    """The instructions and loads of an expression for all pairs of a lane."""
-    costs = costs_of(tree, approximate=approximate)
+    """The instructions and loads of expressions for all pairs of a lane: rows and keys where arrays are read
+    are kept within these."""
+    costs = costs_of(*trees, approximate=approximate)
     loaded = [load.buffer for load in costs.loads[Place.PAIR]]
+    clamped = rows * reads_at(QUERY, *trees) + columns * reads_at(KEY, *trees)
     counts = Counts(
         ffma=costs.total(Unit.FMA, rows, columns),
-        alu=costs.total(Unit.ALU, rows, columns),
+        alu=costs.total(Unit.ALU, rows, columns) + clamped,
         exp=costs.total(Unit.SPECIAL, rows, columns),
     )
     for buffer in problem.scores.buffers:

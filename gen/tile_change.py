@@ -1,69 +1,75 @@
 """Changes of scores as a thread makes them of many keys of a few rows: what these share is computed once.
 
-A thread's columns are known when a kernel is compiled, all but where the tile begins: what a change computes
-of the key is taken apart into that and the column, so that integers are turned into floats once a row. What
-scores are multiplied by becomes one factor, and the last one is left to who takes their exponentials.
+What scores are multiplied by becomes a factor that is left to who takes their exponentials; and so does what
+is added to all scores of a row and tile, a shift. What is affine in the key, as ALiBi is, then takes one
+multiply-add for each score, a step times its column: in units of the factor, so that raw scores need not be
+scaled for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
-from .expression import (
-    Apply,
-    Constant,
-    Expression,
-    Kind,
-    Load,
-    Name,
-    apply,
-    distinct,
-    folded,
-    loads_of,
-    replaced,
-)
-from .scores import KEY, QUERY, SCORE
+from .affine import Affine, least_value
+from .expression import Apply, Constant, Expression, Kind, Load, Name, apply, folded, loads_of, replaced
+from .gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, gathered, is_positive, local, product
+from .scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE, Bound
+from .terms import Term, terms_of
 
-#: A score as the tensor cores leave it, and what is multiplied with it to be the scaled one.
-RAW, SCORE_SCALE = Name("raw", Kind.FLOAT), Name("score_scale", Kind.FLOAT)
-#: A thread's first key of a tile, and how far behind it another is.
-FIRST_KEY, COLUMN = (Name(each, nonnegative=True) for each in ("first_key", "column"))
 #: The key at which an array is read and how far behind it, as an accessor takes them: so that the columns of
 #: a thread share an address.
-READ_KEY = Name("read_key", nonnegative=True)
-#: Numbers that expressions name and that are positive.
-POSITIVE = frozenset({"softcap"})
+READ_KEY = local("read_key", nonnegative=True)
+#: One by a change's factor: what is added to raw scores is in units of that.
+UNIT = local("unit", Kind.FLOAT)
+#: What a score rises by from one column to the next, in that unit; and what is added to all of a row's.
+STEP, SHIFT = local("step", Kind.FLOAT), local("shift", Kind.FLOAT)
+#: Keys of a tile.
+TILE_KEYS = Name("kBc", nonnegative=True)
+_NONE = Constant(0.0)
 
 
 @dataclass(frozen=True)
 class TileExpression:
-    """An expression of pairs over `FIRST_KEY`, `COLUMN`, `READ_KEY` and the names of pairs; of a change also
-    over `RAW` and `SCORE_SCALE`."""
+    """An expression of pairs over `FIRST_KEY`, `COLUMN`, `READ_KEY` and the names of pairs."""
 
     body: Expression
 
-    def names_one_of(self, *names: str) -> bool:
-        """Tells whether it needs any of some names."""
-        return not self.body.names().isdisjoint(names)
+    def names_one_of(self, *words: str) -> bool:
+        """Tells whether it needs any of some names, as C++ has them."""
+        return _names_one_of(words, self.body)
 
     @property
     def reads_rows(self) -> bool:
         """Whether arrays are read at the row itself, which must be one that exists."""
-        return _reads_at(self.body, QUERY)
+        return reads_at(QUERY, self.body)
 
     @property
     def reads_keys(self) -> bool:
         """Whether arrays are read at the key itself, which must be one that exists."""
-        return _reads_at(self.body, KEY) or _reads_at(self.body, READ_KEY)
+        return reads_at(KEY, self.body) or reads_at(READ_KEY, self.body)
+
+
+@dataclass(frozen=True)
+class Bend(TileExpression):
+    """What is added to the scores of a row that has the kink of an absolute value in a tile: where the value
+    ``is_met`` is true."""
+
+    is_met: Name
 
 
 @dataclass(frozen=True)
 class TileChange(TileExpression):
-    """A change of scores as ``factor * body``: ``factor`` is positive and the same for all rows and keys."""
+    """A change of scores as ``factor * body + shift``.
+
+    ``factor`` is positive and the same for all keys: of a row if it names `SCORE_SCALE`, else of all rows.
+    ``body`` is over `RAW`, and over what is computed once for a row and a tile: ``row_values``, each in terms
+    of those before it, `SHIFT` among them if there is one. Behind the body each of ``bends`` is added.
+    """
 
     factor: Expression
+    row_values: tuple[tuple[Name, Expression], ...] = ()
+    bends: tuple[Bend, ...] = ()
 
     @property
     def has_factor(self) -> bool:
@@ -71,11 +77,48 @@ class TileChange(TileExpression):
         return self.factor != Constant(1.0)
 
     @property
-    def in_names_of_pairs(self) -> Expression:
-        """The body over the score and the names of pairs, to be counted: columns are numbers, which cost
-        nothing as floats."""
-        column = replaced(self.body, {apply("float", COLUMN): Name(KEY.name, Kind.FLOAT)})
-        return column.with_names({RAW.name: SCORE, COLUMN.name: KEY, READ_KEY.name: KEY})
+    def factor_has_scale(self) -> bool:
+        """Whether scores are scaled by the factor."""
+        return SCORE_SCALE.name in self.factor.names()
+
+    @property
+    def has_shift(self) -> bool:
+        """Whether anything is added to all scores of a row and tile."""
+        return any(name == SHIFT for name, _ in self.row_values)
+
+    @property
+    def changes_raw(self) -> bool:
+        """Whether raw scores change before they are multiplied."""
+        return self.body != RAW
+
+    @property
+    def acts(self) -> bool:
+        """Whether more is done than multiplying by the factor."""
+        return self.changes_raw or self.has_shift
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether arrays are read at the row itself, which must be one that exists."""
+        return reads_at(QUERY, *self._parts)
+
+    def needs(self, *words: str) -> bool:
+        """Tells whether any part but the factor needs any of some names, as C++ has them."""
+        return _names_one_of(words, *self._parts)
+
+    @property
+    def in_names_of_pairs(self) -> tuple[Expression, ...]:
+        """What is computed over the score and the names of pairs, to be counted: columns are numbers, which
+        cost nothing as floats."""
+        return tuple(
+            _in_names_of_pairs(each) for each in (self.body, *(value for _, value in self.row_values))
+        )
+
+    @property
+    def _parts(self) -> Iterator[Expression]:
+        """All expressions but the factor."""
+        yield self.body
+        yield from (value for _, value in self.row_values)
+        yield from (bend.body for bend in self.bends)
 
 
 def tile_predicate(predicate: Expression, along_keys: frozenset[str] = frozenset()) -> TileExpression:
@@ -83,25 +126,135 @@ def tile_predicate(predicate: Expression, along_keys: frozenset[str] = frozenset
     return TileExpression(_with_read_keys(predicate, along_keys))
 
 
-def tile_change(change: Expression, along_keys: frozenset[str] = frozenset()) -> TileChange:
+def scaled_change(change: Expression) -> TileChange:
+    """Returns a change of scores that come scaled, without a shift."""
+    body, factor = _factored(gathered(change.with_names({SCORE.name: RAW})))
+    return TileChange(body, factor)
+
+
+def tile_change(
+    change: Expression, along_keys: frozenset[str] = frozenset(), ends: Sequence[Bound] = ()
+) -> TileChange:
     """Returns a change of scores as it is best computed for many keys of a row.
 
-    Arrays ``along_keys`` are read so far behind a key.
+    Arrays ``along_keys`` are read so far behind a key. Behind the ``ends`` of what rows see, scores may be
+    anything.
     """
-    scaled = change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)})
-    varying = _varying(scaled)
-    gathered = folded(scaled, lambda node, operands: _gathered(node, operands, varying))
-    factors: list[Expression] = [Constant(1.0)]
-    rest = gathered
-    if isinstance(gathered, Apply) and gathered.function == "mul" and _is_positive(gathered.operands[1]):
-        rest, factor = gathered.operands
-        factors.append(factor)
-    return TileChange(_with_read_keys(rest, along_keys), _product(factors))
+    terms = terms_of(change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)}))
+    of_score = [each for each in terms if RAW.name in each.varying.names()]
+    scored, factor = _common_factor(of_score)
+    unit = UNIT if factor != Constant(1.0) else Constant(1.0)
+    affine = _AffineTerms(tuple(ends))
+    body = scored
+    for term in terms:
+        if term in of_score:
+            continue
+        if not affine.take(term, unit):
+            body = body + apply("mul", gathered(term.varying), apply("mul", term.coefficient, unit))
+    row_values = list(affine.row_values)
+    if affine.step != _NONE:
+        row_values.append((STEP, apply("mul", affine.step, unit)))
+        body = body + STEP * apply("float", COLUMN)
+    if affine.shift != _NONE:
+        row_values.append((SHIFT, affine.shift))
+    return TileChange(_with_read_keys(body, along_keys), factor, tuple(row_values), tuple(affine.bends))
 
 
-def _reads_at(expression: Expression, name: Name) -> bool:
-    """Tells whether ``expression`` takes elements of arrays at ``name`` itself."""
-    return any(name in load.indices for load in loads_of(expression))
+def _names_one_of(words: Sequence[str], *expressions: Expression) -> bool:
+    names = {name for word in words for name in (word, local(word).name)}
+    return any(not names.isdisjoint(each.names()) for each in expressions)
+
+
+def _times(number: int, value: Expression) -> Expression:
+    return -value if number == -1 else value * float(number)
+
+
+def reads_at(name: Name, *expressions: Expression) -> bool:
+    """Tells whether expressions take elements of arrays at ``name`` itself."""
+    return any(name in load.indices for load in loads_of(*expressions))
+
+
+class _AffineTerms:
+    """The terms of a change that its body is relieved of: their shares in the shift and in the step."""
+
+    def __init__(self, ends: Sequence[Bound]) -> None:
+        self.ends = ends
+        self.shift: Expression = _NONE
+        self.step: Expression = _NONE
+        self.row_values: list[tuple[Name, Expression]] = []
+        self.bends: list[Bend] = []
+
+    def take(self, term: Term, unit: Expression) -> bool:
+        """Adds a term if it can be had so, and returns whether it is."""
+        if not term.varies:
+            self.shift = self.shift + term.coefficient
+            return True
+        if term.distance is None:
+            return False
+        distance, is_absolute = term.distance
+        if is_absolute and distance.times > 0:
+            distance = -distance
+        first = self._named("ahead", distance.at(FIRST_KEY))
+        coefficient = self._bent(distance, first, term, unit) if is_absolute else term.coefficient
+        self.shift = self.shift + coefficient * apply("float", first)
+        self.step = self.step + _times(distance.times, coefficient)
+        return True
+
+    def _bent(self, distance: Affine, first: Expression, term: Term, unit: Expression) -> Expression:
+        """What an absolute value is multiplied by instead of itself: its sign is what it is at the thread's
+        first key, and of a positive one another behind the row's place, if any key there is seen."""
+        coefficient, falls = term.coefficient, -distance.times
+        if not isinstance(coefficient, Constant):
+            coefficient = self._named("slope", coefficient)
+        ends = list(_ends_before_negative(distance, self.ends))
+        is_met = apply("and", apply("ge", first, 0), apply("lt", first, falls * TILE_KEYS))
+        is_positive_first = apply("ge", first, 0)
+        for end in ends:
+            is_met = apply("and", apply("not", end), is_met)
+            is_positive_first = apply("or", end, is_positive_first)
+        if is_met != Constant(False):
+            beyond = apply("float", falls * COLUMN) - apply("float", first)
+            bend = apply("mul", 2.0 * coefficient, unit) * apply("max", beyond, 0.0)
+            self.bends.append(Bend(bend, self._named("bends", is_met)))
+        return self._named("turned", apply("where", is_positive_first, coefficient, -coefficient))
+
+    def _named(self, name: str, value: Expression) -> Name:
+        """A row's value, by a name that no other has."""
+        number = sum(known.name.rstrip("0123456789") == f"_{name}" for known, _ in self.row_values)
+        found = local(f"{name}{number + 1 if number else ''}", value.kind)
+        self.row_values.append((found, value))
+        return found
+
+
+def _ends_before_negative(distance: Affine, ends: Sequence[Bound]) -> Iterator[Expression]:
+    """The flags of bounds before which a distance, which falls with the key, is never negative; true for one
+    that always holds."""
+    places = {ROW.name: QUERY, DIAGONAL.name: NUM_KEYS - NUM_ROWS}
+    for end in ends:
+        if least_value(distance.at(end.key.with_names(places) - 1)) >= 0:
+            yield Name(end.flag, Kind.BOOL) if end.flag else Constant(True)
+
+
+def _common_factor(terms: Sequence[Term]) -> tuple[Expression, Expression]:
+    """The terms of the score itself as one body times a factor that is positive and the same for all keys."""
+    if len(terms) == 1:
+        (term,) = terms
+        if not term.negative and all(map(is_positive, term.factors)):
+            body, own = _factored(gathered(term.varying))
+            return body, product([*term.factors, own] if own != Constant(1.0) else term.factors)
+    total: Expression = _NONE
+    for term in terms:
+        total = total + gathered(apply("mul", term.varying, term.coefficient))
+    return total, Constant(1.0)
+
+
+def _factored(body: Expression) -> tuple[Expression, Expression]:
+    """A gathered expression, and apart from it the factor that its keys share, if that is positive."""
+    if isinstance(body, Apply) and body.function == "mul":
+        rest, factor = body.operands
+        if is_positive(factor):
+            return rest, factor
+    return body, Constant(1.0)
 
 
 def _with_read_keys(expression: Expression, along_keys: frozenset[str]) -> Expression:
@@ -115,100 +268,6 @@ def _with_read_keys(expression: Expression, along_keys: frozenset[str]) -> Expre
     return folded(expression, rebuilt)
 
 
-def _varying(root: Expression) -> frozenset[Expression]:
-    """The parts of an expression that are others for each key of a row."""
-    found: set[Expression] = set()
-    for node in distinct(root):
-        if node in (RAW, KEY) or any(each in found for each in node.operands):
-            found.add(node)
-    return frozenset(found)
-
-
-def _gathered(node: Expression, operands: list[Expression], varying: frozenset[Expression]) -> Expression:
-    """A node of operands that are gathered already, with what is the same for all keys apart."""
-    if node not in varying or not isinstance(node, Apply | Load):
-        return node
-    if isinstance(node, Apply) and node.kind is Kind.FLOAT:
-        if node.function in ("mul", "div"):
-            return _regrouped(node, operands)
-        if node.function == "float":
-            return _as_float(operands[0])
-    return node.with_operands(operands)
-
-
-def _regrouped(node: Apply, operands: list[Expression]) -> Expression:
-    """A product whose factors are in two groups, those that vary from key to key first."""
-    left, right = operands
-    if node.function == "div":
-        if _varies(right):
-            return node.with_operands(operands)
-        right = apply("div", 1.0, right)
-    factors = [*_factors(left), *_factors(right)]
-    varying = [each for each in factors if _varies(each)]
-    same = [each for each in factors if not _varies(each)]
-    return apply("mul", _product(varying), _product(same)) if same else _product(varying)
-
-
-def _factors(node: Expression) -> list[Expression]:
-    if isinstance(node, Apply) and node.function == "mul":
-        return [*_factors(node.operands[0]), *_factors(node.operands[1])]
-    return [node]
-
-
-def _product(factors: Iterable[Expression]) -> Expression:
-    return reduce(lambda left, right: apply("mul", left, right), factors)
-
-
-def _varies(node: Expression) -> bool:
-    """Whether a gathered part is another for each key of a row."""
-    return not node.names().isdisjoint({RAW.name, KEY.name, COLUMN.name})
-
-
-def _as_float(node: Expression) -> Expression:
-    """An integer as a float: a sum with the key as one of floats, of the tile's first key and the column.
-
-    Exact near the diagonal, where the first sum is small, and as exact as floats are elsewhere.
-    """
-    if isinstance(node, Apply) and node.function == "abs":
-        return apply("abs", _as_float(node.operands[0]))
-    found = _by_key(node)
-    if found is None:
-        return apply("float", node)
-    rest, times = found
-    sign = "add" if times > 0 else "sub"
-    first, column = (apply("mul", abs(times), each) for each in (FIRST_KEY, COLUMN))
-    return apply(sign, apply("float", apply(sign, rest, first)), apply("float", column))
-
-
-def _by_key(node: Expression) -> tuple[Expression, int] | None:
-    """What is added to how many times the key, where an integer is such a sum."""
-    if node == KEY:
-        return Constant(0), 1
-    if KEY.name not in node.names():
-        return node, 0
-    if not isinstance(node, Apply):
-        return None
-    parts = [_by_key(each) for each in node.operands]
-    if any(each is None for each in parts):
-        return None
-    rests, times = zip(*(each for each in parts if each), strict=True)
-    match node.function:
-        case "add":
-            return rests[0] + rests[1], times[0] + times[1]
-        case "sub":
-            return rests[0] - rests[1], times[0] - times[1]
-        case "neg":
-            return -rests[0], -times[0]
-    return None
-
-
-def _is_positive(node: Expression) -> bool:
-    if isinstance(node, Constant):
-        return node.number > 0
-    if isinstance(node, Name):
-        return node.name in POSITIVE
-    return (
-        isinstance(node, Apply)
-        and node.function in ("mul", "div")
-        and all(_is_positive(each) for each in node.operands)
-    )
+def _in_names_of_pairs(expression: Expression) -> Expression:
+    column = replaced(expression, {apply("float", COLUMN): Name(KEY.name, Kind.FLOAT)})
+    return column.with_names({RAW.name: SCORE, COLUMN.name: KEY, READ_KEY.name: KEY})

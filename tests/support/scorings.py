@@ -43,6 +43,11 @@ SCORINGS: dict[str, Scoring] = {
         buffers=(("bias", "f32"),),
     ),
     "sums": Scoring(window=(33, 0), softcap=3.0, alibi=True, bias="f32", sinks=True),
+    "slopes": Scoring(window=(30, 9), alibi=True, sinks=True),
+    "kinks": Scoring(
+        score="score * 0.5 + 0.03 * (k - q) - 0.02 * column[h, q] * abs(2 * k - q) + step * abs(q - k - 7)",
+        scalars=(("step", 0.02),),
+    ),
     "segments": Scoring(documents=3, lengths=True, dilation=2, bias="f16", sinks=True),
     "formulas": Scoring(
         mask="doc[q] <= doc[k] and k < q + 50",

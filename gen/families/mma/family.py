@@ -154,7 +154,7 @@ class Mma(RuledParameters):
             },
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
-            "change": tile_change(scores.change, scores.along_keys) if scores.change else None,
+            "change": tile_change(scores.change, scores.along_keys, scores.ends) if scores.change else None,
             "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
             # Divided by, or read from arrays: once, and not for each tile.
             "finds_bounds": self.pack_heads or problem.scores.bounds_read_rows,

@@ -6,6 +6,7 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_work import mask_counts, pair_counts
 from ...seen_tiles import partial_share
+from ...tile_change import tile_change
 from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
 from .decoding import decodes
 from .family import Mma
@@ -189,7 +190,11 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     packed = problem.group if variant.pack_heads else 1
     partial = partial_share(problem, -(-variant.br // packed), variant.bc)
     # A lane's rows are eight apart.
-    return masked + pair_counts(problem, rows, columns, warp_rows=8, partial=partial, approximate=approximate)
+    change = tile_change(problem.scores.change).in_names_of_pairs if problem.scores.change else None
+    asked = pair_counts(
+        problem, rows, columns, warp_rows=8, partial=partial, approximate=approximate, change=change
+    )
+    return masked + asked
 
 
 def _registers_left(variant: Mma, limits: DeviceLimits) -> int:

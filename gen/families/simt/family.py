@@ -7,10 +7,9 @@ tall along rows; a lane holds a micro-tile of S and one of O in registers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...expression import Constant, Expression
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import IEEE_FLOAT32, Serves
@@ -18,7 +17,7 @@ from ...shared_memory.tiles import (
     KEY_STEP,
     plan_copy,
 )
-from ...tile_change import SCORE_SCALE, TileChange, tile_change
+from ...tile_change import scaled_change
 from .rules import RuledParameters
 
 
@@ -53,11 +52,6 @@ class Simt(RuledParameters):
             "async_copy": limits.has_async_copy,
             "register_stage": self.stages == 2 and not limits.has_async_copy,
             "key_step": KEY_STEP,
-            "change": _change_of_scaled(problem.scores.change) if problem.scores.change else None,
+            # Q has the scale.
+            "change": scaled_change(problem.scores.change) if problem.scores.change else None,
         }
-
-
-def _change_of_scaled(change: Expression) -> TileChange:
-    """The change of scores whose scale is in Q."""
-    found = tile_change(change)
-    return replace(found, body=found.body.with_names({SCORE_SCALE.name: Constant(1.0)}))

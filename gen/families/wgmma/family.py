@@ -88,7 +88,7 @@ class Wgmma(RuledParameters):
         scores = problem.scores
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": tile_change(scores.change, scores.along_keys) if scores.change else None,
+            "change": tile_change(scores.change, scores.along_keys, scores.ends) if scores.change else None,
             "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
             "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),

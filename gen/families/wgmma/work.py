@@ -210,7 +210,7 @@ def _asked(variant: Wgmma, problem: Problem) -> Counts:
     scores = problem.scores
     if scores.is_plain:
         return Counts()
-    change = None if scores.change is None else tile_change(scores.change).in_names_of_pairs
+    change = tile_change(scores.change).in_names_of_pairs if scores.change else None
     return pair_counts(
         problem,
         2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.expression import Constant, Kind, Name, apply, loads_of, with_buffers
+from flashgen.gen.expression import Kind, Name, apply, loads_of, with_buffers
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import preset
@@ -16,7 +16,6 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scores import KEY, QUERY, SCORE
 from flashgen.gen.scoring import PLAIN, Scoring
-from flashgen.gen.tile_change import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, tile_change
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain
@@ -230,49 +229,33 @@ def test_an_additive_mask_of_minus_infinity_hides(dtype):
 @needs_compiler
 @pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
 def test_a_negative_scale_and_none_are_changed_scores_too(dtype):
-    problem = problem_of(Scoring(softcap=2.0, alibi=True), dtype)
-    values = drawn_values(problem, 70, 90)
-    for scale in (-0.3, 0.0):
-        assert_right(*attend(built(MAIN, problem), 70, 90, values, scale=scale), dtype)
+    """Also where raw scores change, in units of a scale that is next to nothing."""
+    for scoring in (Scoring(softcap=2.0, alibi=True), Scoring(alibi=True, bias="f32")):
+        problem = problem_of(scoring, dtype)
+        values = drawn_values(problem, 70, 90)
+        for scale in (-0.3, 0.0, 1e-36):
+            assert_right(*attend(built(MAIN, problem), 70, 90, values, scale=scale), dtype)
 
 
-# -- changes as a thread makes them ----------------------------------------------------------------------
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
+def test_rows_of_zeros_are_changed_too(dtype):
+    """Of queries without a unit to be brought in."""
+    problem = problem_of(Scoring(alibi=True, bias="f32"), dtype)
+    q, k, v = inputs(problem, 70, 90, SCALE, batch=2)
+    q[:, :, ::3] = 0
+    assert_right(*attend(built(MAIN, problem), 70, 90, drawn_values(problem, 70, 90), (q, k, v)), dtype)
 
 
-def value_of(change, tile, **more):
-    """A tile's change of some scores by its factor and body, and as it was written."""
-    raw, scale = np.linspace(-3.0, 3.0, 7), 0.3
-    known = {"seqlen_q": 9, "seqlen_k": 200, "h": 1, "b": 0, "q": 5, "softcap": 1.5, **more}
-    places = {FIRST_KEY.name: 64, COLUMN.name: 17, KEY.name: 81, "read_key": 81}
-    found = tile.body.value({**known, **places, RAW.name: raw, SCORE_SCALE.name: scale})
-    return tile.factor.value(known) * found, change.value({**known, KEY.name: 81, SCORE.name: raw * scale})
-
-
-@pytest.mark.parametrize("name", [name for name in SCORINGS if problem_of(SCORINGS[name]).scores.change])
-def test_a_tile_s_change_is_the_change(name):
-    problem = problem_of(SCORINGS[name])
-    change, values = problem.scores.change, drawn_values(problem, 9, 200)
-    assert change is not None
-    np.testing.assert_allclose(*value_of(change, tile_change(change), **values), rtol=1e-6, atol=1e-6)
-
-
-def test_what_a_change_shares_is_computed_once():
-    capped = tile_change(problem_of(Scoring(softcap=30.0)).scores.change)
-    assert capped.factor.python() == "softcap"  # softmax's to multiply by
-    assert capped.body.python() == "tanh(raw * (score_scale * (1.0 / softcap)))"
-    sloped = tile_change(problem_of(Scoring(alibi=True)).scores.change)
-    assert "float(q + seqlen_k - seqlen_q - first_key) - float(column)" in sloped.body.python()
-    assert not sloped.has_factor
-
-
-def test_a_factor_of_unknown_sign_stays_with_the_change():
-    turned = tile_change(apply("mul", SCORE, Constant(-2.0)))
-    assert not turned.has_factor
-    np.testing.assert_allclose(*value_of(apply("mul", SCORE, Constant(-2.0)), turned))
-    by_key = apply("div", SCORE, apply("float", KEY + 1))
-    np.testing.assert_allclose(*value_of(by_key, tile_change(by_key)))
-    far = apply("add", SCORE, apply("float", apply("abs", (KEY - QUERY) * 1 + (KEY - 3))))
-    np.testing.assert_allclose(*value_of(far, tile_change(far)))
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f32"], 1))
+def test_what_is_added_to_a_row_may_hide_it(dtype):
+    problem = problem_of(Scoring(score="score + of_row[b, h, q]"), dtype)
+    of_row = np.random.default_rng(1).uniform(-3, 3, (2, 4, 70))
+    of_row[:, 1, ::4] = -np.inf
+    found, expected = attend(built(MAIN, problem), 70, 90, {"of_row": of_row.astype(np.float32)})
+    assert_right(found, expected, dtype)
+    assert np.isneginf(found[1][:, 1, ::4]).all()
 
 
 # -- texts, rules, costs ---------------------------------------------------------------------------------
@@ -348,6 +331,7 @@ def test_changes_are_paid_for_score_by_score():
     assert work(Scoring(softcap=30.0), "f32").asked_slots > 5 * scores
     sloped = work(Scoring(alibi=True))
     assert sloped.asked_functions < scores / 4  # integers become floats once a row
+    assert scores <= sloped.asked_slots < 1.4 * scores  # a multiply-add for each score, and some for each row
     assert work(Scoring(bias="f16")).asked_wavefronts >= 4 * 8 * scores
 
 

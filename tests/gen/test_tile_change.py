@@ -1,0 +1,199 @@
+"""Changes of scores as threads make them, beside what they are: on numbers, and by what is left to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flashgen.gen.affine import Affine, affine_in, least_value
+from flashgen.gen.expression import Constant, Expression, Kind, Name, apply
+from flashgen.gen.gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE
+from flashgen.gen.problem import Problem
+from flashgen.gen.scores import KEY, QUERY, SCORE, Bound, Scores
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.tile_change import (
+    READ_KEY,
+    SHIFT,
+    STEP,
+    TILE_KEYS,
+    UNIT,
+    TileChange,
+    scaled_change,
+    tile_change,
+)
+
+from tests.support.scorings import SCORINGS, drawn_values
+
+ROWS, KEYS = 40, 200
+#: A thread's first keys of tiles of 32: one whole before a row's place, one around it, one behind it.
+FIRST_KEYS = (66, 160, 162, 168)
+COLUMNS = (0, 1, 9, 25)
+
+
+def scores_of(scoring: Scoring, *, causal: bool = False) -> Scores:
+    sizes = {"batch": 2, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": ROWS, "seqlen_k": KEYS}
+    return Problem(scoring=scoring, causal=causal, **sizes).scores
+
+
+def found_of(scores: Scores) -> TileChange:
+    assert scores.change is not None
+    return tile_change(scores.change, scores.along_keys, scores.ends)
+
+
+def changed(tile: TileChange, known: dict[str, Any], raw: Any, scale: float) -> Any:
+    """What a kernel makes of raw scores, in the order in which it does."""
+    values = {**known, RAW.name: raw, SCORE_SCALE.name: scale, TILE_KEYS.name: 32}
+    factor = tile.factor.value(values)
+    values |= {UNIT.name: 1 / factor, SHIFT.name: 0.0}
+    for name, value in tile.row_values:
+        values[name.name] = value.value(values)
+    found = tile.body.value(values)
+    for bend in tile.bends:
+        if values[bend.is_met.name]:
+            found = found + bend.body.value(values)
+    return factor * found + values[SHIFT.name]
+
+
+def assert_same(scores: Scores, values: dict[str, Any] | None = None, *, causal: bool = False) -> None:
+    """For rows and keys on either side of the diagonal; under a causal mask for keys that are seen."""
+    raw, scale, tile, change = np.linspace(-3.0, 3.0, 7), 0.3, found_of(scores), scores.change
+    assert change is not None
+    for row in (0, 3, 17, 39):
+        for first_key in FIRST_KEYS:
+            for column in COLUMNS:
+                key = first_key + column
+                if (causal and key > row + KEYS - ROWS) or key >= KEYS:
+                    continue
+                known = {
+                    **(values or {}),
+                    "seqlen_q": ROWS,
+                    "seqlen_k": KEYS,
+                    "b": 1,
+                    "h": 2,
+                    "q": row,
+                    "k": key,
+                }
+                places = {
+                    FIRST_KEY.name: first_key,
+                    COLUMN.name: column,
+                    READ_KEY.name: key,
+                    "kCausal": causal,
+                }
+                found = changed(tile, {**known, **places}, raw, scale)
+                expected = change.value({**known, SCORE.name: raw * scale})
+                np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [name for name in SCORINGS if scores_of(SCORINGS[name], causal=True).change])
+def test_a_tile_s_change_is_the_change(name, causal):
+    problem = Problem(scoring=SCORINGS[name], causal=True, batch=2, num_q_heads=4, num_kv_heads=2)
+    values = dict(drawn_values(problem, ROWS, KEYS))
+    assert_same(scores_of(SCORINGS[name], causal=causal), {"softcap": 2.5, **values}, causal=causal)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        "-score",
+        "k * 0.5",
+        "score * score + score",
+        "(score + 0.5 * (k - 3)) * 2",
+        "score / (k + 1)",
+        "2 - (score - abs(q - k)) / 4",
+        "score + abs(abs(k - q) - 3)",
+        "where(k < 90, score, score * 0.5) - 0.1 * abs(k - 170)",
+        "score - 0.5 * abs(3 * q - 2 * k) + 0.25 * abs(k)",
+        "tanh(score) * 3 + 0.5 * (q - k)",
+    ],
+)
+def test_any_sum_is_taken_apart_rightly(score):
+    for causal in (False, True):
+        assert_same(scores_of(Scoring(score=score), causal=causal), causal=causal)
+
+
+def values_by_name(tile: TileChange) -> dict[str, str]:
+    return {name.name: value.python() for name, value in tile.row_values}
+
+
+def test_alibi_takes_one_multiply_add():
+    tile = found_of(scores_of(Scoring(alibi=True), causal=True))
+    assert tile.body == RAW + STEP * apply("float", COLUMN)
+    assert tile.factor == SCORE_SCALE and tile.factor_has_scale and tile.has_shift
+    assert values_by_name(tile)["_ahead"] == "q + seqlen_k - seqlen_q - _first_key"
+    assert values_by_name(tile)["_turned"] == "where(kCausal or _ahead >= 0, _slope, -_slope)"
+    assert values_by_name(tile)["_bends"] == "not kCausal and _ahead >= 0 and _ahead < kBc"
+
+
+def test_what_rows_see_tells_the_side_of_a_kink():
+    """Where a bound always holds, there is none; where it may not, it is looked for."""
+    distance = apply("float", apply("abs", QUERY - KEY))
+    change = SCORE - distance
+    own = tile_change(change, ends=(Bound(Name("row", nonnegative=True) + 1),))
+    assert not own.bends and values_by_name(own)["_turned"] == "-1.0"
+    assert tile_change(change, ends=(Bound(Name("row", nonnegative=True) + 2),)).bends
+    assert "kCausal" not in str(
+        values_by_name(found_of(scores_of(Scoring(alibi=True, prefix=9), causal=True)))
+    )
+
+
+def test_what_a_change_shares_is_left_to_the_exponentials():
+    capped = found_of(scores_of(Scoring(softcap=30.0)))
+    assert capped.factor.python() == "softcap" and not capped.factor_has_scale and not capped.has_shift
+    assert capped.body.python() == "tanh(_raw * (_score_scale * (1.0 / softcap)))"
+    assert (
+        scaled_change(scores_of(Scoring(softcap=30.0)).change).body.python() == "tanh(_raw * (1.0 / softcap))"
+    )
+    by_bias = found_of(scores_of(Scoring(bias="f32")))
+    assert (
+        by_bias.body.python() == "_raw + bias[b, h, q, _read_key] * _unit" and by_bias.factor == SCORE_SCALE
+    )
+    of_rows = found_of(scores_of(Scoring(score="score * 2 + gain[h, q]")))
+    assert of_rows.body == RAW and of_rows.has_shift and not of_rows.changes_raw and of_rows.reads_rows
+    assert not found_of(scores_of(Scoring(score="score * 2"))).acts
+
+
+def test_a_factor_of_unknown_sign_stays_with_the_change():
+    for score in ("score * gain[h]", "-score", "score * gain[h] + 0.1 * k"):
+        tile = found_of(scores_of(Scoring(score=score)))
+        assert not tile.has_factor and SCORE_SCALE.name in tile.body.names()
+
+
+def test_scalars_may_have_the_names_of_a_kernel_s_own_variables():
+    scores = scores_of(Scoring(score="score + raw * k + column", scalars=(("raw", 0.5), ("column", 2.0))))
+    assert_same(scores, {"raw": 0.5, "column": 2.0})
+    assert scores.statements(found_of(scores).body)[1] == "raw + step * float(column)"
+    assert any("args.raw" in line for line in scores.definitions(found_of(scores).row_values))
+
+
+# -- integers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("integer", "times"),
+    [
+        (KEY, 1),
+        (QUERY - 2 * KEY + 3, -2),
+        (-(KEY - QUERY) * 3, -3),
+        (QUERY, 0),
+        (KEY * KEY, None),
+        (apply("floor_div", KEY, 2), None),
+    ],
+)
+def test_integers_are_affine_or_not(integer: Expression, times: int | None):
+    found = affine_in(KEY, integer)
+    if times is None:
+        assert found is None
+        return
+    assert isinstance(found, Affine) and found.times == times
+    for key in (0, 5):
+        assert found.at(Constant(key)).value({"q": 11}) == integer.value({"q": 11, "k": key})
+
+
+def test_what_an_integer_is_at_least():
+    any_integer = Name("n")
+    assert least_value(QUERY + 3) == 3
+    assert least_value(QUERY + any_integer - (any_integer - 1)) == 1
+    assert least_value(KEY - QUERY) == -np.inf
+    assert least_value(QUERY - Name("x", Kind.INT)) == -np.inf
