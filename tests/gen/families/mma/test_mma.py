@@ -352,6 +352,7 @@ def test_copies_are_hinted_where_asked(evict_first):
     hint = "cp.async.cg.shared.global.L2::cache_hint" if evict_first else "cp.async.cg.shared.global ["
     assert source.count("cp.async.cg") == source.count(hint) == 1
     assert ("evict_first" in source) == evict_first
+    assert ("ptxas 13.0 garbles" in source) == evict_first
 
 
 @needs_compiler
