@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from .affine import Affine, least_value
 from .expression import Apply, Constant, Expression, Kind, Load, Name, apply, folded, loads_of, replaced
 from .gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, gathered, is_positive, local, product
+from .problem import Problem
 from .scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE, Bound
+from .tangents import IS_SMALL, LARGEST, SmallTangent, small_tangent
 from .terms import Term, terms_of
 
 #: The key at which an array is read and how far behind it, as an accessor takes them: so that the columns of
@@ -64,12 +66,14 @@ class TileChange(TileExpression):
 
     ``factor`` is positive and the same for all keys: of a row if it names `SCORE_SCALE`, else of all rows.
     ``body`` is over `RAW`, and over what is computed once for a row and a tile: ``row_values``, each in terms
-    of those before it, `SHIFT` among them if there is one. Behind the body each of ``bends`` is added.
+    of those before it, `SHIFT` among them if there is one; it chooses between forms of a ``tangent`` by
+    `IS_SMALL`. Behind it each of ``bends`` is added.
     """
 
     factor: Expression
     row_values: tuple[tuple[Name, Expression], ...] = ()
     bends: tuple[Bend, ...] = ()
+    tangent: SmallTangent | None = None
 
     @property
     def has_factor(self) -> bool:
@@ -108,10 +112,11 @@ class TileChange(TileExpression):
     @property
     def in_names_of_pairs(self) -> tuple[Expression, ...]:
         """What is computed over the score and the names of pairs, to be counted: columns are numbers, which
-        cost nothing as floats."""
-        return tuple(
-            _in_names_of_pairs(each) for each in (self.body, *(value for _, value in self.row_values))
-        )
+        cost nothing as floats, and arguments of tangents are small, which is looked for."""
+        found = [self.body, *(value for _, value in self.row_values)]
+        if self.tangent is not None:
+            found.append(apply("max", RAW, LARGEST))
+        return tuple(_in_names_of_pairs(each) for each in found)
 
     @property
     def _parts(self) -> Iterator[Expression]:
@@ -133,12 +138,16 @@ def scaled_change(change: Expression) -> TileChange:
 
 
 def tile_change(
-    change: Expression, along_keys: frozenset[str] = frozenset(), ends: Sequence[Bound] = ()
+    change: Expression,
+    along_keys: frozenset[str] = frozenset(),
+    ends: Sequence[Bound] = (),
+    *,
+    approximate: bool = False,
 ) -> TileChange:
     """Returns a change of scores as it is best computed for many keys of a row.
 
     Arrays ``along_keys`` are read so far behind a key. Behind the ``ends`` of what rows see, scores may be
-    anything.
+    anything. ``approximate``: functions are those of 16-bit types.
     """
     terms = terms_of(change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)}))
     of_score = [each for each in terms if RAW.name in each.varying.names()]
@@ -157,7 +166,11 @@ def tile_change(
         body = body + STEP * apply("float", COLUMN)
     if affine.shift != _NONE:
         row_values.append((SHIFT, affine.shift))
-    return TileChange(_with_read_keys(body, along_keys), factor, tuple(row_values), tuple(affine.bends))
+    tangent = small_tangent(body, approximate=approximate)
+    if tangent is not None:
+        body = replaced(body, {tangent.written: tangent.either})
+    body = _with_read_keys(body, along_keys)
+    return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent)
 
 
 def _names_one_of(words: Sequence[str], *expressions: Expression) -> bool:
@@ -167,6 +180,15 @@ def _names_one_of(words: Sequence[str], *expressions: Expression) -> bool:
 
 def _times(number: int, value: Expression) -> Expression:
     return -value if number == -1 else value * float(number)
+
+
+def changed_tile(problem: Problem) -> TileChange | None:
+    """Returns a problem's change of scores as tensor cores' threads make it; None: there is none."""
+    scores = problem.scores
+    if scores.change is None:
+        return None
+    approximate = problem.dtype != "f32"
+    return tile_change(scores.change, scores.along_keys, scores.ends, approximate=approximate)
 
 
 def reads_at(name: Name, *expressions: Expression) -> bool:
@@ -269,5 +291,6 @@ def _with_read_keys(expression: Expression, along_keys: frozenset[str]) -> Expre
 
 
 def _in_names_of_pairs(expression: Expression) -> Expression:
+    expression = expression.with_names({IS_SMALL.name: Constant(True)})
     column = replaced(expression, {apply("float", COLUMN): Name(KEY.name, Kind.FLOAT)})
     return column.with_names({RAW.name: SCORE, COLUMN.name: KEY, READ_KEY.name: KEY})

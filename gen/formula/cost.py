@@ -50,12 +50,14 @@ def costs_of(*roots: Expression, approximate: bool = False) -> Costs:
     places: dict[Expression, Place] = {}
     units: dict[Place, dict[Unit, float]] = {place: {} for place in Place}
     loads: dict[Place, list[Load]] = {place: [] for place in Place}
-    fused = _fused(nodes)
     for node in nodes:
         place = _PLACES.get(node.name, Place.SAME) if isinstance(node, Name) else Place.SAME
         for each in node.operands:
             place = Place(place | places[each])  # of a row and of a column: of a pair
         places[node] = place
+    fused = _fused(nodes, places)
+    for node in nodes:
+        place = places[node]
         if isinstance(node, Load):
             loads[place].append(node)
             units[place][Unit.LOAD] = units[place].get(Unit.LOAD, 0.0) + 1
@@ -65,8 +67,8 @@ def costs_of(*roots: Expression, approximate: bool = False) -> Costs:
     return Costs(units, {place: tuple(found) for place, found in loads.items()})
 
 
-def _fused(nodes: list[Expression]) -> frozenset[Expression]:
-    """Products that nothing but a sum uses."""
+def _fused(nodes: list[Expression], places: Mapping[Expression, Place]) -> frozenset[Expression]:
+    """Products that nothing but a sum uses: of two that one whose numbers are the more."""
     users: dict[Expression, list[Expression]] = {}
     for node in nodes:
         for each in node.operands:
@@ -74,11 +76,13 @@ def _fused(nodes: list[Expression]) -> frozenset[Expression]:
     sums = {
         node: node.operands for node in nodes if isinstance(node, Apply) and node.function in ("add", "sub")
     }
-    products = (
-        next((each for each in operands if isinstance(each, Apply) and each.function == "mul"), None)
-        for operands in sums.values()
-    )
-    return frozenset(each for each in products if each is not None and len(users[each]) == 1)
+    found: set[Expression] = set()
+    for operands in sums.values():
+        products = [each for each in operands if isinstance(each, Apply) and each.function == "mul"]
+        last = max(products, key=places.__getitem__, default=None)
+        if last is not None and len(users[last]) == 1:
+            found.add(last)
+    return frozenset(found)
 
 
 def _instructions(node: Apply, *, approximate: bool) -> Mapping[Unit, int]:

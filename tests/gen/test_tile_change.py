@@ -12,6 +12,7 @@ from flashgen.gen.gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE
 from flashgen.gen.problem import Problem
 from flashgen.gen.scores import KEY, QUERY, SCORE, Bound, Scores
 from flashgen.gen.scoring import Scoring
+from flashgen.gen.tangents import IS_SMALL, LARGEST
 from flashgen.gen.tile_change import (
     READ_KEY,
     SHIFT,
@@ -43,7 +44,7 @@ def found_of(scores: Scores) -> TileChange:
 
 def changed(tile: TileChange, known: dict[str, Any], raw: Any, scale: float) -> Any:
     """What a kernel makes of raw scores, in the order in which it does."""
-    values = {**known, RAW.name: raw, SCORE_SCALE.name: scale, TILE_KEYS.name: 32}
+    values = {**known, RAW.name: raw, SCORE_SCALE.name: scale, TILE_KEYS.name: 32, IS_SMALL.name: False}
     factor = tile.factor.value(values)
     values |= {UNIT.name: 1 / factor, SHIFT.name: 0.0}
     for name, value in tile.row_values:
@@ -141,7 +142,9 @@ def test_what_rows_see_tells_the_side_of_a_kink():
 def test_what_a_change_shares_is_left_to_the_exponentials():
     capped = found_of(scores_of(Scoring(softcap=30.0)))
     assert capped.factor.python() == "softcap" and not capped.factor_has_scale and not capped.has_shift
-    assert capped.body.python() == "tanh(_raw * (_score_scale * (1.0 / softcap)))"
+    assert capped.tangent is not None
+    assert capped.tangent.written.python() == "tanh(_raw * (_score_scale * (1.0 / softcap)))"
+    assert capped.body == capped.tangent.either
     assert (
         scaled_change(scores_of(Scoring(softcap=30.0)).change).body.python() == "tanh(_raw * (1.0 / softcap))"
     )
@@ -152,6 +155,52 @@ def test_what_a_change_shares_is_left_to_the_exponentials():
     of_rows = found_of(scores_of(Scoring(score="score * 2 + gain[h, q]")))
     assert of_rows.body == RAW and of_rows.has_shift and not of_rows.changes_raw and of_rows.reads_rows
     assert not found_of(scores_of(Scoring(score="score * 2"))).acts
+
+
+@pytest.mark.parametrize(("approximate", "error"), [(True, 2**-11), (False, 2**-23)])
+@pytest.mark.parametrize("cap", [1e-3, 30.0, 1e4])
+def test_small_tangents_are_had_by_multiply_adds(approximate, error, cap):
+    change = scores_of(Scoring(softcap=30.0)).change
+    assert change is not None
+    tile = tile_change(change, approximate=approximate)
+    assert tile.tangent is not None
+    names = {"softcap": cap, SCORE_SCALE.name: 0.125}
+
+    def is_small(raw: float) -> bool:
+        assert tile.tangent is not None
+        return bool(tile.tangent.is_small.value({**names, LARGEST.name: raw}))
+
+    raw = np.geomspace(1e-12, 1.0, 10_000) * cap * 8
+    raw = np.array([each for each in raw if is_small(each)])
+    assert raw.max() * 0.125 / cap > (0.79 if approximate else 0.59) and not is_small(raw.max() * 1.01)
+    for sign in (-1.0, 1.0):
+        found = tile.body.value({**names, RAW.name: sign * raw, IS_SMALL.name: True})
+        expected = np.tanh(sign * raw * 0.125 / cap)
+        assert np.abs(found / expected - 1).max() <= error
+
+
+def test_what_is_no_number_is_not_small():
+    tile = found_of(scores_of(Scoring(softcap=30.0)))
+    assert tile.tangent is not None
+    for raw, scale in ((np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan)):
+        values = {"softcap": 30.0, SCORE_SCALE.name: scale, LARGEST.name: raw}
+        assert not tile.tangent.is_small.value(values)
+    change = scores_of(Scoring(softcap=30.0)).change
+    assert change is not None
+    powers = tile_change(change, approximate=True).tangent
+    assert powers is not None  # of a cap beyond these the fifth power is none of float32
+    assert not powers.is_small.value({"softcap": 1e9, SCORE_SCALE.name: 1.0, LARGEST.name: 1.0})
+
+
+def test_tangents_that_vary_more_than_the_score_are_as_written():
+    for score in (
+        "tanh(score * gain[q])",
+        "tanh(score + k)",
+        "tanh(score) + tanh(score * 2)",
+        "tanh(gain[h, k])",
+    ):
+        assert found_of(scores_of(Scoring(score=score))).tangent is None
+    assert found_of(scores_of(Scoring(score="tanh(score) - tanh(score) * 2"))).tangent is not None
 
 
 def test_a_factor_of_unknown_sign_stays_with_the_change():

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...serves import Serves
-from ...tile_change import tile_change, tile_predicate
+from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
 from .parameters import F16, TF32
@@ -154,7 +154,7 @@ class Mma(RuledParameters):
             },
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
-            "change": tile_change(scores.change, scores.along_keys, scores.ends) if scores.change else None,
+            "change": changed_tile(problem),
             "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
             # Divided by, or read from arrays: once, and not for each tile.
             "finds_bounds": self.pack_heads or problem.scores.bounds_read_rows,

@@ -6,7 +6,7 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_work import mask_counts, pair_counts
 from ...seen_tiles import partial_share
-from ...tile_change import tile_change
+from ...tile_change import changed_tile
 from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
 from .decoding import decodes
 from .family import Mma
@@ -190,9 +190,15 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     packed = problem.group if variant.pack_heads else 1
     partial = partial_share(problem, -(-variant.br // packed), variant.bc)
     # A lane's rows are eight apart.
-    change = tile_change(problem.scores.change).in_names_of_pairs if problem.scores.change else None
+    change = changed_tile(problem)
     asked = pair_counts(
-        problem, rows, columns, warp_rows=8, partial=partial, approximate=approximate, change=change
+        problem,
+        rows,
+        columns,
+        warp_rows=8,
+        partial=partial,
+        approximate=approximate,
+        change=change and change.in_names_of_pairs,
     )
     return masked + asked
 

@@ -28,7 +28,7 @@ from ...launch import Launch
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
-from ...tile_change import tile_change, tile_predicate
+from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .parameters import is_split
 from .registers import (
@@ -88,7 +88,7 @@ class Wgmma(RuledParameters):
         scores = problem.scores
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": tile_change(scores.change, scores.along_keys, scores.ends) if scores.change else None,
+            "change": changed_tile(problem),
             "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
             "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),

@@ -16,7 +16,7 @@ from ...scores import BATCH, laid_over
 from ...scoring_values import typical_values
 from ...scoring_work import pair_counts
 from ...seen_tiles import partial_share, seen_shares
-from ...tile_change import tile_change
+from ...tile_change import changed_tile
 from ...work import Counts, Work, count_work
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS
@@ -210,7 +210,7 @@ def _asked(variant: Wgmma, problem: Problem) -> Counts:
     scores = problem.scores
     if scores.is_plain:
         return Counts()
-    change = tile_change(scores.change).in_names_of_pairs if scores.change else None
+    change = changed_tile(problem)
     return pair_counts(
         problem,
         2,
@@ -218,7 +218,7 @@ def _asked(variant: Wgmma, problem: Problem) -> Counts:
         warp_rows=8,
         partial=partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc),
         approximate=problem.dtype != "f32",
-        change=change,
+        change=change and change.in_names_of_pairs,
     )
 
 
