@@ -18,6 +18,8 @@ from .cases import Case
 
 #: A sink that takes most of the weight of scores of ordinary size.
 LARGE_SINK = 12.0
+#: What many add to a score to hide its key.
+HIDING_SCORE = 1e9
 
 
 def case_values(case: Case, problem: Problem, rng: np.random.Generator) -> Mapping[str, Any]:
@@ -72,10 +74,12 @@ def _extreme(
             array[...] = True
             array[..., : case.seqlen_k // 2] = False
         case "bias" if scoring.bias:
-            # As PyTorch's masks have it: what is hidden, by the least number there is, or by infinity.
+            # As PyTorch's masks have it: what is hidden, by the least number there is, by infinity, or by
+            # -1e9, of which nothing is left beside other scores but what rounds to anything.
             hidden = rng.random(array.shape) < 0.3
             hidden[..., : case.seqlen_k // 2] = True
-            least = rng.choice([-np.inf, -largest(buffer.dtype)], array.shape)
+            most = largest(buffer.dtype)
+            least = rng.choice([-np.inf, -most, -min(most, HIDING_SCORE)], array.shape)
             array = np.where(hidden, least, array).astype(np.float32)
             array[..., -1] = 0.0
     return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,18 @@ def test_masks_and_changes_are_right(name, walk, numbers, causal):
     for rows, keys in SHAPES:
         values = drawn_values(problem, rows, keys)
         assert_right(*attend(built(variant_of(walk, numbers), problem), rows, keys, values), numbers)
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(WALKS, 1))
+def test_keys_hidden_by_a_large_number_leave_nothing(walk):
+    problem = problem_of(Scoring(bias="f32"), "f16", batch=1)
+    rows, keys = 20, 150
+    for size, hidden in product((1e9, 3e9, 1e12), (slice(0, 100), slice(50, 150))):
+        bias = np.zeros((1, 4, rows, keys), np.float32)
+        bias[..., hidden] = -size  # beside such a number nothing is left of a score
+        found, expected = attend(built(variant_of(walk, "f16"), problem), rows, keys, {"bias": bias})
+        assert_right(found, expected, "f16")
 
 
 @needs_compiler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,18 @@ def test_blocks_that_stay_take_every_tile_of_a_window_once(walk, num_sms):
     build = SimDevice("h200", limits).toolchain().build(render(WALKS[walk], problem, limits))
     for rows, keys in ((500, 500), (129, 300)):
         assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled([walk for walk in WALKS if walk != "by tiles"], 1))
+def test_keys_hidden_by_a_large_number_leave_nothing(walk):
+    problem = problem_of(Scoring(bias="f32"), "f16", batch=1)
+    rows, keys = 20, 150
+    for size, hidden in product((1e9, 3e9, 1e12), (slice(0, 100), slice(50, 150))):
+        bias = np.zeros((1, 4, rows, keys), np.float32)
+        bias[..., hidden] = -size  # beside such a number nothing is left of a score
+        found, expected = attend(built(WALKS[walk], problem), rows, keys, {"bias": bias})
+        assert_right(found, expected, "f16")
 
 
 @needs_compiler
