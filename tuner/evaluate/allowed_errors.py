@@ -233,6 +233,10 @@ class _Rows:
         least = np.maximum((scores - eta).max(axis=-1, keepdims=True), self.sink)
         return np.logical_and(self.seen, scores + eta >= least - NO_WEIGHT)
 
+    def _sink_mattering(self, scores: np.ndarray, eta: np.ndarray) -> np.ndarray:
+        """In which rows the sink may have weight: as much as a key of its score would."""
+        return np.logical_and(self.sink > -np.inf, self.sink >= (scores - eta).max(axis=-1) - NO_WEIGHT)
+
     def _sink_error(self) -> float:
         """What the sink may be off by, twice rounded."""
         return 0.0 if math.isinf(self.sink) else 3 * UNIT * abs(self.sink)
@@ -243,7 +247,7 @@ class _Rows:
         """What errors of the scores up to ``eta`` do to the outputs at most; see the module's docstring."""
         moved = np.zeros_like(o)
         v = _finite(self.v)
-        mattering = self._mattering(scores, eta)
+        mattering, sink_mattering = self._mattering(scores, eta), self._sink_mattering(scores, eta)
         eta = np.where(mattering, eta, 0.0)
         most = np.maximum(eta.max(axis=-1), self._sink_error())
         shift = p * np.expm1(np.minimum(eta, MANY_UNITS))
@@ -251,7 +255,9 @@ class _Rows:
         sink_shift = of_sink * math.expm1(self._sink_error())
         for i in np.flatnonzero((most > 0) & ~np.isnan(o).all(axis=-1)):
             distance, to_sink = np.abs(v - o[i]), np.abs(o[i])
-            moved[i] = np.maximum(distance[mattering[i]].max(axis=0, initial=0.0), to_sink * (of_sink[i] > 0))
+            moved[i] = np.maximum(
+                distance[mattering[i]].max(axis=0, initial=0.0), to_sink * sink_mattering[i]
+            )
             if most[i] < MANY_UNITS:
                 moved[i] = np.fmin(moved[i], (shift[i] @ distance + sink_shift[i] * to_sink) / kept[i])
         if not self.pairs.asked.scores.is_plain:

@@ -8,7 +8,7 @@ from ...gen.problem import Problem
 from ...gen.promise import NORMAL_WEIGHT_FLOOR, promise_of
 from ..cards.dtypes import smallest
 from ..errors import FlashgenError
-from .error_bounds import element_factor, error_bound, lse_bound, plain_score
+from .error_bounds import element_factor, error_bound, has_ordinary_scores, lse_bound
 from .reference import Reference
 
 
@@ -19,12 +19,13 @@ class WrongResult(FlashgenError):
 def compare(
     o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, problem: Problem, name: str
 ) -> float:
-    """Returns the largest per-head error, 0 where scores exceed `plain_score`.
+    """Returns the largest per-head error, 0 where scores are beyond `has_ordinary_scores`.
 
     ``o`` and ``lse`` have the reference's shapes; of ``problem`` type, precision and head dim set the bounds.
     Raises `WrongResult` for anything beyond them, NaN and infinity included.
     """
-    bound = error_bound(problem, expected.max_score, expected.change_error)
+    sizes = (expected.max_score, expected.change_error, expected.sink_score)
+    bound = error_bound(problem, *sizes)
     difference, lost = np.asarray(o, np.float64) - expected.o, _lost(expected, problem)
     norms, distances = _norm(expected.o), np.maximum(_norm(difference) - _norm(lost), 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -48,8 +49,7 @@ def compare(
     if lse is not None:
         allowed = lse_bound(problem, expected.max_score, expected.change_error)
         _compare_lse(lse, expected, allowed, name)
-    is_plain = expected.max_score <= plain_score(problem) and expected.change_error <= problem.tolerance / 2
-    return float(errors.max()) if is_plain else 0.0
+    return float(errors.max()) if has_ordinary_scores(problem, *sizes) else 0.0
 
 
 def _lost(expected: Reference, problem: Problem) -> np.ndarray:

@@ -24,6 +24,12 @@ Of scores that are changed, what is measured against `plain_score` is how much o
 behind the change, and twice the rounding of its own operations is added: an error of a score moves its weight
 and the others' the other way. 16-bit classes compute hyperbolic tangents to 2⁻¹¹ of themselves.
 
+What rounding does to all scores of a row alike moves no weight between keys, and all that is said above
+counts on it: tensor cores cut off, so that scores come out too small, each by about the same. Against a sink
+nothing cancels. Where it has most of the weight, the whole error of a score is that of the outputs: some
+units of the score's size, as many as the class promises (3 + √d / 2, see allowed_errors.py; of TF32 as
+above). The worst met, 3xTF32 with a sink of 12, is six.
+
 The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
 1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3) plus the growth above, that of
 the others to factor · bound; in proportion to its size where that exceeds 1.
@@ -50,9 +56,12 @@ HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE = 2e-4, 5e-3
 HALF_TANH_ERROR = 2.0**-10.9
 
 
-def error_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> float:
+def error_bound(
+    problem: Problem, max_score: float, change_error: float = 0.0, sink_score: float = 0.0
+) -> float:
     """Returns the largest per-head ‖o - ref‖ / ‖ref‖ that rounding explains; see the module's docstring."""
-    return problem.tolerance + _growth(problem, max_score) + 2 * change_error
+    grown = _growth(problem, max_score) + _beside_sinks(problem, sink_score)
+    return problem.tolerance + grown + 2 * change_error
 
 
 def lse_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> float:
@@ -61,6 +70,18 @@ def lse_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> 
         tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
         return tolerance + _growth(problem, max_score) + change_error
     return element_factor(problem) * error_bound(problem, max_score, change_error)
+
+
+def has_ordinary_scores(
+    problem: Problem, max_score: float, change_error: float = 0.0, sink_score: float = 0.0
+) -> bool:
+    """Says whether scores are of the size that the class's bound is meant for: where they are changed, what
+    the change rounds by stays below half of it, or below what its hyperbolic tangents make of such scores."""
+    return (
+        max_score <= plain_score(problem)
+        and change_error <= max(problem.tolerance / 2, plain_score(problem) * tanh_error(problem))
+        and _beside_sinks(problem, sink_score) <= problem.tolerance / 2
+    )
 
 
 def plain_score(problem: Problem) -> float:
@@ -73,8 +94,20 @@ def _growth(problem: Problem, max_score: float) -> float:
     beyond, root = max(0.0, max_score - plain_score(problem)), math.sqrt(problem.head_dim)
     if problem.precision == "tf32":
         return beyond * TF32_ROUNDOFF * max(1 / root, 1 / 8)
-    unit = {"f32": UNIT_ROUNDOFF, "e4m3": E4M3_ROUNDOFF}.get(problem.dtype, 2 * UNIT_ROUNDOFF)
-    return beyond * unit * (1.5 + root / 9)
+    return beyond * _unit(problem) * (1.5 + root / 9)
+
+
+def _beside_sinks(problem: Problem, sink_score: float) -> float:
+    """What the rounding of scores adds where a sink has weight."""
+    root = math.sqrt(problem.head_dim)
+    if problem.precision == "tf32":
+        return sink_score * TF32_ROUNDOFF * max(1 / root, 1 / 8)
+    return sink_score * _unit(problem) * (3 + root / 2)
+
+
+def _unit(problem: Problem) -> float:
+    """What one sum of a score rounds by, of its size."""
+    return {"f32": UNIT_ROUNDOFF, "e4m3": E4M3_ROUNDOFF}.get(problem.dtype, 2 * UNIT_ROUNDOFF)
 
 
 def tanh_error(problem: Problem) -> float:

@@ -27,7 +27,9 @@ class Reference:
     is what rounding of that kind comes to behind the change, and ``change_error`` what the change's own
     operations round by, of the keys that have weight. Where sinks take weight from all keys, ``reach`` is
     Σ|v| of the keys that a row sees over the sum of its weights, the largest being 1: times the least weight
-    that arithmetic has, it bounds what is lost.
+    that arithmetic has, it bounds what is lost. ``sink_score`` is the largest mean |score| of a row, by
+    weight, times the sink's share of the row: what rounding does to all scores alike cancels between keys,
+    but not against a sink.
     """
 
     o: np.ndarray
@@ -35,6 +37,7 @@ class Reference:
     max_score: float
     change_error: float = 0.0
     reach: np.ndarray | None = None
+    sink_score: float = 0.0
 
 
 def attention(
@@ -65,7 +68,7 @@ def attention(
     lse = np.broadcast_to(asked.sinks()[:, None], o.shape[:3]).copy()
     step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
     reach = np.zeros_like(o) if scores.sinks else None
-    max_score = change_error = 0.0
+    max_score = change_error = sink_score = 0.0
     for b in range(batch):
         begins, ends = asked.interval(b, rows)
         for start in range(0, len(rows), step):
@@ -79,9 +82,10 @@ def attention(
             found = tile.attend(q[b][:, rows[part]], k[b][:, seen], v[b][:, seen], tanh_error)
             o[b, :, part], lse[b, :, part] = found.o, found.lse
             max_score, change_error = max(max_score, found.max_score), max(change_error, found.change_error)
+            sink_score = max(sink_score, found.sink_score)
             if reach is not None:
                 reach[b, :, part] = found.reach
-    return Reference(o, lse, max_score, change_error, reach)
+    return Reference(o, lse, max_score, change_error, reach, sink_score)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class _Tile:
         """The outputs of the rows, (num_q_heads, rows, head_dim_v) and (num_q_heads, rows), of q, k and v
         without a batch."""
         q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+        has_sinks = self.asked.scores.sinks
         num_q_heads, heads = len(q), (len(k), len(q) // len(k))
         hidden = self.asked.hidden(self.b, self.rows, self.keys)
         with np.errstate(invalid="ignore"):  # of keys that no row sees
@@ -113,6 +118,7 @@ class _Tile:
             hidden = hidden | (products < LEAST_SCORE)
         np.copyto(products, -np.inf, where=hidden)
         sinks = self.asked.sinks()[:, None, None]
+        sizes = np.abs(np.where(hidden, 0.0, errors[0] if errors else products)) if has_sinks else None
         top = np.maximum(products.max(axis=-1, keepdims=True), sinks)
         top[np.isneginf(top)] = 0.0
         products -= top
@@ -123,20 +129,27 @@ class _Tile:
         values = np.where(unseen[:, None], 0.0, v) if unseen.any() else v
         divisor = np.where(total > 0.0, total, 1.0)[..., None]
         o = self._weighed(weights, values) / divisor
-        reach = None
-        if self.asked.scores.sinks:
+        reach, sink_score = None, 0.0
+        if sizes is not None:
+            sink_score = float((_means(sizes, weights) * of_sinks / divisor[..., 0]).max())
             seen = np.broadcast_to(~hidden, weights.shape).astype(np.float64)
             reach = self._weighed(seen, np.abs(values)) / divisor
         with np.errstate(divide="ignore"):
             lse = np.log(total) + top[..., 0]
         felt_sinks = np.where(of_sinks > UNIT, np.abs(sinks[..., 0]), 0.0)
         felt = [felt_errors(each, weights, hidden) for each in errors] or [0.0, 0.0]
-        return Reference(o, lse, max(max_score, felt[0], float(felt_sinks.max())), felt[1], reach)
+        return Reference(o, lse, max(max_score, felt[0], float(felt_sinks.max())), felt[1], reach, sink_score)
 
     def _weighed(self, weights: np.ndarray, v: np.ndarray) -> np.ndarray:
         """The sums of values by weights, (num_q_heads, rows, head_dim_v)."""
         sums = weights.reshape(len(v), -1, *weights.shape[1:]) @ v[:, None]
         return sums.reshape(*weights.shape[:2], -1)
+
+
+def _means(sizes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The mean size of each row's scores, by their weights."""
+    totals = weights.sum(axis=-1)
+    return np.divide((sizes * weights).sum(axis=-1), totals, out=np.zeros_like(totals), where=totals > 0.0)
 
 
 def felt_errors(errors: np.ndarray, weights: np.ndarray, hidden: np.ndarray) -> float:

@@ -32,7 +32,7 @@ def validate(
     max_sample_flops: float = math.inf,
     tell: Callable[[str], None] = lambda step: None,
 ) -> float:
-    """Returns the largest per-head error met on inputs whose scores stay within `plain_score`.
+    """Returns the largest per-head error met on inputs whose scores are of ordinary size.
 
     Runs the suite of that depth on inputs drawn from ``seed``, then a sample of ``problem``, shrunk to
     ``max_sample_flops`` (an emulated card is slow) and to `SAMPLE_BYTES`. ``tell`` hears each step.

@@ -223,6 +223,40 @@ def test_errors_count_as_far_as_weights_let_them_be_felt():
 # -- the suite ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("dtype", "bounds"), [("f16", (5e-4, 2e-3)), ("bf16", (5e-4, 1e-2))])
+def test_errors_of_capped_scores_are_told(dtype, bounds):
+    problem = Problem(dtype=dtype, head_dim=128, scoring=Scoring(softcap=30.0))
+    q, k, v = (np.random.default_rng(0).standard_normal((1, 2, 40, 128)) for _ in range(3))
+    scores, values = problem.scores, {"softcap": 30.0}
+    expected = reference.attention(
+        q, k, v, scale=128**-0.5, scores=scores, values=values, tanh_error=tanh_error(problem)
+    )
+    for error in bounds:
+        assert compare(expected.o * (1 + error), None, expected, v, problem, "") == pytest.approx(error)
+    twice = bounds[1] + 2 * expected.change_error + 1e-4
+    with pytest.raises(WrongResult):
+        compare(expected.o * (1 + twice), None, expected, v, problem, "")
+
+
+def test_errors_of_all_scores_alike_cancel_but_against_sinks():
+    problem = Problem(head_dim=64, scoring=Scoring(sinks=True))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.uniform(-3, 3, (1, 2, 40, 64)) for _ in range(3))
+    found = []
+    for shorter in (1.0, 1 - 6 * 2.0**-24):  # as sums come out that are cut off
+        values = {"sinks": np.array([14.0, -np.inf])}
+        found.append(
+            reference.attention(q * shorter, k, v, scale=0.125, scores=problem.scores, values=values)
+        )
+    expected, other = found
+    errors = np.linalg.norm(other.o - expected.o, axis=(2, 3)) / np.linalg.norm(expected.o, axis=(2, 3))
+    assert errors[0, 0] > problem.tolerance > 1.5 * errors[0, 1]
+    assert 0 < expected.sink_score < expected.max_score
+    assert compare(other.o, other.lse, expected, v, problem, "") == 0.0  # such scores are not ordinary
+    with pytest.raises(WrongResult):
+        compare(other.o, None, replace(expected, sink_score=0.0), v, problem, "")
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_the_suite_has_every_number_and_all_values(name):
     problem = problem_of(ASKED[name])

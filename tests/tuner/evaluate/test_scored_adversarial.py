@@ -90,6 +90,21 @@ def test_sinks_count_as_keys_of_value_zero():
     assert (found.slack > 0).all() and (found.slack < 1e-5).all()
 
 
+def test_a_sink_counts_where_a_larger_score_may_be_lost():
+    # Of the products of the first key, float32 may hold no sum of some and hold that of all.
+    problem = replace(problem_of(ASKED["sinks"], "bf16"), head_dim_v=16)
+    q, k, v = np.ones((1, 1, 1, 16)), np.zeros((1, 1, 2, 16)), np.ones((1, 1, 2, 16))
+    k[0, 0, 0, :6] = (-3e38, -3e38, -3e38, 3e38, 3e38, 3.1e38)
+    values, promise = {"sinks": np.array([1.0])}, promise_of(problem)
+    found = attend_exactly(q, k, v, scale=0.25, problem=problem, promise=promise, values=values)
+    without = 1 / (1 + np.e)  # the other key alone beside the sink
+    np.testing.assert_allclose(found.o, 1.0)
+    assert (np.abs(found.o - without) <= found.slack).all() and np.isinf(found.lse_slack).all()
+    k[..., 0, :6] = (0, 0, 0, 0, 0, 1e37)
+    found = attend_exactly(q, k, v, scale=0.25, problem=problem, promise=promise, values=values)
+    assert (found.slack < 1e-6).all()
+
+
 def test_a_cap_leaves_less_of_the_errors_of_large_scores():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 2, 6, 16)) * size for size in (300, 300, 1))
