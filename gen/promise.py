@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from .problem import Problem
 
+#: float32's smallest number that a card's builds do not flush to zero.
+LEAST = 2.0**-126
+
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
@@ -13,17 +16,18 @@ class Promise:
 
     ``tolerance`` bounds ‖o - ref‖ / ‖ref‖ of a head whose scores are of ordinary size. ``roundoff`` is the
     relative error of one sum in a score: a score is off by a few of it times scale · Σ|q·k|. A weight below
-    ``weight_floor``, of a row's largest, may be lost. Numbers below ``least`` may be lost, 0: none that
-    float32 has (a card's builds flush those below 2^-126 anyway). ``row_share``: each element of o may be off
-    by this much of the mean |o| of its row, so that small columns feel large ones. ``headroom`` is how far
-    below float32's largest number a row's sum of |v| has to stay to be finite. ``isolates_values``: a NaN or
-    an infinity in a value leaves rows alone that do not see it; otherwise they may become NaN.
+    ``weight_floor``, of a row's largest, may be lost. In every class numbers below `LEAST` may be, and with
+    ``scales_queries`` elements of q times the scale are such numbers, before keys make scores of them.
+    ``row_share``: each element of o may be off by this much of the mean |o| of its row, so that small columns
+    feel large ones. ``headroom`` is how far below float32's largest number a row's sum of |v| has to stay to
+    be finite. ``isolates_values``: a NaN or an infinity in a value leaves rows alone that do not see it;
+    otherwise they may become NaN.
     """
 
     tolerance: float
     roundoff: float
     weight_floor: float = 0.0
-    least: float = 0.0
+    scales_queries: bool = False
     row_share: float = 0.0
     headroom: float = 1.0
     isolates_values: bool = True
@@ -34,8 +38,7 @@ class Promise:
         told.append(f"scores to {self.roundoff:.0e} of their sum of |q·k|")
         if self.weight_floor:
             told.append(f"weights from {self.weight_floor:.0e} of the largest on")
-        if self.least:
-            told.append(f"numbers from {self.least:.0e} on")
+        told.append(f"numbers from {LEAST:.0e} on")
         if self.row_share:
             told.append(f"elements of o to {self.row_share:.0e} of their row's mean")
         if self.headroom < 1:
@@ -55,22 +58,16 @@ LAZY_HEADROOM = 2.0**-8
 #: computed again in double precision (templates/common/f16_parts.cu.jinja).
 F16_PARTS_SHARE = 2.0**-19
 
-#: Numbers of TF32, and the small parts of float32 in two of them, are multiples of this.
-TF32_PARTS_LEAST = 2.0**-136
-
 _FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT, isolates_values=False)
 #: By precision of float32 and, for other types, by type.
 PROMISES = {
-    "ieee": _FLOAT32,
-    "auto": replace(_FLOAT32, least=TF32_PARTS_LEAST, row_share=F16_PARTS_SHARE),
+    "ieee": replace(_FLOAT32, scales_queries=True),
+    "auto": replace(_FLOAT32, scales_queries=True, row_share=F16_PARTS_SHARE),
     "3xf16": replace(_FLOAT32, row_share=F16_PARTS_SHARE, isolates_values=True),
-    "3xtf32": replace(
-        _FLOAT32, least=TF32_PARTS_LEAST, weight_floor=NORMAL_WEIGHT_FLOOR, isolates_values=True
-    ),
+    "3xtf32": replace(_FLOAT32, weight_floor=NORMAL_WEIGHT_FLOOR, isolates_values=True),
     "tf32": Promise(
         tolerance=1e-3,
         roundoff=2.0**-11,
-        least=TF32_PARTS_LEAST,
         headroom=LAZY_HEADROOM,
         isolates_values=False,
     ),

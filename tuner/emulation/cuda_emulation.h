@@ -122,8 +122,9 @@ inline float half_to_float(uint32_t bits) {
     return __uint_as_float(bits == (emulation::kUninitialized & 0xffff) ? emulation::kUninitialized : 0x7fffffffu);
   }
   if (magnitude == 0x7c00) return __uint_as_float(sign | 0x7f800000u);
-  // The bits in a float's place, their exponent biased by 15 instead of 127. Exact, also for subnormals.
-  return __uint_as_float(sign | magnitude << 13) * 0x1p112f;
+  if (magnitude < 0x0400) return __uint_as_float(sign | __float_as_uint(float(magnitude) * 0x1p-24f));
+  // The bits in a float's place, their exponent biased by 15 instead of 127.
+  return __uint_as_float(sign | (magnitude << 13) + (112u << 23));
 }
 
 // The address within shared memory, as instructions and descriptors take it.

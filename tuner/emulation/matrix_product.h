@@ -25,6 +25,7 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "runtime.h"
+#include "subnormals.h"
 
 namespace emulation {
 
@@ -108,6 +109,7 @@ class MatrixProduct {
  public:
   // Called once for a warp, with the operands of each lane.
   static void run(void* const lanes[32]) {
+    const SubnormalsKept kept;
     MatrixProduct product;
     product.gather(lanes);
     for (int k = 0; k < kDepth; k += kBlock) product.add_block(k);

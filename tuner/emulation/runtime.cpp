@@ -23,6 +23,7 @@
 #include "matrix_product.h"
 #include "sanitizer.h"
 #include "scheduler.h"
+#include "subnormals.h"
 #include "warpgroups.h"
 
 __thread uint3 threadIdx, blockIdx;
@@ -618,6 +619,7 @@ int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, di
   const auto work = [&] {
     fenv_t environment;
     feholdexcept(&environment);
+    flush_subnormals(true);
     {
       Cluster own(grid, cluster);
       for (uint64_t number; (number = next++) < clusters;) {

@@ -31,6 +31,7 @@ class WarpgroupProduct {
 
   // `columns` is N, a multiple of 8. Without `accumulate` what is in d counts for nothing.
   void run(Mma mma, const Factors& factors, int columns, bool accumulate) {
+    const SubnormalsKept kept;
     if (!accumulate) {
       for (auto& row : d) std::fill_n(row, columns, 0.0f);
     }

@@ -32,8 +32,6 @@ FEW_ROWS, SHARED_KEYS = 11, 1061
 ROUNDINGS = 4
 #: Of the numbers that masks may have, those that hide most keys.
 HIDING_TURN = 2
-#: float32's smallest number where subnormal ones are kept, and on a card, where builds flush them.
-SUBNORMAL, NORMAL = 2.0**-149, 2.0**-126
 
 
 class BrokenPromise(WrongResult):
@@ -69,7 +67,7 @@ class Finding:
         return asdict(self) | {name: x if math.isfinite(x) else None for name, x in figures.items()}
 
 
-def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, emulated: bool, seed: int = 0) -> int:
+def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, seed: int = 0) -> int:
     """Returns on how many adversarial cases a build keeps what its class promises: on all that it is tried
     on.
 
@@ -79,7 +77,7 @@ def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, emulated: b
     """
     problem = build.kernel.problem
     cases = cases_for(problem, breadth)
-    for finding in adversarial_findings(runner, build, cases, emulated=emulated, seed=seed):
+    for finding in adversarial_findings(runner, build, cases, seed=seed):
         if not finding.kept:
             raise BrokenPromise(
                 f"wrong result on adversarial inputs: {finding.words()}; promised are "
@@ -89,18 +87,17 @@ def prove_promise(runner: Runner, build: Build, breadth: Breadth, *, emulated: b
 
 
 def adversarial_findings(
-    runner: Runner, build: Build, cases: Iterable[AdversarialCase], *, emulated: bool, seed: int = 0
+    runner: Runner, build: Build, cases: Iterable[AdversarialCase], *, seed: int = 0
 ) -> Iterator[Finding]:
     """Yields what each case shows of a build. Raises LaunchError and CorruptedMemory, which name the case."""
-    flush = SUBNORMAL if emulated else NORMAL
     for case in cases:
         try:
-            yield try_case(runner, build, case, flush=flush, seed=seed)
+            yield try_case(runner, build, case, seed=seed)
         except (LaunchError, CorruptedMemory) as error:
             raise type(error)(f"{case.name}: {error}") from error
 
 
-def try_case(runner: Runner, build: Build, case: AdversarialCase, *, flush: float, seed: int = 0) -> Finding:
+def try_case(runner: Runner, build: Build, case: AdversarialCase, *, seed: int = 0) -> Finding:
     """Runs a build on a case's inputs and judges the result. Raises LaunchError and CorruptedMemory."""
     problem = build.kernel.problem
     promise = promise_of(problem)
@@ -115,7 +112,6 @@ def try_case(runner: Runner, build: Build, case: AdversarialCase, *, flush: floa
         problem=problem,
         promise=promise,
         exact=case.exact,
-        flush=flush,
         values=values,
     )
     return judge(np.asarray(o, np.float64), np.asarray(lse, np.float64), allowed, problem, promise, case)

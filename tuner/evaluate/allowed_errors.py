@@ -19,7 +19,7 @@ scores are equal by construction (`exact`): then δ is the same for all.
 
 To this come the class's own bound times Σ_j p[j] |v[j]|, a row's measure that an outlier in another row or of
 weight zero leaves alone; what numbers too small for the type, or for the class's arithmetic, leave behind
-(`Promise.weight_floor`, half the output's smallest number, float32's smallest one); and for
+(`Promise.weight_floor`, half the output's smallest number, what builds flush of float32); and for
 log-sum-exp the largest η that matters and the class's bound of its size.
 
 Where scores are changed, η is what comes of it behind the change, and what the change's own operations round
@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.promise import Promise
+from ...gen.promise import LEAST, Promise
 from ..cards.dtypes import largest, smallest
 from .asked_pairs import LEAST_SCORE, AskedPairs
 from .error_bounds import element_factor, lse_bound, tanh_error
@@ -56,7 +56,7 @@ LOG2_E = math.log2(math.e)
 NO_WEIGHT = 104.0
 #: Of errors of scores beyond this, weights say nothing.
 MANY_UNITS = 30.0
-#: Results that may be one of float32's smallest numbers off: products, sums, rescaling, division.
+#: Results that may be flushed, and so off by `LEAST`: products, sums, rescaling, division.
 FLUSHES = 4
 #: Bytes of products held at a time.
 MAX_BYTES = 32 * 2**20
@@ -92,18 +92,15 @@ def attend_exactly(
     problem: Problem,
     promise: Promise,
     exact: bool = False,
-    flush: float = 2.0**-149,
     values: Mapping[str, Any] | None = None,
 ) -> Allowed:
     """Computes attention of arrays shaped (batch, heads, seqlen, head_dim) and what each result may err by.
 
-    ``problem`` gives type, masks and changes of scores, and ``values`` what those read. ``flush`` is the
-    smallest float32 number that the card keeps. ``exact``: scores are equal or far apart by construction, so
-    that rounding moves no weight.
+    ``problem`` gives type, masks and changes of scores, and ``values`` what those read. ``exact``: scores are
+    equal or far apart by construction, so that rounding moves no weight.
     """
     batch, heads, rows, d = q.shape
     group, keys, columns = heads // k.shape[1], k.shape[2], v.shape[3]
-    flush = max(flush, promise.least)
     step = max(1, MAX_BYTES // (8 * keys * max(d, columns)))
     fields: dict[str, list[np.ndarray]] = {name: [] for name in Allowed.__dataclass_fields__}
     asked = AskedPairs(problem.scores, values or {}, (0, 0), heads, rows, keys)
@@ -116,7 +113,7 @@ def attend_exactly(
                     part = np.arange(rows)[first : first + step]
                     pairs = _Pairs(asked, b, h, part, np.arange(keys))
                     head = _Rows(one[0][part], one[1], one[2], pairs, scale, float(sinks[h]))
-                    for name, judged in head.judged(problem, promise, exact, flush).items():
+                    for name, judged in head.judged(problem, promise, exact).items():
                         fields[name].append(judged)
     shapes = {name: (batch, heads, rows, *parts[0].shape[1:]) for name, parts in fields.items()}
     return Allowed(**{name: np.concatenate(fields[name]).reshape(shapes[name]) for name in fields})
@@ -160,10 +157,10 @@ class _Rows:
         """Which keys each row sees."""
         return self.pairs.seen()
 
-    def judged(self, problem: Problem, promise: Promise, exact: bool, flush: float) -> dict[str, np.ndarray]:
+    def judged(self, problem: Problem, promise: Promise, exact: bool) -> dict[str, np.ndarray]:
         """The fields of `Allowed`."""
         scores, sizes = self._scores(exact)
-        eta = np.zeros_like(sizes) if exact else self._score_errors(sizes, promise, flush)
+        eta = np.zeros_like(sizes) if exact else self._score_errors(sizes, promise)
         if problem.scores.change is not None:
             scores, eta = self.pairs.changed(scores, eta, tanh_error(problem))
             scores, eta = np.where(self.seen, scores, -np.inf), np.where(self.seen, eta, 0.0)
@@ -179,9 +176,9 @@ class _Rows:
         slack = self._moved_by_rounding(scores, p, (of_sink / divisor)[:, 0], eta, o)
         # A polynomial's least weight is also that of keys which a row does not see.
         reached_v = visible_v if promise.isolates_values else np.abs(_finite(self.v)).sum(axis=0)
-        slack += max(promise.weight_floor, flush) * reached_v
+        slack += max(promise.weight_floor, LEAST) * reached_v
         slack += promise.row_share * np.abs(_finite(o)).mean(axis=-1, keepdims=True)
-        slack += FLUSHES * flush + smallest(problem.output_dtype) / 2
+        slack += FLUSHES * LEAST + smallest(problem.output_dtype) / 2
         lse = np.where(weightless, -np.inf, np.log(total) + top)[:, 0]
         lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1) + self._sink_error()
         lse_slack += lse_bound(problem, 0.0) * np.maximum(1.0, np.abs(lse))
@@ -208,12 +205,15 @@ class _Rows:
         """Which scores float32 may not hold, scaled or not."""
         return np.asarray(sizes * max(1.0, abs(self.scale) * LOG2_E) >= FLOAT_MAX)
 
-    def _score_errors(self, sizes: np.ndarray, promise: Promise, flush: float) -> np.ndarray:
+    def _score_errors(self, sizes: np.ndarray, promise: Promise) -> np.ndarray:
         """η by row and key, infinite where a sum may overflow to either side."""
         q_sums, k_sums = np.abs(self.q).sum(axis=-1)[:, None], np.abs(self.k).sum(axis=-1)
         eta = (3 + math.sqrt(self.q.shape[-1]) / 2) * promise.roundoff * sizes
-        eta += FLUSHES * flush * (1 + q_sums + k_sums)
-        return np.where(self.seen, np.where(self._overflows(sizes), np.inf, eta * abs(self.scale)), 0.0)
+        eta += FLUSHES * LEAST * (1 + q_sums + k_sums)
+        eta *= abs(self.scale)
+        if promise.scales_queries:  # once, whatever the scale: what is flushed is q's element times it
+            eta += LEAST * k_sums
+        return np.where(self.seen, np.where(self._overflows(sizes), np.inf, eta), 0.0)
 
     def _averages(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Σ p v over the keys that each row sees: what others hold, NaN say, is not looked at."""

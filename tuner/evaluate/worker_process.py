@@ -171,11 +171,11 @@ def _carry_out(pipe: Connection, runner: Runner, emulated: bool, request: Reques
             return run_suite(build, problem, seed, "full")
         case ProvePromise(build, breadth, seed):
             pipe.send(Phase(VALIDATING))
-            return prove_promise(runner, build, breadth, emulated=emulated, seed=seed)
+            return prove_promise(runner, build, breadth, seed=seed)
         case TryAdversarial(build, names, seed):
             pipe.send(Phase(VALIDATING))
             cases = [case_named(name, build.kernel.problem.dtype) for name in names]
-            return list(adversarial_findings(runner, build, cases, emulated=emulated, seed=seed))
+            return list(adversarial_findings(runner, build, cases, seed=seed))
         case Interleave(builds, problem, rounds):
             pipe.send(Phase(MEASURING))
             timings = _undisturbed(lambda: runner.measure_interleaved(list(builds), problem, rounds=rounds))

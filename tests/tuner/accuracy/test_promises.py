@@ -45,7 +45,7 @@ def broken(subject: Subject, breadth: Breadth) -> list[str]:
     """What a kernel does not keep, case by case."""
     build = subject.device.toolchain().build(subject.kernel)
     cases = adversarial_cases(subject.kernel.problem.dtype, breadth)
-    found = adversarial_findings(subject.device.open(), build, cases, emulated=True)
+    found = adversarial_findings(subject.device.open(), build, cases)
     return [finding.words() for finding in found if not finding.kept]
 
 

@@ -361,6 +361,30 @@ def test_all_sixteen_bit_floats_widen():
     np.testing.assert_array_equal(bfloat, bits << 16)
 
 
+#: A number moved, added to zero, multiplied, converted to double and back, and compared with zero.
+SUBNORMAL_BODY = """
+  const float x = __uint_as_float(in[i]);
+  const float found[] = {x, x + 0.0f, x * 0.5f, float(double(x) * 0.5), x == 0.0f ? 1.0f : 0.0f};
+  for (int j = 0; j < 5; ++j) out[5 * i + j] = __float_as_uint(found[j]);"""
+
+
+def test_arithmetic_flushes_numbers_below_the_least_normal_one():
+    least = np.float32(2.0**-126)
+    numbers = np.resize(np.array([least, -least, least / 2, -least / 8, 2 * least, 1.0], np.float32), 32)
+    build = fragments.emulated(SUBNORMAL_BODY)
+    words = fragments.run_emulated(build, numbers.view(np.uint32), np.zeros(5 * 32, np.uint32))
+    moved, added, halved, converted, is_zero = words.view(np.float32).reshape(32, 5).T
+
+    def flushed(x):
+        return np.where(np.abs(x) < least, np.copysign(np.float32(0), x), x)
+
+    np.testing.assert_array_equal(moved, numbers)
+    np.testing.assert_array_equal(added, flushed(numbers))
+    np.testing.assert_array_equal(halved, flushed(numbers * np.float32(0.5)))
+    np.testing.assert_array_equal(converted, halved)
+    np.testing.assert_array_equal(is_zero, flushed(numbers) == 0)
+
+
 def test_floats_round_to_nearest_even():
     words = fragments.floats_to_round()
     values = words.view(np.float32)

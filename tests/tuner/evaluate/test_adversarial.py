@@ -68,7 +68,7 @@ def weigh(scores, v, seen):
 
 def findings(attend: Attend, cases: Iterable[AdversarialCase], problem: Problem = PROBLEM) -> list[Finding]:
     build = fake_build(problem=problem)
-    return list(adversarial_findings(Numpy(attend), build, cases, emulated=True))
+    return list(adversarial_findings(Numpy(attend), build, cases))
 
 
 def broken(attend: Attend, names: Iterable[str], problem: Problem = PROBLEM) -> set[str]:
@@ -308,11 +308,11 @@ def test_a_few_finite_means_near_zero_are_no_head():
 
 def test_a_proof_names_the_case_the_error_and_the_promise():
     eight_bits = Problem(dtype="e4m3", head_dim=16)
-    count = prove_promise(Numpy(in_eight_bits), fake_build(problem=eight_bits), "few", emulated=True)
+    count = prove_promise(Numpy(in_eight_bits), fake_build(problem=eight_bits), "few")
     assert count == len(adversarial_cases("e4m3", "few"))
     told = r"adversarial inputs: v x 1e-7: .* is 1.0e\+00, .*e-06 allowed; promised are 2e-06 per head"
     with pytest.raises(BrokenPromise, match=told):
-        prove_promise(Numpy(nothing), fake_build(problem=PROBLEM), "few", emulated=True)
+        prove_promise(Numpy(nothing), fake_build(problem=PROBLEM), "few")
 
 
 def test_a_failure_names_the_case():
@@ -320,7 +320,7 @@ def test_a_failure_names_the_case():
         raise LaunchError("an illegal memory access was encountered")
 
     with pytest.raises(LaunchError, match="v x 1e-7: an illegal memory access"):
-        prove_promise(Numpy(refuse), fake_build(problem=PROBLEM), "few", emulated=True)
+        prove_promise(Numpy(refuse), fake_build(problem=PROBLEM), "few")
 
 
 @pytest.mark.parametrize("case", sampled(adversarial_cases("f32", "few"), 5), ids=lambda case: case.name)

@@ -54,7 +54,7 @@ def test_cases_suit_what_is_asked():
 @pytest.mark.parametrize("name", sampled(ASKED, 2))
 def test_right_kernels_keep_their_promise(name, dtype):
     build = plain_build(problem_of(ASKED[name], dtype))
-    tried = prove_promise(SimRunner(CARD), build, "few", emulated=True)
+    tried = prove_promise(SimRunner(CARD), build, "few")
     assert tried == len(cases_for(build.kernel.problem, "few")) > 50
 
 
@@ -72,7 +72,7 @@ def test_mistakes_break_it(name, right, wrong, case):
     if wrong.startswith("__tanh"):  # inf / inf
         wrong = "[](float x) { const float e = expf(2.0f * x); return (e - 1.0f) / (e + 1.0f); }("
     build = changed_build(problem_of(ASKED[name]), right, wrong)
-    (found,) = adversarial_findings(SimRunner(CARD), build, [case_named(case, "f32")], emulated=True)
+    (found,) = adversarial_findings(SimRunner(CARD), build, [case_named(case, "f32")])
     assert not found.kept
 
 

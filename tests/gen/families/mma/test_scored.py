@@ -342,5 +342,5 @@ def test_what_is_no_number_is_not_lost_where_it_is_all_that_a_row_sees_of_a_tile
     """A polynomial exponential must keep it: a maximum of -inf, which ignores it, leaves nothing of sums."""
     problem = Problem(dtype="bf16", head_dim=32, scoring=Scoring(window=(5, 0), always=3))
     build = built(replace(WALKS["key warps"], poly_exp=3), problem)
-    (found,) = adversarial_findings(SimRunner(H200), build, [case_named(name, "bf16")], emulated=True)
+    (found,) = adversarial_findings(SimRunner(H200), build, [case_named(name, "bf16")])
     assert found.kept, found.words()

@@ -14,8 +14,11 @@ from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain
+from flashgen.tuner.cards.emulated import SimRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.adversarial import adversarial_findings
+from flashgen.tuner.evaluate.adversarial_inputs import case_named
 
 from tests.support.covering import Setting, draw
 from tests.support.depth import sampled
@@ -68,6 +71,17 @@ def test_masks_and_changes_are_right(name, way, card, causal):
     for rows, keys in SHAPES:
         values = drawn_values(problem, rows, keys)
         assert_right(*attend(built(VARIANTS[way], problem, card), rows, keys, values))
+
+
+@needs_compiler
+def test_what_is_lost_of_scaled_queries_is_promised():
+    # A column of q is so small that some of it, times the scale, is flushed; and few keys are seen.
+    problem = problem_of(Scoring(dilation=2), head_dim=64)
+    case = case_named("a column of k x 1e37, of q / 1e37", "f32")
+    variant = Simt(br=16, bc=16, threads_per_block=64, lanes=4, min_blocks=1)
+    build = built(variant, problem)
+    (found,) = adversarial_findings(SimRunner(PRESETS["h200"]), build, [case])
+    assert found.kept and found.bound / 4 < found.error < found.bound, found.words()
 
 
 @needs_compiler
