@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .expression import Expression
 from .formula.cost import Place, costs_of
@@ -11,7 +12,7 @@ from .limits import WARP
 from .problem import Problem
 from .scores import KEY, QUERY
 from .scoring import BUFFER_BYTES
-from .tile_change import reads_at
+from .tile_change import changed_tile, reads_at
 from .work import Counts
 
 #: A score is masked by two comparisons and a selection.
@@ -77,6 +78,17 @@ def _tree_counts(
             global_waits=float(accesses > 0),
         )
     return counts
+
+
+@lru_cache(maxsize=256)
+def asks_special_functions(problem: Problem) -> bool:
+    """Tells whether tensor cores' threads change each score by some function of the unit that exponentials
+    wait for."""
+    change = changed_tile(problem)
+    if change is None:
+        return False
+    costs = costs_of(*change.in_names_of_pairs, approximate=problem.dtype != "f32")
+    return costs.units[Place.PAIR].get(Unit.SPECIAL, 0.0) > 0
 
 
 def mask_counts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .affine import Affine, least_value
 from .expression import Apply, Constant, Expression, Kind, Load, Name, apply, folded, loads_of, replaced
@@ -131,10 +132,11 @@ def tile_predicate(predicate: Expression, along_keys: frozenset[str] = frozenset
     return TileExpression(_with_read_keys(predicate, along_keys))
 
 
-def scaled_change(change: Expression) -> TileChange:
+def scaled_change(change: Expression, *, approximate: bool = False) -> TileChange:
     """Returns a change of scores that come scaled, without a shift."""
     body, factor = _factored(gathered(change.with_names({SCORE.name: RAW})))
-    return TileChange(body, factor)
+    body, tangent = _with_small_tangent(body, approximate=approximate)
+    return TileChange(body, factor, tangent=tangent)
 
 
 def tile_change(
@@ -166,9 +168,7 @@ def tile_change(
         body = body + STEP * apply("float", COLUMN)
     if affine.shift != _NONE:
         row_values.append((SHIFT, affine.shift))
-    tangent = small_tangent(body, approximate=approximate)
-    if tangent is not None:
-        body = replaced(body, {tangent.written: tangent.either})
+    body, tangent = _with_small_tangent(body, approximate=approximate)
     body = _with_read_keys(body, along_keys)
     return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent)
 
@@ -182,6 +182,7 @@ def _times(number: int, value: Expression) -> Expression:
     return -value if number == -1 else value * float(number)
 
 
+@lru_cache(maxsize=256)
 def changed_tile(problem: Problem) -> TileChange | None:
     """Returns a problem's change of scores as tensor cores' threads make it; None: there is none."""
     scores = problem.scores
@@ -277,6 +278,12 @@ def _factored(body: Expression) -> tuple[Expression, Expression]:
         if is_positive(factor):
             return rest, factor
     return body, Constant(1.0)
+
+
+def _with_small_tangent(body: Expression, *, approximate: bool) -> tuple[Expression, SmallTangent | None]:
+    """A body that chooses between the forms of its tangent, and that, if it takes one."""
+    tangent = small_tangent(body, approximate=approximate)
+    return (body, None) if tangent is None else (replaced(body, {tangent.written: tangent.either}), tangent)
 
 
 def _with_read_keys(expression: Expression, along_keys: frozenset[str]) -> Expression:

@@ -145,9 +145,10 @@ def test_what_a_change_shares_is_left_to_the_exponentials():
     assert capped.tangent is not None
     assert capped.tangent.written.python() == "tanh(_raw * (_score_scale * (1.0 / softcap)))"
     assert capped.body == capped.tangent.either
-    assert (
-        scaled_change(scores_of(Scoring(softcap=30.0)).change).body.python() == "tanh(_raw * (1.0 / softcap))"
-    )
+    change = scores_of(Scoring(softcap=30.0)).change
+    assert change is not None
+    scaled = scaled_change(change).tangent
+    assert scaled is not None and scaled.written.python() == "tanh(_raw * (1.0 / softcap))"
     by_bias = found_of(scores_of(Scoring(bias="f32")))
     assert (
         by_bias.body.python() == "_raw + bias[b, h, q, _read_key] * _unit" and by_bias.factor == SCORE_SCALE

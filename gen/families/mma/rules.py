@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...limits import MEMORY_LATENCY_NS, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import first_rows_see_less
+from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
 from ...variant import rule
 from .decoding import FEW_ROWS, decodes
@@ -293,7 +294,8 @@ class RuledParameters(Parameters):
 
     @rule("exponentials", after="poly_exp", advisory=True)
     def _exponentials_are_many(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.poly_exp and problem.head_dim + problem.head_dim_v > 128:
+        long = problem.head_dim + problem.head_dim_v > 128 and not asks_special_functions(problem)
+        if self.poly_exp and long:
             return f"poly_exp={self.poly_exp}: with head dims of {problem.head_dim} the products take longer"
         if self.poly_exp and decodes(problem):
             return f"poly_exp={self.poly_exp}: {problem.seqlen_q} query rows wait for memory alone"

@@ -12,6 +12,7 @@ from ...scoring_work import mask_counts, pair_counts
 from ...seen_tiles import partial_share
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
+from ...tile_change import scaled_change
 from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
 from .family import Simt
 
@@ -93,7 +94,16 @@ def _scoring(variant: Simt, problem: Problem, walks: tuple[Walk, ...]) -> Counts
     tiles = sum(walk.blocks * walk.warp_tiles for walk in walks) / (blocks * variant.warps)
     tm, tn, bc = variant.tm, variant.tn, variant.bc
     partial = partial_share(problem, variant.br, bc)
-    changed = pair_counts(problem, tm, tn, warp_rows=variant.lane_rows, partial=partial)
+    change = scaled_change(problem.scores.change) if problem.scores.change else None
+    changed = pair_counts(
+        problem,
+        tm,
+        tn,
+        warp_rows=variant.lane_rows,
+        partial=partial,
+        change=change and change.in_names_of_pairs,
+    )
+    changed += Counts(ffma=tm * tn * (change is not None))  # into units of log2, by the factor
     return changed + mask_counts(problem, tm, tn, warp_rows=variant.rows_per_warp, bc=bc, tiles=tiles)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import first_rows_see_less, keys_in_reach
+from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
 from ...variant import rule
 from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
@@ -233,7 +234,8 @@ class RuledParameters(Parameters):
 
     @rule("exponentials", after="poly_exp", advisory=True)
     def _exponentials_are_many(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.poly_exp and problem.head_dim + problem.head_dim_v > 2 * 96:
+        long = problem.head_dim + problem.head_dim_v > 2 * 96 and not asks_special_functions(problem)
+        if self.poly_exp and long:
             return f"poly_exp={self.poly_exp}: with head dims of {problem.head_dim} the products take longer"
         return None
 

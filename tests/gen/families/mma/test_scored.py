@@ -141,7 +141,7 @@ def test_rows_computed_again_obey_it_all(name, walk, numbers):
 
 @needs_compiler
 @pytest.mark.parametrize("numbers", sampled(["bf16", "3xf16", "3xtf32"], 1))
-@pytest.mark.parametrize("walk", sampled(["main", "wide", "splits"], 1))
+@pytest.mark.parametrize("walk", sampled(["main", "packed", "splits"], 1))
 def test_small_scores_and_large_ones_are_capped_alike(walk, numbers):
     """Warps whose tiles have small ones alone, large ones in some, or nothing else."""
     problem = problem_of(Scoring(softcap=2.5), numbers)

@@ -336,6 +336,17 @@ def test_advice_asks_for_the_keys_that_a_block_walks():
     assert "under this mask" not in str(Wgmma(section=4)._sections_fill_l2(capped, H200))
 
 
+def test_exponentials_by_polynomial_are_tried_where_changes_ask_for_more_functions():
+    variant = Wgmma(poly_exp=4)
+    long: dict[str, Any] = {"head_dim": 128, "seqlen_q": 4096, "seqlen_k": 4096}
+    for scoring in (PLAIN, Scoring(alibi=True), Scoring(softcap=30.0)):
+        assert "products take longer" in str(
+            variant._exponentials_are_many(problem_of(scoring, **long), H200)
+        )
+    asked = problem_of(Scoring(score="score * exp(-0.01 * abs(q - k)) + sigmoid(score)"), **long)
+    assert variant._exponentials_are_many(asked, H200) is None
+
+
 def work(scoring: Scoring, dtype: str = "bf16", **more: Any) -> GroupWork:
     problem = problem_of(scoring, dtype, seqlen_q=4096, seqlen_k=4096, head_dim=64, **more)
     counted = count_work(Wgmma(br=128, bc=64), problem, H200)
