@@ -9,7 +9,7 @@ scaled for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .affine import Affine, least_value
@@ -19,6 +19,7 @@ from .problem import Problem
 from .scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE, Bound
 from .tangents import IS_SMALL, LARGEST, SmallTangent, small_tangent
 from .terms import Term, terms_of
+from .tile_arrays import TileArray, with_values
 
 #: The key at which an array is read and how far behind it, as an accessor takes them: so that the columns of
 #: a thread share an address.
@@ -34,9 +35,11 @@ _NONE = Constant(0.0)
 
 @dataclass(frozen=True)
 class TileExpression:
-    """An expression of pairs over `FIRST_KEY`, `COLUMN`, `READ_KEY` and the names of pairs."""
+    """An expression of pairs over `FIRST_KEY`, `COLUMN`, `READ_KEY`, the names of pairs and the values of
+    ``arrays`` whose tiles are at hand."""
 
     body: Expression
+    arrays: tuple[TileArray, ...] = field(default=(), kw_only=True)
 
     def names_one_of(self, *words: str) -> bool:
         """Tells whether it needs any of some names, as C++ has them."""
@@ -127,9 +130,11 @@ class TileChange(TileExpression):
         yield from (bend.body for bend in self.bends)
 
 
-def tile_predicate(predicate: Expression, along_keys: frozenset[str] = frozenset()) -> TileExpression:
-    """Returns what rows see as it is best computed for many keys of a row."""
-    return TileExpression(_with_read_keys(predicate, along_keys))
+def tile_predicate(
+    predicate: Expression, along_keys: frozenset[str] = frozenset(), arrays: tuple[TileArray, ...] = ()
+) -> TileExpression:
+    """Returns what rows see as it is best computed for many keys of a row, tiles of ``arrays`` being there."""
+    return TileExpression(_with_read_keys(with_values(predicate, arrays), along_keys), arrays=arrays)
 
 
 def scaled_change(change: Expression, *, approximate: bool = False) -> TileChange:
@@ -143,13 +148,14 @@ def tile_change(
     change: Expression,
     along_keys: frozenset[str] = frozenset(),
     ends: Sequence[Bound] = (),
+    arrays: tuple[TileArray, ...] = (),
     *,
     approximate: bool = False,
 ) -> TileChange:
     """Returns a change of scores as it is best computed for many keys of a row.
 
-    Arrays ``along_keys`` are read so far behind a key. Behind the ``ends`` of what rows see, scores may be
-    anything. ``approximate``: functions are those of 16-bit types.
+    Arrays ``along_keys`` are read so far behind a key; tiles of ``arrays`` are at hand. Behind the ``ends``
+    of what rows see, scores may be anything. ``approximate``: functions are those of 16-bit types.
     """
     terms = terms_of(change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)}))
     of_score = [each for each in terms if RAW.name in each.varying.names()]
@@ -169,8 +175,8 @@ def tile_change(
     if affine.shift != _NONE:
         row_values.append((SHIFT, affine.shift))
     body, tangent = _with_small_tangent(body, approximate=approximate)
-    body = _with_read_keys(body, along_keys)
-    return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent)
+    body = _with_read_keys(with_values(body, arrays), along_keys)
+    return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent, arrays=arrays)
 
 
 def _names_one_of(words: Sequence[str], *expressions: Expression) -> bool:
@@ -183,13 +189,14 @@ def _times(number: int, value: Expression) -> Expression:
 
 
 @lru_cache(maxsize=256)
-def changed_tile(problem: Problem) -> TileChange | None:
-    """Returns a problem's change of scores as tensor cores' threads make it; None: there is none."""
+def changed_tile(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileChange | None:
+    """Returns a problem's change of scores as tensor cores' threads make it, tiles of ``arrays`` at hand; None:
+    there is none."""
     scores = problem.scores
     if scores.change is None:
         return None
     approximate = problem.dtype != "f32"
-    return tile_change(scores.change, scores.along_keys, scores.ends, approximate=approximate)
+    return tile_change(scores.change, scores.along_keys, scores.ends, arrays, approximate=approximate)
 
 
 def reads_at(name: Name, *expressions: Expression) -> bool:

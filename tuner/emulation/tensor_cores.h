@@ -12,6 +12,16 @@ void copy_async(void* shared, const void* global, bool inside, int line = __buil
   emulation::copy_async(shared, global, kBytes, inside ? 0 : kBytes, "copy_async", line);
 }
 
+inline void copy_16_async(void* shared, const void* global, int line = __builtin_LINE()) {
+  emulation::copy_async(shared, global, 16, 0, "copy_16_async", line);
+}
+
+// Of kBytes as many as are asked for, and zeros behind them.
+template <int kBytes>
+void copy_async_of(void* shared, const void* global, int num_bytes, int line = __builtin_LINE()) {
+  emulation::copy_async(shared, global, kBytes, size_t(kBytes - num_bytes), "copy_async_of", line);
+}
+
 // All 32 lanes of a warp take part in what follows, each at the same place.
 
 // ---- ldmatrix.sync.aligned.m8n8.xN[.trans].shared.b16 ------------------------------------------------------------

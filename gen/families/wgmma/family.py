@@ -28,6 +28,7 @@ from ...launch import Launch
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
+from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .parameters import is_split
@@ -40,7 +41,15 @@ from .registers import (
     producer_registers,
 )
 from .rules import RuledParameters
-from .shared_memory import RAW_STAGES, bytes_of_storage, chunks, qk_chunks, raw_chunks, tensor_maps
+from .shared_memory import (
+    RAW_STAGES,
+    bytes_of_storage,
+    chunks,
+    qk_chunks,
+    raw_chunks,
+    tensor_maps,
+    tiles_ahead,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Wgmma(RuledParameters):
         return "families/wgmma/fp8.cu.jinja" if problem.has_scales else self.template
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        return bytes_of_storage(self, problem)
+        return bytes_of_storage(self, problem, tiles_ahead(self, problem, limits))
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Returns what a launch gives each thread before the warpgroups share them out."""
@@ -85,11 +94,16 @@ class Wgmma(RuledParameters):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
-        scores = problem.scores
+        scores, ahead = problem.scores, tiles_ahead(self, problem, limits)
+        along_keys, arrays = scores.along_keys, tile_arrays(scores) if ahead else ()
+        predicate = scores.predicate
+        changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": changed_tile(problem),
-            "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
+            "change": changed_tile(problem, changing),
+            "predicate": tile_predicate(predicate, along_keys, seeing) if predicate else None,
+            "ahead": ahead,
+            "arrays": arrays,
             "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),
             "lag": PARTS_LAG if is_split(problem) else LAG,

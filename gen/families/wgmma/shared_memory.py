@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ...launch import TensorMap
+from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...tile_arrays import tile_arrays
 from .parameters import GROUP_ROWS, Parameters, is_split
 
 #: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
@@ -17,6 +19,8 @@ SWIZZLED_ROWS = 8
 UNIT_ROWS = SWIZZLED_ROWS
 #: Tiles of values of eight bits that wait to be turned into f16.
 RAW_STAGES = 2
+#: The most tiles of arrays that come ahead of the scores that meet them: two hide how long memory takes.
+MOST_AHEAD = 2
 
 
 def chunks(columns: int) -> int:
@@ -37,8 +41,9 @@ def raw_chunks(problem: Problem) -> tuple[int, int]:
     return -(-problem.head_dim_v // columns), columns
 
 
-def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
-    """Returns the bytes of a block's ``SharedStorage``: tiles of all stages, units and barriers."""
+def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> int:
+    """Returns the bytes of a block's ``SharedStorage``: tiles of all stages, units and barriers, and so many
+    tiles ``ahead`` of each array that scores meet."""
     d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
     kv_chunks = variant.k_stages * d + variant.v_stages * dv
     barriers = variant.q_stages * (variant.consumers + 1) + 2 * (variant.k_stages + variant.v_stages)
@@ -55,7 +60,27 @@ def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
         count, columns = raw_chunks(problem)
         tiles += RAW_STAGES * count * columns * variant.bc
         barriers += 2 * RAW_STAGES
+    tiles += ahead * variant.br * sum(pitch(variant, each.item_bytes) for each in tile_arrays(problem.scores))
     return -(-(tiles + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
+
+
+def pitch(variant: Parameters, item_bytes: int) -> int:
+    """Returns the bytes from row to row of a tile of such an array: rows of whole chunks are swizzled, others
+    so far apart that what is read at once is in different banks."""
+    row = variant.bc * item_bytes
+    if row % CHUNK_BYTES == 0:
+        return row
+    return row + (32 if item_bytes == 4 else 16 if row % 32 == 0 else 0)
+
+
+def tiles_ahead(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
+    """Returns how many tiles of such arrays come ahead, as far as there is room that nothing else needs."""
+    if not tile_arrays(problem.scores):
+        return 0
+    room = limits.smem_per_sm // variant.min_blocks - limits.smem_reserved_per_block
+    room = min(room, limits.smem_per_block)
+    fitting = (n for n in range(MOST_AHEAD, 0, -1) if bytes_of_storage(variant, problem, n) <= room)
+    return next(fitting, 0)
 
 
 def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
