@@ -12,9 +12,12 @@ from .limits import WARP
 from .problem import Problem
 from .scores import KEY, QUERY
 from .scoring import BUFFER_BYTES
+from .tile_arrays import TileArray
 from .tile_change import changed_tile, reads_at
 from .work import Counts
 
+#: What a lane copies by one access.
+COPIED_BYTES = 16
 #: A score is masked by two comparisons and a selection.
 ALU_PER_MASKED = 3.0
 
@@ -28,6 +31,7 @@ def pair_counts(
     partial: float = 1.0,
     approximate: bool = False,
     change: Sequence[Expression] | None = None,
+    predicate: Expression | None = None,
 ) -> Counts:
     """Counts what one warp does to change the scores of a tile and to ask the predicate of each, where a lane
     has ``rows`` by ``columns`` of them.
@@ -35,7 +39,8 @@ def pair_counts(
     What depends on the row or the key alone is computed once for each of the lane's. A warp's access to a
     buffer touches ``warp_rows`` rows of it. ``partial`` is the share of tiles in which the predicate is
     asked. ``approximate``: functions are those of 16-bit types. ``change`` is what the kernel computes in the
-    change's place, if these are other expressions, which leave the units of log2 to the exponentials.
+    change's place, if these are other expressions, which leave the units of log2 to the exponentials;
+    ``predicate`` what it computes in the predicate's.
     """
     scores, pairs = problem.scores, rows * columns
     counts = Counts()
@@ -44,9 +49,24 @@ def pair_counts(
         changed = _tree_counts(problem, trees, rows, columns, warp_rows, approximate=approximate)
         counts += changed + Counts(ffma=0.0 if change else pairs)  # which ends in units of log2
     if scores.predicate is not None:
-        asked = _tree_counts(problem, (scores.predicate,), rows, columns, warp_rows, approximate=approximate)
+        trees = (predicate or scores.predicate,)
+        asked = _tree_counts(problem, trees, rows, columns, warp_rows, approximate=approximate)
         counts += (asked + Counts(alu=ALU_PER_MASKED * pairs)) * partial
     return counts
+
+
+def array_counts(array: TileArray, pairs: float) -> Counts:
+    """Counts what one warp does to copy a tile of an array to shared memory, and to read it there where a
+    lane has so many ``pairs``: two neighbours at a time, which leave 16 bits by an instruction each."""
+    bytes_of_lane = pairs * array.item_bytes
+    copies = bytes_of_lane / COPIED_BYTES
+    reads = pairs / (4 if array.item_bytes == 2 else 2)
+    return Counts(
+        alu=pairs if array.item_bytes < 4 else 0.0,
+        accesses=copies + reads,
+        wavefronts=(bytes_of_lane + max(bytes_of_lane, 2 * pairs)) / 4,  # copied, and read
+        l2_bytes=WARP * bytes_of_lane,
+    )
 
 
 def _tree_counts(

@@ -133,7 +133,7 @@ class TileChange(TileExpression):
 def tile_predicate(
     predicate: Expression, along_keys: frozenset[str] = frozenset(), arrays: tuple[TileArray, ...] = ()
 ) -> TileExpression:
-    """Returns what rows see as it is best computed for many keys of a row, tiles of ``arrays`` being there."""
+    """Returns what rows see as it is best computed for many keys of a row, tiles of ``arrays`` at hand."""
     return TileExpression(_with_read_keys(with_values(predicate, arrays), along_keys), arrays=arrays)
 
 

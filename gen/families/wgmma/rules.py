@@ -9,6 +9,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import first_rows_see_less, keys_in_reach
 from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
+from ...tile_arrays import tile_arrays
 from ...variant import rule
 from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
 from .registers import (
@@ -18,7 +19,7 @@ from .registers import (
     needed_registers,
     producer_registers,
 )
-from .shared_memory import SWIZZLED_ROWS, bytes_of_storage
+from .shared_memory import SWIZZLED_ROWS, bytes_of_storage, tiles_ahead
 
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
@@ -268,6 +269,15 @@ class RuledParameters(Parameters):
         if needed <= allowed:
             return f"p_in_shared=True: registers hold the weights as well, about {needed} of {allowed}"
         return None
+
+    @rule("tiles ahead", after="min_blocks", advisory=True)
+    def _arrays_come_ahead(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        arrays = tile_arrays(problem.scores)
+        if not arrays or tiles_ahead(self, problem, limits):
+            return None
+        names = " and ".join(each.name for each in arrays)
+        needed = bytes_of_storage(self, problem, 1)
+        return f"{needed} bytes with a tile of {names} ahead, {limits.sm} allows {limits.smem_per_block}"
 
     @rule("clusters", after="cluster_over", advisory=True)
     def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -14,14 +14,15 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scores import BATCH, laid_over
 from ...scoring_values import typical_values
-from ...scoring_work import pair_counts
+from ...scoring_work import array_counts, pair_counts
 from ...seen_tiles import partial_share, seen_shares
-from ...tile_change import changed_tile
+from ...tile_arrays import met_by, tile_arrays
+from ...tile_change import changed_tile, tile_predicate
 from ...work import Counts, Work, count_work
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS
 from .registers import SPLITTERS
-from .shared_memory import UNIT_ROWS
+from .shared_memory import UNIT_ROWS, tiles_ahead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     tiles = computed / (groups * len(walks))
     if variant.tail and problem.scores.all_rows_alike and 0 < problem.seqlen_k % bc <= variant.tail:
         tiles *= 1 - (1 - variant.tail / bc) / key_tiles
-    asked = _asked(variant, problem)
+    asked = _asked(variant, problem, limits)
     heads_per_cluster = variant.heads_per_cluster()
     clusters = problem.batch * problem.num_kv_heads * -(-problem.group // heads_per_cluster)
     heads = clusters * heads_per_cluster
@@ -205,21 +206,29 @@ def _masked_tiles(variant: Wgmma, problem: Problem) -> float:
     return (bool(scores.begins) + ends) * (1 + GROUP_ROWS / variant.bc)
 
 
-def _asked(variant: Wgmma, problem: Problem) -> Counts:
+def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> Counts:
     """What a warp does to a tile for masks and changes of scores: a thread has two rows, eight apart."""
     scores = problem.scores
     if scores.is_plain:
         return Counts()
-    change = changed_tile(problem)
-    return pair_counts(
+    ahead = tile_arrays(scores) if tiles_ahead(variant, problem, limits) else ()
+    changing, seeing = met_by(scores.change, ahead), met_by(scores.predicate, ahead)
+    change = changed_tile(problem, changing)
+    predicate = tile_predicate(scores.predicate, arrays=seeing).body if scores.predicate else None
+    partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
+    counts = pair_counts(
         problem,
         2,
         variant.bc / 4,
         warp_rows=8,
-        partial=partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc),
+        partial=partial,
         approximate=problem.dtype != "f32",
         change=change and change.in_names_of_pairs,
+        predicate=predicate,
     )
+    for each in ahead:
+        counts += array_counts(each, variant.bc / 2) * (1.0 if changing else partial)
+    return counts
 
 
 def _split_rounds(variant: Wgmma, boxes: int) -> float:

@@ -155,6 +155,8 @@ def test_as_many_tiles_come_ahead_as_there_is_room_for():
 def test_without_room_arrays_are_read_where_they_are():
     biased = problem_of(SCORINGS["bf16"], head_dim=128)
     source = render(ROOMLESS, biased, H200).source
+    assert "tiles ahead" in (ROOMLESS.advice(biased, H200) or "")
+    assert "tiles ahead" not in (MAIN.advice(biased, H200) or "")
     assert "kAhead" not in source and "bias_at(args, batch, head, row, start, behind)" in source
 
 
