@@ -371,7 +371,7 @@ def test_changes_are_paid_for_score_by_score():
     assert sloped.asked_functions < scores / 4  # integers become floats once a row
     assert scores <= sloped.asked_slots < 1.4 * scores  # a multiply-add for each score, and some for each row
     assert work(Scoring(score="score + t[h, k - q]")).asked_wavefronts >= 4 * 8 * scores
-    # What comes ahead passes through shared memory as a whole, to it and from it: of the 32 lanes of four warps.
+    # What comes ahead passes through shared memory as a whole, to it and from it: of 32 lanes of four warps.
     assert work(Scoring(bias="f16")).asked_wavefronts == 2 * scores * 4 * 32 * 2 / 128
 
 
