@@ -190,8 +190,8 @@ def _times(number: int, value: Expression) -> Expression:
 
 @lru_cache(maxsize=256)
 def changed_tile(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileChange | None:
-    """Returns a problem's change of scores as tensor cores' threads make it; None: there is none. Tiles of
-    ``arrays`` are at hand."""
+    """Returns a problem's change of scores as tensor cores' threads make it, tiles of ``arrays`` at hand;
+    None: there is none."""
     scores = problem.scores
     if scores.change is None:
         return None
