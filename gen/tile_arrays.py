@@ -40,6 +40,11 @@ class TileArray:
         return local(f"{self.name}_value", self.load.kind)
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """What the indices of all axes but the last are called in C++."""
+        return tuple(_PLACES.get(each, "row") for each in self.load.indices[:-1])
+
+    @property
     def row_stride(self) -> str:
         """C++ for the elements from one row to the next."""
         return f"args.{self.buffer.strides[self.load.indices.index(QUERY)]}"

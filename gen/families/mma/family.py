@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...serves import Serves
+from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
@@ -77,7 +78,8 @@ class Mma(RuledParameters):
         value_tiles = whole(problem.head_dim_v, TILE_COLUMNS) // TILE_COLUMNS
         tiles = self.tiles(problem)
         arithmetic = self.arithmetic(problem)
-        scores = problem.scores
+        scores, arrays = problem.scores, tile_arrays(problem.scores)
+        predicate = scores.predicate
         half, in_pairs = problem.dtype != "f32", self.in_pairs(problem)
         wide_steps, narrow_steps = divmod(d, 16) if in_pairs else (d // 8, 0)
         wide_keys, narrow_keys = divmod(self.key_tiles, 2) if in_pairs else (0, 0)
@@ -154,8 +156,11 @@ class Mma(RuledParameters):
             },
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
-            "change": changed_tile(problem),
-            "predicate": tile_predicate(scores.predicate, scores.along_keys) if scores.predicate else None,
+            "arrays": arrays,
+            "change": changed_tile(problem, met_by(scores.change, arrays)),
+            "predicate": tile_predicate(predicate, scores.along_keys, met_by(predicate, arrays))
+            if predicate
+            else None,
             # Divided by, or read from arrays: once, and not for each tile.
             "finds_bounds": self.pack_heads or problem.scores.bounds_read_rows,
             "q_in_terms": arithmetic == "3xtf32" and not (self.q_in_registers or self.q_whole),

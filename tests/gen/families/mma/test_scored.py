@@ -25,6 +25,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.adversarial import adversarial_findings
 from flashgen.tuner.evaluate.adversarial_inputs import case_named
 
+from tests.support import array_layouts
 from tests.support.covering import Setting, draw, held_by
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
@@ -92,6 +93,32 @@ def test_masks_and_changes_are_right(name, walk, numbers, causal):
     for rows, keys in SHAPES:
         values = drawn_values(problem, rows, keys)
         assert_right(*attend(built(variant_of(walk, numbers), problem), rows, keys, values), numbers)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "walk", "numbers", "layout"),
+    sampled(
+        [
+            (name, walk, numbers, layout)
+            for i, name in enumerate(array_layouts.SCORINGS)
+            for j, walk in enumerate(WALKS)
+            for k, numbers in enumerate(NUMBERS)
+            for n, layout in enumerate(array_layouts.LAYOUTS)
+            if (i + j + k + n) % 4 == 0
+            and is_legal(variant_of(walk, numbers), problem_of(array_layouts.SCORINGS[name], numbers))
+        ],
+        2,
+        thorough=40,
+    ),
+)
+def test_arrays_of_pairs_may_lie_anyhow(name, walk, numbers, layout):
+    problem = problem_of(array_layouts.SCORINGS[name], numbers)
+    build = built(variant_of(walk, numbers), problem)
+    for rows, keys in SHAPES:
+        values = array_layouts.values_laid(problem, rows, keys, layout)
+        # Some outputs are beyond 3, which f16 rounds by 2^-10 alone.
+        assert_close(*attend(build, rows, keys, values), 1.5 * NUMBERS[numbers][1])
 
 
 @needs_compiler

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.shared_memory import CHUNK_BYTES, pitch, tiles_ahead
@@ -15,12 +14,11 @@ from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.shared_memory.banks import NUM_BANKS, wavefronts
 from flashgen.gen.tile_arrays import tile_arrays
-from flashgen.tuner.cards.dtypes import BUFFER_DTYPES
 
+from tests.support.array_layouts import LAYOUTS, SCORINGS, values_laid
 from tests.support.depth import sampled
 from tests.support.emulated import needs_compiler
 from tests.support.scored_attention import assert_close, attend, built, is_legal
-from tests.support.scorings import drawn_values
 
 H200 = preset("h200")
 TOLERANCES = {"f16": 2e-3, "bf16": 2e-2, "e4m3": 2e-2, "f32": 1e-5}
@@ -37,32 +35,6 @@ WALKS = {
     "apart": replace(MAIN, o_apart=True, p_in_shared=True, bc=112),
     "one ahead": replace(MAIN, bc=256, p_in_shared=True, k_stages=3, v_stages=3),
 }
-SCORINGS = {
-    "f32": Scoring(bias="f32"),
-    "f16": Scoring(bias="f16"),
-    "bf16": Scoring(bias="bf16"),
-    "u8": Scoring(bias="u8"),
-    "of heads": Scoring(score="score + tanh(bias[h, q, k])", buffers=(("bias", "bf16"),)),
-    "of batches": Scoring(mask="shown[q, b, k] != 0", buffers=(("shown", "u8"),), window=(40, 0)),
-    "several": Scoring(
-        score="where(shown[q, k] != 0, score, -3.0) + more[b, q, k] * other[h, q, k]",
-        mask="shown[q, k] != 0 or k % 5 == q % 5",
-        buffers=(("shown", "u8"), ("more", "f32"), ("other", "f16")),
-    ),
-}
-#: How an array may lie: the bytes that its row stride is beyond a multiple of 16, those of the strides of
-#: heads and batches, and the axes along which it repeats itself.
-LAYOUTS: dict[str, tuple[int, int, tuple[int, ...]]] = {
-    "whole pieces": (0, 0, ()),
-    "words": (4, 4, ()),
-    "elements": (1, 1, ()),
-    "heads apart": (0, 1, ()),
-    "rows alike": (0, 0, (2,)),
-    "rows alike, heads apart": (0, 1, (2,)),
-    "heads alike": (0, 0, (1,)),
-    "batches alike": (4, 0, (0,)),
-    "all alike": (0, 0, (0, 1, 2)),
-}
 
 
 def problem_of(scoring: Scoring, dtype: str = "bf16", **more: Any) -> Problem:
@@ -75,23 +47,6 @@ def problem_of(scoring: Scoring, dtype: str = "bf16", **more: Any) -> Problem:
         "num_kv_heads": 2,
     }
     return Problem(dtype=dtype, scoring=scoring, **{**sizes, **more})
-
-
-def laid(array: np.ndarray, dtype: str, layout: str) -> np.ndarray:
-    """The same numbers, but those along repeated axes, lying so in memory."""
-    beyond, apart, repeated = LAYOUTS[layout]
-    item = np.dtype(BUFFER_DTYPES[dtype])
-    axes = array.ndim - 1
-    strides, step = [item.itemsize], array.shape[-1] * item.itemsize
-    for axis in reversed(range(axes)):
-        more = max(beyond if axis == axes - 1 else apart, 0)
-        step = -(-step // 16) * 16 + -(-more // item.itemsize) * item.itemsize
-        strides.insert(0, 0 if axis + 3 - axes in repeated else step)
-        step *= 1 if strides[0] == 0 else array.shape[axis]
-    memory = np.zeros(step // item.itemsize + array.shape[-1] + 16, item)
-    view = np.lib.stride_tricks.as_strided(memory, array.shape, strides)
-    view[...] = array
-    return view
 
 
 @needs_compiler
@@ -113,11 +68,8 @@ def laid(array: np.ndarray, dtype: str, layout: str) -> np.ndarray:
 def test_arrays_may_lie_anyhow(name, walk, dtype, layout):
     problem = problem_of(SCORINGS[name], dtype)
     build = built(WALKS[walk], problem)
-    dtypes = {each.name: each.dtype for each in problem.scores.buffers}
     for rows, keys in ((150, 173), (70, 320), (200, 75)):
-        values = dict(drawn_values(problem, rows, keys))
-        for each in dtypes:
-            values[each] = laid(values[each], dtypes[each], layout)
+        values = values_laid(problem, rows, keys, layout)
         assert_close(*attend(build, rows, keys, values), TOLERANCES[dtype])
 
 
@@ -127,11 +79,8 @@ def test_arrays_may_lie_anyhow(name, walk, dtype, layout):
 def test_nothing_beside_an_array_is_read(name, layout):
     problem = problem_of(SCORINGS[name])
     build = built(MAIN, problem, sanitize=True)
-    dtypes = {each.name: each.dtype for each in problem.scores.buffers}
     for rows, keys in ((150, 77), (3, 5)):
-        values = dict(drawn_values(problem, rows, keys))
-        for each in dtypes:
-            values[each] = laid(values[each], dtypes[each], layout)
+        values = values_laid(problem, rows, keys, layout)
         assert_close(*attend(build, rows, keys, values, sanitize=True), TOLERANCES["bf16"])
 
 
