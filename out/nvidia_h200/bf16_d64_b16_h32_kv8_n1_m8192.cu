@@ -119,8 +119,9 @@ static_assert(sizeof(SharedStorage) == 98304, "the size that pruning counted on"
 // L2 gives up first what was copied so: nobody reads it again.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  // ptxas 13.0 garbles these copies where a uniform register holds a part of the address: a minimum keeps it whole.
-  const unsigned address = min(static_cast<unsigned>(__cvta_generic_to_shared(shared)), 0x3ffffu);
+  // ptxas 13.0 garbles these copies where a uniform register holds a part of the address. The minimum, beyond every
+  // address (of clusters they have the block's number from bit 24 on), keeps it whole.
+  const unsigned address = min(static_cast<unsigned>(__cvta_generic_to_shared(shared)), 0x1fffffffu);
   const int from_global = inside ? kBytes : 0;
   if constexpr (kBytes == 16) {
     unsigned long long policy;
@@ -806,4 +807,4 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 2, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 98304, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "b09b183e86f3ff3a", "figures": [1735, 1065]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 2, "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 98304, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9fa929e5aa243ca6", "figures": [1735, 1065]}

@@ -100,8 +100,9 @@ static_assert(sizeof(SharedStorage) == 28672, "the size that pruning counted on"
 // L2 gives up first what was copied so: nobody reads it again.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  // ptxas 13.0 garbles these copies where a uniform register holds a part of the address: a minimum keeps it whole.
-  const unsigned address = min(static_cast<unsigned>(__cvta_generic_to_shared(shared)), 0x3ffffu);
+  // ptxas 13.0 garbles these copies where a uniform register holds a part of the address. The minimum, beyond every
+  // address (of clusters they have the block's number from bit 24 on), keeps it whole.
+  const unsigned address = min(static_cast<unsigned>(__cvta_generic_to_shared(shared)), 0x1fffffffu);
   const int from_global = inside ? kBytes : 0;
   if constexpr (kBytes == 16) {
     unsigned long long policy;

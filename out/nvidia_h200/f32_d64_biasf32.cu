@@ -1,0 +1,1391 @@
+// attention_f32_d64_biasf32: flash attention, f32, head dim 64, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Masks and scores: bias of f32. Their numbers and arrays are run-time arguments, too.
+//
+// Family wgmma:
+//   br = 192                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 48                    keys per tile
+//   persistent = true          blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//   split_by = tiles           what a warp that splits float32 takes: a third of the rows, or of the tiles
+//
+// Tuned with bias of f32.
+//
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with bias of f32: 2.203 ms (median), spread 0.7 %,
+// 124.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 6.1e-07.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+//
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d64_biasf32.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d64_biasf32.cu \
+//         --device h200 --d 64 --bias f32 --family wgmma --set br=192 --set bc=48 --set persistent=true \
+//         --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set split_by=tiles
+
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  const float* bias;  // (batch, num_q_heads, seqlen_q, seqlen_k) of f32
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  long long bias_stride_0, bias_stride_1, bias_stride_2;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 192, "callers from other languages pack the arguments by hand");
+
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v;
+};
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = true;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
+using Element = float;
+using Barrier = unsigned long long;
+constexpr int kD = 64;  // head dim of queries and keys
+constexpr int kDv = 64;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements that strides must be multiples of, for the copy engine
+
+constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 48;  // keys per tile
+constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 512;
+constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
+
+// A tile in shared memory is made of chunks of 64 columns. They come as two boxes of 32 floats, whose rows of 128 bytes
+// are swizzled, and become two chunks of f16, large parts and small ones, swizzled too.
+constexpr int kBox = 32;
+constexpr int kDBoxes = (kD + kBox - 1) / kBox, kDvBoxes = (kDv + kBox - 1) / kBox;
+constexpr int kSplitters = 3;  // warps that split K and V: those that copy nothing
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
+
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
+
+// At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
+constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one consumer
+constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
+
+// float32 is brought into the range of f16 by powers of two, its units: of every eight rows of Q, K and V. The largest
+// element is between 2^12 and 2^13 of them.
+constexpr int kTopExponent = 12;
+constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
+// Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 13.0f, kWeightUnit = 0.0001220703125f;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+constexpr int kAhead = 2;  // tiles of bias that are under way to shared memory
+
+// What a warp's sixteen rows have of a tile of an array. What is read at once, pairs of columns of eight rows, or of four
+// where a pair takes eight bytes, is in different banks: pieces of 16 bytes are swizzled, or rows apart.
+template <typename T>
+struct TileOf {
+  static constexpr int kRowBytes = kBc * sizeof(T);
+  static constexpr bool kSwizzled = kRowBytes % 128 == 0;
+  static constexpr int kPitch = kRowBytes + (kSwizzled ? 0 : sizeof(T) == 4 ? 32 : kRowBytes % 32 == 0 ? 16 : 0);
+  alignas(16) unsigned char bytes[16 * kPitch];
+
+  // Where byte x of a row is.
+  static __device__ __forceinline__ int place(int row, int x) {
+    constexpr int kRows = sizeof(T) == 4 ? 4 : 8;
+    return row * kPitch + (kSwizzled ? x ^ row % kRows * (128 / kRows) : x);
+  }
+};
+using QChunk = __half[2][64 * kChunk];  // of the 64 rows of one consumer, large parts and small ones
+using KChunk = __half[2][kBc * kChunk];
+using VChunk = KChunk;
+
+struct SharedStorage {
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];  // by consumer
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  alignas(16) float k_units[kKStages][kBc / 8], v_units[kVStages][kBc / 8];  // of every eight keys
+  // What scores meet of arrays, by warp.
+  TileOf<float> bias_ahead[4 * kConsumers][kAhead];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier k_raw_full[kKStages], v_raw_full[kVStages];  // their bytes have arrived, and are still to be split
+};
+static_assert(sizeof(SharedStorage) == 209920, "the size that pruning counted on");
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Copies 16 bytes from global to shared memory while the thread goes on.
+__device__ __forceinline__ void copy_16_async(void* shared, const void* global) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(global) : "memory");
+}
+
+// Copies `num_bytes` of kBytes (4, 8 or 16), and zeros behind them.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_of(void* shared, const void* global, int num_bytes) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(num_bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(num_bytes)
+                 : "memory");
+  }
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n48k16_f16_ss(
+    float (&d)[24], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %26, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23}, "
+      "%24, %25, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_f16_rs_trans(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+#endif
+
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
+}
+
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  constexpr unsigned kLeast = __builtin_bit_cast(unsigned, kLeastUnit);
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, kLeast + kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+__device__ __forceinline__ float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+// Splits some octets of rows in their place, by one warp, the factors' sign that of `sign`, and returns their
+// units. Rows come in kBoxes boxes, two for a chunk; the boxes or parts of one are kPlane bytes each. Eight lanes read
+// a row of a box, sixteen write to all banks.
+template <int kOctets, int kBoxes, int kPlane>
+__device__ __forceinline__ void split_rows(float (&units)[kOctets], void* rows, float sign) {
+  constexpr int kOctetBytes = 8 * 128;
+  constexpr bool kHeld = kOctets * kBoxes <= 4;  // in registers, from the search for the largest to the splitting
+  const int lane = threadIdx.x % 32, piece = lane % 8;
+  const int row = lane / 16 + lane / 8 % 2 * 4;  // and row + 2, which is row ^ 2
+  char* const first = static_cast<char*>(rows) + row * 128;
+  const auto read = [&](int octet, int box, int below) {
+    const char* const start = first + octet * kOctetBytes + box * kPlane + below * 128;
+    return *reinterpret_cast<const float4*>(start + (piece ^ row ^ below) * 16);
+  };
+  float4 held[kOctets][kHeld ? kBoxes : 1][2];
+  float factors[kOctets];
+#pragma unroll
+  for (int octet = 0; octet < kOctets; ++octet) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kBoxes; ++i) {
+      const float4 x = read(octet, i / 2, i % 2 * 2);
+      if (kHeld) held[octet][i / 2][i % 2] = x;
+      largest = fmaxf(largest, largest_of(x));
+    }
+    // As integers, positive floats compare as they are.
+    units[octet] = unit_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
+    factors[octet] = sign * inverse_of(units[octet]);
+  }
+  if (kHeld) __syncwarp();  // all have read what is overwritten
+#pragma unroll
+  for (int octet = 0; octet < kOctets; ++octet) {
+    const float factor = factors[octet];
+#pragma unroll
+    for (int chunk = 0; chunk < kBoxes; chunk += 2) {
+      float4 again[2][2];
+      if (!kHeld) {
+#pragma unroll
+        for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+          again[i / 2][i % 2] = read(octet, chunk + i / 2, i % 2 * 2);
+        }
+        __syncwarp();
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+        const int box = i / 2, below = i % 2 * 2;
+        const float4 x = kHeld ? held[octet][chunk + box][i % 2] : again[box][i % 2];
+        const Parts left = split(x.x * factor, x.y * factor), right = split(x.z * factor, x.w * factor);
+        char* const target = first + octet * kOctetBytes + chunk * kPlane + below * 128 +
+                             (piece / 2 ^ row ^ (box * 4 + below)) * 16 + piece % 2 * 8;
+        *reinterpret_cast<uint2*>(target) = make_uint2(left.big, right.big);
+        *reinterpret_cast<uint2*>(target + kPlane) = make_uint2(left.small, right.small);
+      }
+    }
+  }
+}
+
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
+}
+
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
+}
+
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// An address that others are told `behind`: the compiler then adds what it knows of that within its instructions.
+template <typename T>
+__device__ __forceinline__ const T* start_of(const T* address) {
+#ifdef __CUDACC__
+  asm("" : "+l"(address));
+#endif
+  return address;
+}
+
+__device__ __forceinline__ float bias_at(const AttentionArgs& args, int i0, int i1, int i2, int i3, int behind = 0) {
+  return __ldg(start_of(args.bias + i0 * args.bias_stride_0 + i1 * args.bias_stride_1 + i2 * args.bias_stride_2 + i3) + behind);
+}
+
+// What a row sees of the keys: [first_key_of, end_key_of), nothing where the one is not below the other.
+__device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) {
+  return 0;
+}
+
+__device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, int row) {
+  int end = args.seqlen_k;
+  if (kCausal) end = min(end, row + args.seqlen_k - args.seqlen_q + 1);
+  return max(0, end);
+}
+
+// What becomes of a scaled score, in powers of two.
+__device__ __forceinline__ float change_score(
+    const AttentionArgs& args, float score, int batch, int head, int row, int key) {
+  return kLog2e * (score + bias_at(args, batch, head, row, key));
+}
+
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int first_tile, last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
+    const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
+    last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
+  }
+};
+
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
+
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
+  }
+};
+
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head, batch));
+      if (q_tile == first) break;
+    }
+  }
+}
+
+// What a thread's two rows, `row` and row + 8, see of the keys: from begin to before end.
+struct SeenKeys {
+  int begin[2], end[2];
+
+  __device__ __forceinline__ SeenKeys(const AttentionArgs& args, int batch, int row) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      begin[h] = first_key_of(args, batch, row + 8 * h);
+      end[h] = end_key_of(args, batch, row + 8 * h);
+    }
+  }
+};
+
+// Whether there are keys between a row's bounds.
+__device__ __forceinline__ bool has_keys(const AttentionArgs& args, int batch, int row) {
+  return first_key_of(args, batch, row) < end_key_of(args, batch, row);
+}
+
+// Hides the keys of a tile that are behind those that a row sees.
+template <int n>
+__device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, int first_key) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int end = seen.end[e / 2] - (first_key + threadIdx.x % 4 * 2 + e % 2);
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// Starts to copy a tile that is there as a whole, by accesses of 16 bytes.
+template <typename T>
+__device__ __forceinline__ void copy_whole_tile(TileOf<T>& tile, const unsigned char* source, long long stride) {
+  constexpr int kRowBytes = TileOf<T>::kRowBytes, kLanes = kRowBytes >= 128 ? 8 : kRowBytes >= 64 ? 4 : 2;  // of a row
+  const int lane = threadIdx.x % 32, first = lane % kLanes * 16;
+  source += lane / kLanes * stride + first;
+#pragma unroll
+  for (int i = 0; i < 16; i += 32 / kLanes) {
+#pragma unroll
+    for (int x = 0; x < kRowBytes; x += kLanes * 16) {
+      if (kRowBytes % (kLanes * 16) != 0 && x + first >= kRowBytes) continue;
+      copy_16_async(tile.bytes + tile.place(i + lane / kLanes, x + first), source + x);
+    }
+    source += 32 / kLanes * stride;
+  }
+}
+
+// Starts to copy as many `rows` of a tile, and bytes of each, as are there, and zeros for the others of `rows_read`.
+template <int kBytes, typename T>
+__device__ __forceinline__ void copy_part_of_tile(
+    TileOf<T>& tile, const unsigned char* source, long long stride, int rows, int rows_read, int row_bytes) {
+  constexpr int kPieces = TileOf<T>::kRowBytes / kBytes;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < rows_read * kPieces; i += 32) {
+    const int row = i / kPieces, x = i % kPieces * kBytes, left = row < rows ? row_bytes - x : 0;
+    copy_async_of<kBytes>(tile.bytes + tile.place(row, x), source + row * stride + x, max(0, min(kBytes, left)));
+  }
+}
+
+// Starts to bring a warp's tile of an array that has its first element at `source` and as many `rows` and `keys` from there
+// on; a stride of zero says that rows are all alike. Where addresses are multiples of neither 16 bytes nor 4, elements are
+// copied one by one.
+template <typename T>
+__device__ __forceinline__ void bring_tile(TileOf<T>& tile, const T* source, long long stride, int rows, int keys) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(source);
+  const long long stride_bytes = stride * sizeof(T);
+  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(source)) | unsigned(stride_bytes);
+  const int rows_read = stride == 0 ? 1 : 16;
+  if (together % 16 == 0 && rows >= 16 && rows_read == 16 && keys >= kBc) {
+    copy_whole_tile(tile, bytes, stride_bytes);
+  } else if (together % 16 == 0) {
+    copy_part_of_tile<16>(tile, bytes, stride_bytes, rows, rows_read, keys * sizeof(T));
+  } else if (together % 4 == 0) {
+    copy_part_of_tile<4>(tile, bytes, stride_bytes, rows, rows_read, keys * sizeof(T));
+  } else {
+#pragma unroll 1
+    for (int row = 0; row < rows_read; ++row) {
+#pragma unroll
+      for (int key = threadIdx.x % 32; key < kBc; key += 32) {
+        const bool inside = row < rows && key < keys;
+        *reinterpret_cast<T*>(tile.bytes + tile.place(row, key * sizeof(T))) =
+            inside ? __ldg(source + row * stride + key) : T(0);
+      }
+    }
+  }
+}
+
+// Reads what four of a thread's scores meet, from a column on: those of its first row or its second (h), two pairs of
+// columns eight apart.
+__device__ __forceinline__ void read_f32(
+    float (&values)[4], const TileOf<float>& tile, bool rows_alike, int h, int column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int x = (column + 8 * j + lane % 4 * 2) * int(sizeof(float));
+    const auto* place = tile.bytes + tile.place(rows_alike ? 0 : 8 * h + lane / 4, x);
+    const float2 both = *reinterpret_cast<const float2*>(place);
+    values[2 * j] = both.x;
+    values[2 * j + 1] = both.y;
+  }
+}
+
+// Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`.
+template <int n>
+__device__ __forceinline__ void change(
+    const AttentionArgs& args, const TileOf<float>& bias_tile,
+    float (&s)[n], const float (&units)[2], int batch, int head,
+    int first_row, int first_key) {
+  first_key += int(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float unit = units[h];
+#pragma unroll
+    for (int first = 0; first < n; first += 8) {
+      float bias_values[4];
+      read_f32(bias_values, bias_tile, args.bias_stride_2 == 0, h, first / 8 * 16);
+#pragma unroll
+      for (int i = first; i < first + 8; ++i) {
+        if (i / 2 % 2 != h) continue;
+        const float bias_value = bias_values[(i - first) / 4 * 2 + i % 2];
+        const float raw = s[i];
+        s[i] = raw + bias_value * unit;
+      }
+    }
+  }
+}
+
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+template <int n>
+__device__ __forceinline__ bool raise_maximum(
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], const float (&scale)[2]) {
+  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int bound = 0;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
+    }
+    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 2.875f;
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float highest = tile_max * scale[h];
+    // Rounded up: of scores of -1e9, by which masks hide, weights would else exceed what 16 bits hold.
+    const float row_max = fmaxf(softmax.max[h], fmaf(fabsf(highest), 0x1p-22f, highest));
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
+  }
+  return true;
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const float (&scale)[2]) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    base[h] = (kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h]) - kWeightExponent;
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const float exponent = fmaf(s[i], scale[i / 2 % 2], -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
+}
+
+// The largest of some units.
+__device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8]) {
+  int bits = 0;  // as integers, positive floats compare as they are
+#pragma unroll
+  for (int t = 0; t < kKeyTiles; t += 2) {
+    bits = __vimax3_s32(bits, __float_as_int(units[t]), __float_as_int(units[t + 1]));
+  }
+  return __int_as_float(bits);
+}
+
+// The largest units of K and V so far.
+struct LargestUnits {
+  float of_keys = 0.0f, of_values = 0.0f;
+};
+
+// Scores from their keys' units to what they are, but for those of Q.
+__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8], LargestUnits& largest) {
+#pragma unroll
+  for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
+  largest.of_keys = fmaxf(largest.of_keys, largest_unit(units));
+  __syncwarp();  // one lane tells for all that the units are read
+}
+
+// Weights as operands of sixteen keys each, in two parts: two neighbouring tiles of eight, as a thread has them.
+struct Weights {
+  unsigned big[kKeySteps][4], small[kKeySteps][4];
+};
+
+// Makes them of a tile's weights, in the units of its values, and returns the largest of these, in which products are.
+__device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weights& p, const float (&units)[kBc / 8]) {
+  const float largest = largest_unit(units);
+  const float inverse = inverse_of(largest);
+#pragma unroll
+  for (int i = 0; i < kBc / 4; ++i) {
+    const float factor = units[i / 2] * inverse;
+    const Parts parts = split(s[2 * i] * factor, s[2 * i + 1] * factor);
+    p.big[i / 4][i % 4] = parts.big;
+    p.small[i / 4][i % 4] = parts.small;
+  }
+  return largest;
+}
+
+__device__ __forceinline__ void accumulate(float (&o)[kDv / 2], const float (&tile_o)[kDv / 2], float unit) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = fmaf(tile_o[i], unit, o[i]);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+  // The small terms first: what the large ones leave no room for is cut off.
+  constexpr int kSmallQ = sizeof(QChunk) / 2 >> 4, kSmallK = sizeof(KChunk) / 2 >> 4;
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long q_step = step_of_columns<QChunk>(q, step), k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n48k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
+    wgmma_m64n48k16_f16_ss(s, q_step, k_step + kSmallK, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    wgmma_m64n48k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
+  }
+  wgmma_commit();
+}
+
+// Starts tile_o = p v for a consumer's rows and one tile of keys, apart from o: the tensor cores cut off what a sum
+// cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void start_pv(float (&tile_o)[kDv / 2], const Weights& p, unsigned long long v) {
+  constexpr int kSmallV = sizeof(VChunk) / 2 >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    const unsigned long long v_step = step_of_keys(v, step);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.small[step], v_step, step > 0);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], v_step + kSmallV, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
+}
+
+// Splits a consumer's Q, sixteen rows by each warp, times a sign. The units are of the thread's two rows.
+__device__ __forceinline__ void split_q(float (&units)[2], QChunk* q, int warp, int consumer, float sign) {
+  split_rows<2, kDBoxes, sizeof(QChunk) / 2>(units, q[0][0] + 16 * warp * kChunk, sign);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
+}
+
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
+}
+
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  if (row_max == -kInfinity) return row_sum == 0.0f;  // by a bias, say: such scores hide
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const int begin_key = first_key_of(args, batch, row), end_key = end_key_of(args, batch, row);
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = begin_key; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(q[x]) * double(key[x]);
+    score = change_score(args, float(score * args.scale), batch, head, row, min(first_key + lane, end_key - 1));
+    score = first_key + lane < end_key ? score : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(value[x]);
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = row_max != -kInfinity;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
+// The rows of outputs of a tile's head.
+__device__ __forceinline__ float* output_rows(const AttentionArgs& args, const Tile& tile) {
+  return args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
+}
+
+// Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
+// lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
+// below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
+// are too small for parts (of 4096 keys, were all of them just so small), below 2^-19 of these. `score_unit` is that of
+// products of Q and K, `magnitude` the sum of |o| over a lane's columns before its division by `row_sum`.
+__device__ __forceinline__ bool within_range(
+    float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
+  const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
+  const float least = value_unit * (kDv / 256.0f) * (min(num_keys, 4096) + row_sum);
+  const bool outputs_keep = magnitude >= least && magnitude < kInfinity;
+  return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
+}
+
+// Of a thread's columns of a row.
+__device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], int h) {
+  float sums[2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int n = 0; n < kValueTiles; ++n) {
+    sums[0] += fabsf(o[4 * n + 2 * h]);
+    sums[1] += fabsf(o[4 * n + 2 * h + 1]);
+  }
+  return sums[0] + sums[1];
+}
+
+// Divides by the sums and writes a thread's shares of its two rows, but for what is to be computed again.
+__device__ __forceinline__ void write_output(
+    float* o_rows, long long stride, const float (&o)[kDv / 2], const float (&inverse)[2], unsigned untrusted, int row,
+    int seqlen_q) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (row + 8 * h >= seqlen_q || untrusted >> h & 1) continue;
+    float* target = o_rows + (row + 8 * h) * stride + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      const float first = o[4 * n + 2 * h] * inverse[h], second = o[4 * n + 2 * h + 1] * inverse[h];
+      *reinterpret_cast<float2*>(target + 8 * n) = make_float2(first, second);
+    }
+  }
+}
+
+// Where the keys are that a tile sees.
+struct KeySource {
+  int kv_head, batch;
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
+};
+
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(q[i / 2][i % 2], &maps.q, full, i * kBox, first_row, tile.head, tile.batch);
+  }
+}
+
+// Starts to bring a tile of K, counting its bytes towards `full`.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(k[i / 2][i % 2], &maps.k, full, i * kBox, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDvBoxes; ++i) {
+    tma_load(v[i / 2][i % 2], &maps.v, full, i * kBox, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
+  };
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_raw_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_raw_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source);
+    v_pipe.advance();
+  }
+}
+
+// Splits a tile of K or V.
+template <int kBoxes>
+__device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8], Barrier& full) {
+  constexpr int kOctets = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = 0; i < kBc / 8; i += kOctets) {
+    float found[kOctets];
+    split_rows<kOctets, kBoxes, sizeof(KChunk) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) {
+      if (lane == 0) units[i + octet] = found[octet];
+    }
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane < kArrivals) barrier_arrive(&full);
+}
+
+// Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by one warp, one after
+// the other: after `ahead` more it is this one's. What was in its stage before must have been split: else the wait for
+// what comes, which tells phases by their parity alone, could end a phase early.
+__device__ __forceinline__ void split_tiles(
+    SharedStorage& smem, const Tile& tile, int& ahead, PipelineState<kKStages>& k_pipe,
+    PipelineState<kVStages>& v_pipe) {
+  for (int n = tile.last_tile; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) {
+      const int stage = k_pipe.stage;
+      if (ahead == 0) {
+        barrier_wait(&smem.k_full[stage], k_pipe.phase ^ 1);
+        barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);
+        split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage]);
+      }
+      ahead = ahead == 0 ? kSplitters - 1 : ahead - 1;
+      k_pipe.advance();
+    }
+    if (n < tile.last_tile) {
+      const int stage = v_pipe.stage;
+      if (ahead == 0) {
+        barrier_wait(&smem.v_full[stage], v_pipe.phase ^ 1);
+        barrier_wait(&smem.v_raw_full[stage], v_pipe.phase);
+        split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage]);
+      }
+      ahead = ahead == 0 ? kSplitters - 1 : ahead - 1;
+      v_pipe.advance();
+    }
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before first_partial whole.
+  const int last_row = min(first_row + 64, args.seqlen_q) - 1;
+  int first_tile = tile.first_tile;
+  int last_tile = min(tile.last_tile, (end_key_of(args, tile.batch, last_row) + kBc - 1) / kBc);
+  if (first_row > last_row || last_tile < first_tile) first_tile = last_tile = tile.first_tile;
+  const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
+  // What tile n meets comes ahead, by the warp that will read it.
+  const auto bring = [&](int n) {
+    if (n >= first_tile) {
+      const int first_key = n * kBc, warp_row = first_row + 16 * warp;
+      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead],
+                 args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 +
+                     warp_row * args.bias_stride_2 + first_key,
+                 args.bias_stride_2, args.seqlen_q - warp_row, args.seqlen_k - first_key);
+    }
+    __pipeline_commit();
+  };
+#pragma unroll 1
+  for (int i = 1; i <= kAhead; ++i) bring(last_tile - i);
+  SoftmaxState softmax;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
+  float score_scale[2];
+  // Maxima are taken of raw scores: Q has the scale's sign. Where that is zero, so is Q, and what is left of the scale
+  // is small, since 0 * infinity is not a number.
+  split_q(score_scale, q, warp, consumer, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
+  float scale[2], unit[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float of_row = score_scale[h] * fabsf(args.scale);
+    score_scale[h] = of_row < 1e-30f ? 1e-30f : of_row;
+    scale[h] = kLog2e * score_scale[h];
+    unit[h] = 1.0f / score_scale[h];
+  }
+  LargestUnits largest;
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    float s[kBc / 2], rescale[2];
+    float tile_o[kDv / 2], v_unit;
+    Weights p;
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
+    wgmma_wait<0>();
+    hold(s);
+    apply_units(s, smem.k_units[k_pipe.stage], largest);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    k_pipe.advance();
+    __pipeline_wait_prior(kAhead - 1);
+    __syncwarp();
+    change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
+    if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+    __syncwarp();
+    bring(n - kAhead);
+    raise_maximum(s, softmax, rescale, scale);
+    weigh(s, softmax, scale);
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+    largest.of_values = fmaxf(largest.of_values, v_unit);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next scores follow these outputs through the tensor cores without a gap.
+      order_wait(consumer);
+      start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
+      wgmma_wait<1>();
+      hold(tile_o);
+      accumulate(o, tile_o, v_unit);
+      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      v_pipe.advance();
+      wgmma_wait<0>();
+      hold(s);
+      apply_units(s, smem.k_units[k_pipe.stage], largest);
+      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+      k_pipe.advance();
+      __pipeline_wait_prior(kAhead - 1);
+      __syncwarp();
+      change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
+      if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+      __syncwarp();
+      bring(n - kAhead);
+      if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
+      weigh(s, softmax, scale);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+      largest.of_values = fmaxf(largest.of_values, v_unit);
+    }
+    start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(tile_o);
+    accumulate(o, tile_o, v_unit);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+    const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
+    const float score_unit = kLog2e * score_scale[h] * largest.of_keys, sum = row_sum * kWeightUnit;
+    if (has_keys(args, tile.batch, row + 8 * h) && !within_range(score_unit, softmax.max[h], largest.of_values, magnitude, sum, args.seqlen_k)) {
+      row_sum = kInfinity;  // which one lane of four may see alone
+    }
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps && row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
+    if (inside && has_keys(args, tile.batch, row + 8 * h) && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2;
+    }
+  }  float* const o_rows = output_rows(args, tile);
+  write_output(o_rows, args.o_stride_row, o, inverse, untrusted, row, args.seqlen_q);
+  const auto write = [&](int i, int x, float value) {
+    o_rows[(first_row + 16 * warp + i) * args.o_stride_row + x] = value;
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
+  if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+  q_pipe.advance();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_d64_biasf32_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], kArrivals);
+      barrier_init(&smem.k_raw_full[i], 1);
+      barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], kArrivals);
+      barrier_init(&smem.v_raw_full[i], 1);
+      barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<72>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
+    }
+    if (warp > 0) {
+      int ahead = warp - 1;  // that come before this warp's next tile
+      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, ahead, k_pipe, v_pipe); });
+    }
+  } else {
+    take_registers<144>();
+    const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_f32_d64_biasf32(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 32, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 32, 48,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 32, 48,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_biasf32_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  return cudaLaunchKernel(attention_f32_d64_biasf32_kernel, dim3(grid), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f32"}}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_biasf32", "launches": [{"threads": 512, "smem_bytes": 209920, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "298000e91994aa21", "figures": [1603, 945]}
