@@ -1,0 +1,1 @@
+"""What expressions are made of: nodes, how they are walked, typed, simplified and printed."""
