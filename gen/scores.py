@@ -12,6 +12,7 @@ greatest.
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +31,14 @@ from .expression import (
     names_of,
     statements,
 )
+from .steepness import steepness
 
 #: A query row, and how many rows and keys there are.
 ROW, NUM_ROWS, NUM_KEYS = (Name(each, nonnegative=True) for each in ("row", "seqlen_q", "seqlen_k"))
 #: What a row's own position is ahead of it among the keys, when the last row is aligned with the last key.
 DIAGONAL = Name("diagonal")
+#: Slopes beyond this are told apart from it no more: nothing float32 is left of a score.
+STEEPEST = 1e30
 #: What expressions of single pairs are in: a scaled score, batch, query head, query row, key.
 SCORE = Name("score", Kind.FLOAT)
 BATCH, HEAD, QUERY, KEY = (Name(each, nonnegative=True) for each in "bhqk")
@@ -107,6 +111,12 @@ class Scores:
         """Whether nothing but a flagged bound limits rows, and nothing changes scores."""
         limited = self.begins or any(not each.flag for each in self.ends[1:]) or self.buffers or self.scalars
         return not (limited or self.predicate or self.change or self.sinks)
+
+    @property
+    def steepness(self) -> float:
+        """By how much the error of a score may grow as scores change; one where nobody knows."""
+        slope = 1.0 if self.change is None else steepness(self.change, SCORE)
+        return min(max(1.0, slope), STEEPEST) if slope < math.inf else 1.0
 
     @property
     def vary_by_batch(self) -> bool:
