@@ -70,7 +70,7 @@ def test_kernels_are_right_and_keep_their_promise(device, runner, family, dtype,
     kernel = kernel_of(device, family, dtype, name)
     build = device.toolchain().build(kernel)
     error = validate(runner, build, seed=1, depth="full", problem=kernel.problem)
-    assert error < kernel.problem.tolerance
+    assert 0 < error < kernel.problem.tolerance
     prove_promise(runner, build, "few")
     assert min(runner.measure(build, kernel.problem, budget_ms=20.0).times_us) > 0
 
