@@ -30,6 +30,8 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 #: What kernels whose rows see what a predicate says are told of their lists of tiles.
 TILE_LISTS, LISTS_MADE = "tile_lists", "tile_lists_made"
+#: What kernels of packed sequences are told of their plan.
+PLAN, PLAN_MADE = "plan", "plan_made"
 #: What the numbers of masks and changes by name are.
 _NUMBERS = {
     "window_left": "keys before a row's place that it sees; negative: all",
@@ -145,6 +147,11 @@ def argument_struct(
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
     addresses += [(Field(each.name, ADDRESS, buffer=each, comment=_shape(each)),) for each in scores.buffers]
     made = []
+    for name, comment in layout.lengths:
+        addresses.append((Field(name, ADDRESS, pointee="const int", comment=comment),))
+    if layout.is_packed:
+        addresses.append((Field(PLAN, ADDRESS, pointee="int", comment="memory for which block takes what"),))
+        made.append((Field(PLAN_MADE, INT, comment="whether it is there from a call before"),))
     if scores.predicate is not None:
         addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
         made.append((Field(LISTS_MADE, INT, comment="whether they are there from a call before"),))
@@ -212,25 +219,28 @@ def make_arguments(
     sizes: Mapping[str, int] | None = None,
     value_scale: float | None = None,
     scoring: Mapping[str, float] | None = None,
+    sequences: Mapping[str, float] | None = None,
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
-    ``strides`` are of the outer axes in elements, the outermost first; arrays left out of ``addresses`` are
+    ``strides`` are of batches, heads and rows in elements; arrays left out of ``addresses`` are
     absent. ``sizes`` are the problem's unless they are given. ``value_scale`` is for kernels of arrays with
     scales, 1 by default. ``scoring`` has what masks and changes of scores read, by the names of the fields:
     addresses, strides and sizes of buffers, and scalars; lists of tiles are absent unless they are among it.
+    ``sequences`` has the addresses of packed sequences' lengths and of their plan.
     """
     operation, layout = problem.operation, problem.layout
     axes = layout.stride_axes
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
     for each in operation.strided:
-        for axis, stride in zip(axes, strides[each.name][: len(axes)], strict=True):
+        for axis, stride in zip(axes, strides[each.name][3 - len(axes) : 3], strict=True):
             values[f"{each.name}_stride_{axis}"] = stride
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
-    values |= {TILE_LISTS: 0, LISTS_MADE: 0}
-    return Arguments(struct_of(problem), {**values, **(scoring or {})}, layout)
+    values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0}
+    values |= {name: 0 for name, _ in layout.lengths}
+    return Arguments(struct_of(problem), {**values, **(scoring or {}), **(sequences or {})}, layout)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .launch import GRID_SIZES, LISTS_ROLE, MAIN_ROLE, Launch
 from .operation import Sizes
+from .plan import Plan
 from .problem import Problem
 from .scores import NUM_KEYS
 from .tile_lists import list_ints
@@ -53,6 +55,10 @@ class Kernel:
             return 0
         lengths = {name: getattr(sizes, name) for name in (*GRID_SIZES, NUM_KEYS.name)}
         return list_ints(lists, int(getattr(self.variant, "bc", 1))).value(lengths)
+
+    def num_plan_ints(self, sizes: Mapping[str, int]) -> int:
+        """Returns how many 32-bit integers its plan takes, on packed sequences of those sizes by name."""
+        return Plan(self.launch).ints.value(sizes) if self.launch.packed else 0
 
     def symbol_of(self, launch: Launch) -> str:
         """Returns the name of the function that ``launch`` runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,8 +17,12 @@ BATCH, Q_HEADS, KV_HEADS, ROWS = (
 MAIN_ROLE = "kernel"
 #: The role of the launch that lists tiles of keys for it.
 LISTS_ROLE = "lists"
+#: The role of the launch that says which block takes what, where sequences have lengths of their own.
+PLAN_ROLE = "plan"
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
+#: Of packed sequences also the queries of all of them.
+TOTAL_ROWS = Name("total_q", positive=True)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Launch:
     ``splits`` blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
     heads that share keys, a block for each; those of one head of keys are filled up with empty ones.
 
+    Where sequences are ``packed``, a block takes a tile of rows and a head of what a plan has listed.
+
     ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
     batches or heads are alike, what it makes for one serves all.
     """
@@ -67,6 +74,7 @@ class Launch:
     role: str = MAIN_ROLE
     alike_batches: bool = False
     alike_heads: bool = False
+    packed: bool = False
 
     @property
     def smem_alignment(self) -> int:
@@ -86,7 +94,8 @@ class Launch:
     @cached_property
     def rows(self) -> Expression:
         """The query rows that are dealt out in tiles, for each of `heads`."""
-        return ROWS * (Q_HEADS // KV_HEADS) if self.pack_heads else ROWS
+        rows = TOTAL_ROWS if self.packed else ROWS
+        return rows * (Q_HEADS // KV_HEADS) if self.pack_heads else rows
 
     @cached_property
     def heads(self) -> Expression:
@@ -102,7 +111,12 @@ class Launch:
 
     @cached_property
     def tiles(self) -> Expression:
-        """The tiles of rows of one head that have a block each, empty ones that fill a cluster included."""
+        """The tiles of rows of one head that have a block each, empty ones that fill a cluster included; of
+        packed sequences, of all together, and as many as there may be whatever their lengths."""
+        if self.packed:
+            assert self.rows_per_block is not None and self.cluster == 1
+            # Each sequence's last tile may have a single row.
+            return self.rows // Constant(self.rows_per_block, "kBr") + BATCH
         if self.rows_per_block is None:
             return Constant(1)
         if self.cluster > 1:
@@ -117,6 +131,10 @@ class Launch:
 
         y and z stay 1, since only x reaches beyond 65535.
         """
+        if self.role == PLAN_ROLE:
+            return divided_up(BATCH, Constant(self.threads))
+        if self.packed:
+            return self.tiles * self.heads * Constant(self.splits, "kSplits" if self.splits > 1 else "")
         if self.heads_per_block > 1:
             together = Constant(self.heads_per_block, "kHeadsPerBlock")
             return divided_up(self.heads * BATCH, together) * self.tiles
@@ -128,9 +146,13 @@ class Launch:
     def sizes_of_grid(self) -> tuple[str, ...]:
         """The sizes of which the number of blocks is made, by name."""
         used = self.blocks.names()
-        return tuple(name for name in GRID_SIZES if name in used)
+        return tuple(name for name in (*GRID_SIZES, TOTAL_ROWS.name) if name in used)
 
     def grid(self, sizes: Sizes) -> int:
         """Returns how many blocks are launched for a problem of these sizes."""
-        blocks = self.blocks.value({name: getattr(sizes, name) for name in GRID_SIZES})
+        return self.grid_of({name: getattr(sizes, name) for name in self.sizes_of_grid})
+
+    def grid_of(self, sizes: Mapping[str, int]) -> int:
+        """Returns how many blocks are launched for these sizes, by name."""
+        blocks = self.blocks.value(sizes)
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)

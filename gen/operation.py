@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from .layout import Layout
+
 
 class Sizes(Protocol):
     """The lengths and types of one problem, as `flashgen.gen.problem.Problem` has them."""
@@ -33,6 +35,8 @@ class Sizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def head_dim_v(self) -> int: ...
+    @property
+    def layout(self) -> Layout: ...
 
 
 #: Bytes of an element, by dtype.
@@ -60,8 +64,8 @@ class Array:
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Returns the lengths of the array's axes."""
-        axes = ("batch", self.heads, self.rows, *([self.columns] if self.columns else []))
-        return tuple(getattr(sizes, axis) for axis in axes)
+        axes = (*sizes.layout.axes(self.heads, self.rows), *([self.columns] if self.columns else []))
+        return tuple(axis if isinstance(axis, int) else getattr(sizes, axis) for axis in axes)
 
     def dtype(self, sizes: Sizes) -> str:
         """Returns the type of the array's elements: ``bf16``."""

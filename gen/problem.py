@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .asked_scores import asked_scores
-from .layout import DENSE, Layout
+from .layout import DENSE, PACKED, Layout
+from .lengths import Lengths, draw_lengths, short_lengths
 from .operation import FORWARD, ITEM_BYTES, Operation
 from .scores import Scores
 from .scoring import PLAIN, Scoring
@@ -39,6 +40,9 @@ MAX_SIZE = 2**31 - 1
 #: What q, k, v and o may take together: no card has as much memory (2026: 288 GB).
 MAX_BYTES = 2**39
 
+#: What is told of a problem only where it is asked, so that others are called what they always were.
+LATER_FIELDS = ("scoring", "varlen")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -47,6 +51,9 @@ class Problem:
     v and o have ``head_dim_v`` columns, which 0 makes ``head_dim``; o is of ``output_dtype``. ``num_q_heads``
     is a multiple of ``num_kv_heads`` (grouped-query attention). A causal mask is aligned bottom-right: query
     row i sees keys 0 .. i + seqlen_k - seqlen_q. What else is asked of masks and scores is in ``scoring``.
+
+    ``varlen`` makes ``batch`` packed sequences of lengths of their own of it, up to ``seqlen_q`` and
+    ``seqlen_k``, and says which lengths kernels are tuned and timed with: see `flashgen.gen.lengths`.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -63,6 +70,7 @@ class Problem:
     causal: bool = False
     precision: str = "auto"
     scoring: Scoring = PLAIN
+    varlen: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -84,6 +92,11 @@ class Problem:
             raise ValueError(
                 f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
             )
+        if self.varlen:
+            self.lengths  # noqa: B018  (texts that are none are told of at once)
+            for name in ("total_q", "total_k"):
+                if getattr(self, name) > MAX_SIZE:
+                    raise ValueError(f"{name} is {getattr(self, name)}, at most {MAX_SIZE} rows are served")
         if (whole := self.operation.min_bytes(self)) > MAX_BYTES:
             raise ValueError(
                 f"q, k, v and o take {whole / 2**30:,.0f} GiB, no card holds more than "
@@ -100,7 +113,22 @@ class Problem:
     @property
     def layout(self) -> Layout:
         """How the rows of the arrays lie in memory."""
-        return DENSE
+        return PACKED if self.varlen else DENSE
+
+    @property
+    def lengths(self) -> Lengths:
+        """How long the sequences are that kernels are tuned and timed with."""
+        return draw_lengths(self.varlen or "same", self.batch, self.seqlen_q, self.seqlen_k)
+
+    @property
+    def total_q(self) -> int:
+        """Queries of all sequences together, of one head."""
+        return sum(self.lengths.q) if self.varlen else self.batch * self.seqlen_q
+
+    @property
+    def total_k(self) -> int:
+        """Keys of all sequences together, of one head."""
+        return sum(self.lengths.k) if self.varlen else self.batch * self.seqlen_k
 
     @property
     def scores(self) -> Scores:
@@ -130,8 +158,8 @@ class Problem:
     @property
     def flops(self) -> int:
         """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask; of
-        visible pairs alone under others."""
-        if not self.scoring.is_plain:
+        visible pairs alone under others, and of packed sequences."""
+        if self.varlen or not self.scoring.is_plain:
             return self.operation.flops(self, self.num_attended)
         pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k
         return self.operation.flops(self, pairs) // (2 if self.causal else 1)
@@ -160,12 +188,17 @@ class Problem:
         and changes of scores."""
         precision = "" if self.precision == "auto" else f"_{self.precision}"
         value_dim = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}{self.scoring.stem}"
+        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}{self._layout_stem}{self.scoring.stem}"
+
+    @property
+    def _layout_stem(self) -> str:
+        return "" if self.layout is DENSE else f"_{self.layout.name}"
 
     @property
     def name(self) -> str:
         """An identifier: dtype, head dims and mask, then whatever of the shape differs from the default."""
-        parts = [self.stem.removesuffix(self.scoring.stem) + self.scoring.values]
+        stem = self.stem.removesuffix(self.scoring.stem)
+        parts = [stem + (f"_{short_lengths(self.varlen)}" if self.varlen else "") + self.scoring.values]
         if self.causal:
             parts.append("causal")
         default = {f.name: f.default for f in fields(self)}
@@ -182,9 +215,12 @@ class Problem:
         return "_".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON has them; without ``scoring`` where nothing is asked."""
-        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "scoring"}
-        return told if self.scoring.is_plain else {**told, "scoring": self.scoring.to_dict()}
+        """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, and ``varlen``
+        where all sequences are as long."""
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LATER_FIELDS}
+        if not self.scoring.is_plain:
+            told["scoring"] = self.scoring.to_dict()
+        return {**told, "varlen": self.varlen} if self.varlen else told
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Problem:

@@ -63,6 +63,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             launch=launch,
             launches=launches,
             lists=variant.tile_lists(problem, limits),
+            plan=variant.plan(problem, limits),
             features=feature_words(problem.scoring),
             entry=entry,
             symbol=f"{entry}_kernel",

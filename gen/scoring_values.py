@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .lengths import Lengths
 from .operation import ITEM_BYTES, Sizes
 from .scores import BATCH, Buffer, Scores, laid_over
 from .scoring import BOOLEAN, BUFFER_BYTES, FLOAT_DTYPES, Scoring
@@ -22,6 +24,10 @@ class Scored(Sizes, Protocol):
     def scoring(self) -> Scoring: ...
     @property
     def scores(self) -> Scores: ...
+    @property
+    def lengths(self) -> Lengths: ...
+    @property
+    def total_q(self) -> int: ...
 
 
 #: Rows of a head of which visible keys are counted one by one, where no interval tells.
@@ -155,16 +161,37 @@ def typical_values(problem: Scored) -> Mapping[str, Any]:
     return TypicalValues(problem)
 
 
-def _intervals(problem: Scored) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields how many batches are alike, and where the keys begin and end that each of their rows sees."""
+@dataclass(frozen=True)
+class Alike:
+    """``count`` sequences that see alike, of as many rows and keys: the first of them is number ``b``."""
+
+    count: int
+    b: int
+    rows: int
+    keys: int
+
+
+def _sequences(problem: Scored, *, vary: bool) -> tuple[Alike, ...]:
+    """The problem's sequences, those of one length together unless they ``vary`` beyond that."""
+    if not problem.layout.is_packed:
+        batches = range(problem.batch) if vary else range(1)
+        alike = problem.batch // len(batches)
+        return tuple(Alike(alike, b, problem.seqlen_q, problem.seqlen_k) for b in batches)
+    pairs = problem.lengths.pairs
+    if vary:
+        return tuple(Alike(1, b, *pair) for b, pair in enumerate(pairs))
+    counts = Counter(pairs)
+    return tuple(Alike(counts[pair], pairs.index(pair), *pair) for pair in counts)
+
+
+def _intervals(problem: Scored) -> Iterator[tuple[Alike, np.ndarray, np.ndarray]]:
+    """Yields sequences that are alike, and where the keys begin and end that each of their rows sees."""
     import numpy as np
 
-    values, rows = typical_values(problem), np.arange(problem.seqlen_q)
-    batches = range(problem.batch) if problem.scores.vary_by_batch else range(1)
-    for b in batches:
-        seen = laid_over(values, {BATCH.name: b})
-        begins, ends = problem.scores.interval(rows, problem.seqlen_q, problem.seqlen_k, seen)
-        yield problem.batch // len(batches), begins, ends
+    values = typical_values(problem)
+    for each in _sequences(problem, vary=problem.scores.vary_by_batch):
+        seen = laid_over(values, {BATCH.name: each.b})
+        yield each, *problem.scores.interval(np.arange(each.rows), each.rows, each.keys, seen)
 
 
 @lru_cache(maxsize=4096)
@@ -175,24 +202,25 @@ def attended_pairs(problem: Scored) -> int:
 
     scores = problem.scores
     if scores.is_plain:
-        pairs = scores.visible_pairs(problem.seqlen_q, problem.seqlen_k)
-        return problem.batch * problem.num_q_heads * pairs
+        alike = _sequences(problem, vary=False)
+        pairs = sum(each.count * scores.visible_pairs(each.rows, each.keys) for each in alike)
+        return problem.num_q_heads * pairs
     if scores.predicate is None:
-        pairs = sum(alike * int((ends - begins).sum()) for alike, begins, ends in _intervals(problem))
+        pairs = sum(alike.count * int((ends - begins).sum()) for alike, begins, ends in _intervals(problem))
         return pairs * problem.num_q_heads
     values = typical_values(problem)
-    rows = np.arange(problem.seqlen_q)
-    sampled = rows[:: max(1, len(rows) // COUNTED_ROWS)]
-    keys = np.arange(problem.seqlen_k)
     heads = range(problem.num_q_heads) if scores.vary_by_head else range(1)
-    share = len(rows) / len(sampled) * problem.num_q_heads / len(heads)
-    batches = range(problem.batch) if scores.pairs_vary_by_batch else range(1)
     pairs = 0
-    for b in batches:
+    for each in _sequences(problem, vary=scores.pairs_vary_by_batch):
+        rows, keys = np.arange(each.rows), np.arange(each.keys)
+        sampled = rows[:: max(1, len(rows) // COUNTED_ROWS)]
+        if not len(sampled):
+            continue
+        share = each.count * len(rows) / len(sampled) * problem.num_q_heads / len(heads)
         for h in heads:
-            seen = scores.visible(values, b, h, sampled, keys, problem.seqlen_q, problem.seqlen_k)
+            seen = scores.visible(values, each.b, h, sampled, keys, each.rows, each.keys)
             pairs += round(int(seen.sum()) * share)
-    return pairs * (problem.batch // len(batches))
+    return pairs
 
 
 @lru_cache(maxsize=4096)
@@ -201,7 +229,7 @@ def keys_in_reach(problem: Scored) -> int:
     mask is asked for."""
     if problem.scores.is_plain:
         return problem.seqlen_k
-    return max(1, *(int((ends - begins).max()) for _, begins, ends in _intervals(problem)))
+    return max(1, *(int((ends - begins).max(initial=0)) for _, begins, ends in _intervals(problem)))
 
 
 @lru_cache(maxsize=4096)
@@ -209,7 +237,7 @@ def first_rows_see_less(problem: Scored) -> bool:
     """Tells whether the first rows see so many fewer keys than the last that it matters which start first."""
     if not problem.scores.first_rows_see_less:
         return False
-    rows = problem.batch * problem.num_q_heads * problem.seqlen_q
+    rows = problem.num_q_heads * problem.total_q
     return not problem.scores.begins or attended_pairs(problem) < ALIKE * rows * keys_in_reach(problem)
 
 
@@ -219,7 +247,7 @@ def unseen_bytes(problem: Scored) -> int:
     for alike, begins, ends in _intervals(problem):
         seen = begins < ends
         count = int(ends[seen].max() - begins[seen].min()) if seen.any() else 0
-        unseen += alike * (problem.seqlen_k - count)
+        unseen += alike.count * (alike.keys - count)
     columns = problem.head_dim + problem.head_dim_v
     return unseen * problem.num_kv_heads * columns * ITEM_BYTES[problem.dtype]
 

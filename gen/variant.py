@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from .launch import Launch
 from .limits import DeviceLimits
+from .plan import Plan
 from .problem import Problem
 from .serves import Serves
 from .tile_lists import TileLists, tile_lists
@@ -181,12 +182,18 @@ class Variant:
             self.heads_per_block(),
             pack_heads=self.packs_heads(),
             splits=self.blocks_per_tile(),
+            packed=problem.layout.is_packed,
         )
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         """Returns all launches of the kernel in their order, `launch` among them."""
-        lists, main = self.tile_lists(problem, limits), self.launch(problem, limits)
-        return (main,) if lists is None else (lists.launch, main)
+        plan, lists = self.plan(problem, limits), self.tile_lists(problem, limits)
+        before = (each.launch for each in (plan, lists) if each is not None)
+        return (*before, self.launch(problem, limits))
+
+    def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
+        """Returns the plan of which block takes what; None where a block's number says it."""
+        return Plan(self.launch(problem, limits)) if problem.layout.is_packed else None
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> TileLists | None:
         """Returns which lists of tiles of keys the kernel walks; None where it walks all between bounds."""

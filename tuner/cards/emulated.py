@@ -22,7 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import LISTS_MADE, TILE_LISTS, Arguments, make_arguments, struct_of
+from ...gen.arguments import (
+    ADDRESS,
+    LISTS_MADE,
+    PLAN,
+    TILE_LISTS,
+    Arguments,
+    Field,
+    make_arguments,
+    struct_of,
+)
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
@@ -37,6 +46,7 @@ from ..processes import Done, TookTooLong, run_program
 from .device import Timing
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 from .score_values import score_values
+from .sequences import length_arrays, rows_of_sequences, sizes_of_call
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
@@ -199,10 +209,13 @@ class SimToolchain:
 
 def _array_list(problem: Problem) -> str:
     """The arrays for ``runner.cpp``, in the order in which the arguments begin with their addresses."""
-    arrays = [(each.name, each.is_output) for each in problem.operation.arrays]
-    arrays += [(each.name, False) for each in problem.scores.buffers]
-    arrays += [(TILE_LISTS, False)] if problem.scores.predicate is not None else []
+    arrays = [(each.name, each.array is not None and each.array.is_output) for each in _addressed(problem)]
     return ",".join(f'{{"{name}",{str(is_output).lower()}}}' for name, is_output in arrays)
+
+
+def _addressed(problem: Problem) -> list[Field]:
+    """The addresses among a kernel's arguments."""
+    return [each for each in struct_of(problem).fields if each.code == ADDRESS]
 
 
 @cache
@@ -264,13 +277,11 @@ class SimRunner:
             name: [stride // array.view.itemsize for stride in array.view.strides[:3]]
             for name, array in arrays.items()
         }
-        sizes = {
-            "batch": batch,
-            "num_q_heads": num_q_heads,
-            "num_kv_heads": k.shape[1],
-            "seqlen_q": seqlen_q,
-            "seqlen_k": k.shape[2],
-        }
+        sizes = sizes_of_call(problem, q, k, values)
+        sequences = {name: _Array.like(array) for name, array in length_arrays(problem, values).items()}
+        if sequences:
+            ints = build.kernel.num_plan_ints(sizes)
+            sequences[PLAN] = _Array.like(np.empty((1, ints), np.int32), copy=False)
         read = score_values(problem.scores, values, sizes)
         buffers = {name: _Array.like(array) for name, array in read.arrays.items()}
         scoring = read.arguments(_addresses(buffers))
@@ -279,15 +290,23 @@ class SimRunner:
             buffers[TILE_LISTS] = _Array.like(np.empty((1, max(1, ints)), np.int32), copy=False)
             scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}
         arguments = make_arguments(
-            problem, _addresses(arrays), strides, scale=scale, sizes=sizes, scoring=scoring
+            problem,
+            _addresses(arrays),
+            strides,
+            scale=scale,
+            sizes=sizes,
+            scoring=scoring,
+            sequences=_addresses(sequences),
         )
+        buffers = {**sequences, **buffers}
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
         for name, array in (*arrays.items(), *buffers.items()):
             array.check(name, build.kernel)
+        rows = rows_of_sequences(problem, values, seqlen_q)
         for name in ("o", "lse"):
             if name in arrays:
-                arrays[name].check_written(name, build.kernel)
+                arrays[name].check_written(name, build.kernel, rows)
         o[...] = arrays["o"].view
         if lse is not None:
             lse[...] = arrays["lse"].view
@@ -323,10 +342,9 @@ class SimRunner:
             request, reply = Path(folder) / "request", Path(folder) / "reply"
             with request.open("wb") as file:
                 file.write(bytes(self._config()) + arguments.pack())
-                for each in operation.arrays:
-                    file.write(arrays[each.name].serialized() if each.name in arrays else ABSENT)
-                for each in buffers.values():
-                    file.write(each.serialized())
+                known = {**arrays, **buffers}
+                for each in _addressed(build.kernel.problem):
+                    file.write(known[each.name].serialized() if each.name in known else ABSENT)
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
             if done.status == LAUNCH_FAILED_EXIT:
                 # Behind what the sanitizer warns of.
@@ -413,10 +431,17 @@ class _Array:
                     f"the first of them byte {size * int(changed[0])} there"
                 )
 
-    def check_written(self, name: str, kernel: Kernel) -> None:
-        """Raises CorruptedMemory when elements still hold what they were poisoned with."""
+    def check_written(self, name: str, kernel: Kernel, rows: np.ndarray) -> None:
+        """Raises CorruptedMemory when elements of ``rows``, a truth for each, still hold what they were
+        poisoned with, or others no longer do."""
         bits = self.view.view(self.memory.dtype)
-        unwritten = np.argwhere(bits == unwritten_bits(self.view.dtype))
+        untouched = bits == unwritten_bits(self.view.dtype)
+        strayed = np.argwhere(~untouched[:, :, ~rows])
+        if len(strayed):
+            raise CorruptedMemory(
+                f"{kernel.symbol} wrote {len(strayed)} elements of {name} that are of no sequence"
+            )
+        unwritten = np.argwhere(untouched[:, :, rows])
         if len(unwritten):
             raise CorruptedMemory(
                 f"{kernel.symbol} left {len(unwritten)} of {self.view.size} elements of {name} unwritten, "

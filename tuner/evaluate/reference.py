@@ -66,7 +66,7 @@ def attention(
     asked = AskedPairs(scores, values or {}, first, num_q_heads, seqlen_q, seqlen_k)
     o = np.zeros((batch, num_q_heads, len(rows), v.shape[-1]))
     lse = np.broadcast_to(asked.sinks()[:, None], o.shape[:3]).copy()
-    step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * seqlen_k))
+    step = max(1, MAX_SCORE_BYTES // (8 * num_q_heads * max(1, seqlen_k)))
     reach = np.zeros_like(o) if scores.sinks else None
     max_score = change_error = sink_score = 0.0
     for b in range(batch):

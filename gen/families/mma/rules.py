@@ -136,6 +136,12 @@ class RuledParameters(Parameters):
         return None
 
     @rule("combination", after="heads")
+    def _heads_are_of_one_sequence(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.heads > 1 and problem.layout.is_packed:
+            return f"heads={self.heads}: packed sequences have no tiles in common to take in turn"
+        return None
+
+    @rule("combination", after="heads")
     def _heads_see_the_same_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and problem.scores.vary_by_batch:
             return f"heads={self.heads}: heads in turn walk the same keys, which differ from batch to batch"

@@ -7,9 +7,10 @@ tall along rows; a lane holds a micro-tile of S and one of O in registers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from ...layout import DENSE, PACKED
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import IEEE_FLOAT32, Serves
@@ -27,7 +28,7 @@ class Simt(RuledParameters):
 
     family: ClassVar[str] = "simt"
     template: ClassVar[str] = "families/simt/main.cu.jinja"
-    serves: ClassVar[Serves] = IEEE_FLOAT32
+    serves: ClassVar[Serves] = replace(IEEE_FLOAT32, layouts=(DENSE, PACKED))
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d = problem.head_dim
