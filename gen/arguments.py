@@ -197,6 +197,11 @@ class Arguments:
     values: Mapping[str, float]
     layout: Layout = DENSE
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths that a kernel is told, by name."""
+        return {name: int(self.values[name]) for name in self.layout.sizes}
+
     def pack(self) -> bytes:
         """Returns the bytes that a kernel takes."""
         return self.struct.pack(self.values)

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .launch import GRID_SIZES, LISTS_ROLE, MAIN_ROLE, Launch
-from .operation import Sizes
+from .launch import LISTS_ROLE, MAIN_ROLE, Launch
 from .plan import Plan
 from .problem import Problem
-from .scores import NUM_KEYS
 from .tile_lists import list_ints
 from .variant import Variant
 
@@ -48,13 +46,12 @@ class Kernel:
         """Whether a launch of its own lists the tiles of keys that the others walk."""
         return any(each.role == LISTS_ROLE for each in self.launches)
 
-    def num_list_ints(self, sizes: Sizes) -> int:
+    def num_list_ints(self, sizes: Mapping[str, int]) -> int:
         """Returns how many 32-bit integers its lists of tiles of keys take, on arrays of those sizes."""
         lists = next((each for each in self.launches if each.role == LISTS_ROLE), None)
         if lists is None:
             return 0
-        lengths = {name: getattr(sizes, name) for name in (*GRID_SIZES, NUM_KEYS.name)}
-        return list_ints(lists, int(getattr(self.variant, "bc", 1))).value(lengths)
+        return list_ints(lists, int(getattr(self.variant, "bc", 1))).value(sizes)
 
     def num_plan_ints(self, sizes: Mapping[str, int]) -> int:
         """Returns how many 32-bit integers its plan takes, on packed sequences of those sizes by name."""

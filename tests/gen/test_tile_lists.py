@@ -89,5 +89,5 @@ def test_lists_are_of_what_rows_see(name: str, causal: bool) -> None:
 def test_kernels_of_intervals_have_none() -> None:
     for scoring in (Scoring(), Scoring(window=(5, 0)), Scoring(mask="k <= q and q - k < 9")):
         kernel = render(Simt(), replace(SMALL, scoring=scoring), LIMITS)
-        assert not kernel.has_tile_lists and kernel.num_list_ints(SMALL) == 0
+        assert not kernel.has_tile_lists and kernel.num_list_ints({}) == 0
         assert "tile_lists" not in kernel.source

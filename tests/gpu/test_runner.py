@@ -184,7 +184,7 @@ def test_offsets_beyond_32_bits(device: CudaDevice, runner: CudaRunner, tensor: 
     pointers = {name: int(far) if name == tensor else int(near[name]) for name in "qkvo"}
     strides = {name: (gap if name == tensor else items, items, 64) for name in "qkvo"}
     arguments = make_arguments(problem, pointers, strides, scale=0.1)
-    runner._launcher(build, problem, arguments)()
+    runner._launcher(build, problem.name, arguments)()
     cuda.Context.synchronize()
     found = np.empty(shape, element)
     for batch in range(2):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.arguments import LISTS_MADE, TILE_LISTS, Arguments, describe_maps, make_arguments
-from ...gen.launch import LISTS_ROLE, Launch
+from ...gen.arguments import PLAN, TILE_LISTS, Arguments, describe_maps, make_arguments
+from ...gen.launch import LISTS_ROLE, PLAN_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
 from ...gen.scoring_values import typical_values
@@ -29,6 +29,7 @@ from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides, span_of
 from .score_values import score_values, sizes_of
+from .sequences import length_arrays, lengths_as_values, rows_of_sequences, sizes_of_call
 
 MIN_FLUSH_BYTES = 32 * 2**20
 #: Device time spent warming up: clocks rise within it.
@@ -246,23 +247,18 @@ class CudaRunner:
         (q_at, q_strides), (k_at, k_strides), (v_at, v_strides) = (image.add_input(x) for x in (q, k, v))
         o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
         output = numpy_dtype(build.kernel.problem.output_dtype)
-        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]), output)
+        rows = rows_of_sequences(build.kernel.problem, values, q.shape[2])
+        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]), output, rows)
         lse_at = None
         if want_lse:
             strides = contiguous_strides(lse_shape)
-            lse_at, _ = image.add_output("the log-sum-exp", lse_shape, strides, FLOAT32)
-        batch, num_q_heads, seqlen_q, _ = q.shape
-        num_kv_heads, seqlen_k = k.shape[1:3]
-        problem = replace(
-            build.kernel.problem,
-            batch=batch,
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
-        )
-        read = score_values(problem.scores, values, sizes_of(problem))
+            lse_at, _ = image.add_output("the log-sum-exp", lse_shape, strides, FLOAT32, rows)
+        problem = build.kernel.problem
+        sizes = sizes_of_call(problem, q, k, values)
+        read = score_values(problem.scores, values, sizes)
         buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
+        lengths = length_arrays(problem, values)
+        lengths_at = {name: image.add_buffer(array) for name, array in lengths.items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -273,9 +269,11 @@ class CudaRunner:
                 {name: base + q.itemsize * at for name, at in places.items() if at is not None},
                 {"q": q_strides, "k": k_strides, "v": v_strides, "o": o_strides},
                 scale=scale,
+                sizes=sizes,
                 scoring=read.arguments({name: base + q.itemsize * at for name, at in buffers_at.items()}),
+                sequences={name: base + q.itemsize * at for name, at in lengths_at.items()},
             )
-            launch = self._launcher(build, problem, arguments)
+            launch = self._launcher(build, problem.name, arguments)
             self._cuda.memcpy_htod(base, before)
             launch()
             self._stream.synchronize()
@@ -301,7 +299,7 @@ class CudaRunner:
         launch; a pair of CUDA events times it."""
         interval = self._monitor.begin()
         with self._launch_errors(build):
-            launch = self._launcher(build, problem, self._tensors_of(problem).arguments)
+            launch = self._launcher(build, problem.name, self._tensors_of(problem).arguments)
             estimate_ms = self._warm_up(launch)
             if best_us is not None and 1000 * estimate_ms > 2 * BEATEN_FACTOR * best_us:
                 return Timing((1000 * estimate_ms,), True, interval.disturbance())
@@ -324,7 +322,7 @@ class CudaRunner:
         launches: list[Callable[[], None]] = []
         for build in builds:
             with self._launch_errors(build):
-                launches.append(self._launcher(build, problem, self._tensors_of(problem).arguments))
+                launches.append(self._launcher(build, problem.name, self._tensors_of(problem).arguments))
                 self._warm_up(launches[-1])
         order = list(range(len(builds)))
         for _ in range(rounds):
@@ -391,6 +389,13 @@ class CudaRunner:
         for name, array in read.arrays.items():
             buffers[name] = total
             total += _aligned(span_of(array).nbytes)
+        lengths = {}
+        if problem.layout.is_packed:
+            lengths = lengths_as_values(problem.lengths.q, problem.lengths.k)
+        lengths_at: dict[str, int] = {}
+        for name, array in lengths.items():
+            lengths_at[name] = total
+            total += _aligned(array.nbytes)
         names = ", ".join([*starts, *buffers])
         memory = self._allocate(total, f"{names} of {problem.name}")
         inputs_bytes = min(starts[each.name] for each in problem.operation.outputs if each.name in starts)
@@ -400,12 +405,15 @@ class CudaRunner:
         self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (outputs_end - inputs_bytes) // 4)
         for name, array in read.arrays.items():
             self._cuda.memcpy_htod(int(memory) + buffers[name], span_of(array).view(bits_dtype(array.dtype)))
+        for name, array in lengths.items():
+            self._cuda.memcpy_htod(int(memory) + lengths_at[name], array)
         arguments = make_arguments(
             problem,
             {name: int(memory) + start for name, start in starts.items()},
-            {each.name: contiguous_strides(each.shape(problem)) for each in problem.operation.strided},
+            {each.name: problem.layout.strides(each.shape(problem)) for each in problem.operation.strided},
             scale=problem.head_dim**-0.5,
             scoring=read.arguments({name: int(memory) + start for name, start in buffers.items()}),
+            sequences={name: int(memory) + start for name, start in lengths_at.items()},
         )
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors
@@ -436,29 +444,35 @@ class CudaRunner:
         warps = -(-launch.threads // WARP)
         return blocks * warps * WARP / limits.max_threads_per_sm
 
-    def _launcher(self, build: Build, problem: Problem, arguments: Arguments) -> Callable[[], None]:
-        """What makes all the kernel's launches once, asynchronously, on the runner's stream.
+    def _launcher(self, build: Build, name: str, arguments: Arguments) -> Callable[[], None]:
+        """What makes all the kernel's launches once, asynchronously, on the runner's stream; ``name`` is what
+        messages call the problem.
 
-        Lists of tiles of keys are made the first time: callers keep them for as long as masks stand."""
+        Lists of tiles of keys and the plan of packed sequences are made the first time: callers keep them
+        for as long as masks or lengths stand, for all layers of a model."""
         kernel, stream = build.kernel, self._stream
-        lists = None
+        sizes, kept = arguments.sizes, {}
         if kernel.has_tile_lists:
-            num_bytes = 4 * max(1, kernel.num_list_ints(problem))
-            lists = self._allocate(num_bytes, f"the lists of tiles of {problem.name}")
-            arguments = replace(arguments, values={**arguments.values, TILE_LISTS: int(lists), LISTS_MADE: 0})
+            num_bytes = 4 * max(1, kernel.num_list_ints(sizes))
+            kept[TILE_LISTS] = self._allocate(num_bytes, f"the lists of tiles of {name}")
+        if kernel.launch.packed:
+            kept[PLAN] = self._allocate(4 * kernel.num_plan_ints(sizes), f"the plan of {name}")
+        arguments = replace(
+            arguments, values={**arguments.values, **{field: int(memory) for field, memory in kept.items()}}
+        )
         once, prepared = [], []
         for each in kernel.launches:
-            grid = each.grid(problem)
+            grid = each.grid_of(sizes)
             if grid > MAX_GRID:
-                raise LaunchError(f"{problem.name} needs {grid} blocks, CUDA allows {MAX_GRID}")
+                raise LaunchError(f"{name} needs {grid} blocks, CUDA allows {MAX_GRID}")
             parameters = [arguments.pack()]
             if each.tensor_maps:
                 parameters.append(encode_maps(describe_maps(each, kernel.problem, arguments)))
             function = self._load(build, each)
-            made = once if each.role == LISTS_ROLE else prepared
+            made = once if each.role in (LISTS_ROLE, PLAN_ROLE) else prepared
             made.append((function, grid, each.threads, Parameters(parameters), each.smem_bytes))
 
-        def launch(_keeps: object = lists) -> None:
+        def launch(_keeps: object = tuple(kept.values())) -> None:
             for function, grid, threads, packed, smem_bytes in (*once, *prepared):
                 function.launch(grid, threads, packed, smem_bytes, stream.handle)
             once.clear()

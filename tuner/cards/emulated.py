@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -286,7 +286,7 @@ class SimRunner:
         buffers = {name: _Array.like(array) for name, array in read.arrays.items()}
         scoring = read.arguments(_addresses(buffers))
         if problem.scores.predicate is not None:
-            ints = build.kernel.num_list_ints(replace(problem, **sizes))
+            ints = build.kernel.num_list_ints(sizes)
             buffers[TILE_LISTS] = _Array.like(np.empty((1, max(1, ints)), np.int32), copy=False)
             scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}
         arguments = make_arguments(

@@ -14,6 +14,8 @@ FLOAT32 = np.dtype(np.float32)
 GUARD_BYTES = 16384
 #: Alignment of every tensor: what cudaMalloc gives.
 ALIGN_BYTES = 256
+#: All rows of an output.
+ALL = slice(None)
 
 
 def _strides(array: np.ndarray) -> tuple[int, ...]:
@@ -47,6 +49,7 @@ class _Output:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype
+    rows: np.ndarray | slice
 
     def view(self, image: np.ndarray) -> np.ndarray:
         """Returns the bits of this output in an image, with the output's shape and strides."""
@@ -88,14 +91,22 @@ class GuardedImage:
         return offset
 
     def add_output(
-        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: np.dtype | None = None,
+        rows: np.ndarray | None = None,
     ) -> tuple[int, tuple[int, ...]]:
         """Adds an output to the image and returns its offset, in elements of the image, and its strides.
-        ``name`` is what messages call it, ``dtype`` its type where that is not the image's."""
+        ``name`` is what messages call it, ``dtype`` its type where that is not the image's; ``rows`` are
+        those of its third axis that are to be written, by default all."""
         dtype = dtype or self.dtype
         extent = _extent(shape, strides) * dtype.itemsize // self.dtype.itemsize
         offset = self._reserve(extent)
-        self._outputs.append(_Output(name, offset, extent, shape, strides, dtype))
+        self._outputs.append(
+            _Output(name, offset, extent, shape, strides, dtype, ALL if rows is None else rows)
+        )
         return offset, strides
 
     def _reserve(self, items: int) -> int:
@@ -121,14 +132,14 @@ class GuardedImage:
         found = []
         for output in self._outputs:
             bits = output.view(after)
-            unwritten = bits == unwritten_bits(output.dtype)
+            unwritten = bits[:, :, output.rows] == unwritten_bits(output.dtype)
             if unwritten.any():
-                first = tuple(int(i) for i in np.unravel_index(int(unwritten.argmax()), bits.shape))
+                first = tuple(int(i) for i in np.unravel_index(int(unwritten.argmax()), unwritten.shape))
                 raise CorruptedMemory(
                     f"{np.count_nonzero(unwritten)} of {unwritten.size} elements of {output.name} were not "
                     f"written, the first at {first}"
                 )
-            output.view(touchable)[...] = np.iinfo(bits.dtype).max
+            output.view(touchable)[:, :, output.rows] = np.iinfo(bits.dtype).max
             found.append(bits.view(output.dtype))
         strayed = (before != after) & (touchable == 0)
         if strayed.any():

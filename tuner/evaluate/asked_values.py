@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ def case_values(case: Case, problem: Problem, rng: np.random.Generator) -> Mappi
     """Makes what the problem's scores read in a case, as the types of its kernels' buffers hold it."""
     if problem.scores.is_plain:
         return {}
-    sizes = replace(problem, **{name: getattr(case, name) for name in problem.layout.sizes})
+    sizes = case.sized(problem)
     values = draw_values(case.scoring, problem.scores, sizes, rng)
     change = {"various": _various, "extreme": _extreme, "hiding": _hiding}.get(case.values)
     if change is not None:

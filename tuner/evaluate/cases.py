@@ -12,6 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from ...gen.layout import DENSE
+from ...gen.lengths import Lengths, listed_lengths
 from ...gen.problem import Problem
 from ...gen.scoring import PLAIN, Scoring
 from ...gen.scoring_words import scoring_words
@@ -31,6 +33,9 @@ VALUES = ("drawn", "various", "extreme", "hiding")
 class Case:
     """One attention problem to try a kernel on. ``scale`` multiplies 1/√d.
 
+    Packed sequences have room for ``lengths``, of which ``used`` count, all unless it is given; the other
+    lengths are the longest.
+
     ``scoring`` has the numbers of what is asked of masks and scores, and ``values`` says what the arrays hold
     that those read.
     """
@@ -46,6 +51,15 @@ class Case:
     want_lse: bool = False
     scoring: Scoring = PLAIN
     values: str = VALUES[0]
+    lengths: Lengths | None = None
+    used: Lengths | None = None
+
+    def sized(self, problem: Problem) -> Problem:
+        """Returns the problem at this case's lengths and heads."""
+        sizes = {name: getattr(self, name) for name in DENSE.sizes}
+        if self.lengths is not None:
+            sizes["varlen"] = listed_lengths(self.lengths.q, self.lengths.k)
+        return replace(problem, **sizes)
 
     @property
     def name(self) -> str:
@@ -53,15 +67,20 @@ class Case:
         if self.num_kv_heads != self.num_q_heads:
             heads += f"/{self.num_kv_heads}"
         asked = "" if self.scoring.is_plain else f", {scoring_words(self.scoring)}, {self.values} values"
-        return (
-            f"{self.inputs} inputs, batch {self.batch}, heads {heads}, {self.seqlen_q} queries, "
-            f"{self.seqlen_k} keys, {self.layout} layout, scale {self.scale:g}/√d{asked}"
-        )
+        shape = f"batch {self.batch}, heads {heads}, {self.seqlen_q} queries, {self.seqlen_k} keys"
+        if self.lengths is not None:
+            gaps = "" if self.used is None else " with gaps"
+            shape = f"{self.batch} sequences{gaps} of up to {self.seqlen_q} queries and {self.seqlen_k} keys"
+            shape += f", heads {heads}"
+        return f"{self.inputs} inputs, {shape}, {self.layout} layout, scale {self.scale:g}/√d{asked}"
 
 
 def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:
     """Returns small problems that no tile divides, around the variant's tiles of ``br`` rows and ``bc``
     keys."""
+    if problem.layout.is_packed:
+        packed = _packed_cases(variant, problem, depth, rng)
+        return packed if problem.scoring.is_plain else _scored_cases(tuple(packed), variant, problem, rng)
     plain = _plain_cases(variant, problem, depth, rng)
     if problem.scoring.is_plain:
         return plain
@@ -80,6 +99,73 @@ def _scored_cases(
         # Numbers and values change places as the turns go round.
         values = VALUES[(turn + turn // len(VALUES)) % len(VALUES)]
         yield replace(case, scoring=numbers_for(asked, case.seqlen_k, bc, turn, rng), values=values)
+
+
+def _packed_cases(
+    variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator
+) -> Iterator[Case]:
+    """The problems of packed sequences: ragged, empty of queries or of keys, of one token, and with gaps of
+    what nobody wrote between them."""
+    br, bc = _tiles(variant)
+    ragged_q, ragged_k = br + _ragged(br, rng), 2 * bc + _ragged(bc, rng)
+    plain = 0.7 * plain_score(problem) / PLAIN_SCORE
+    edges = [(ragged_q, ragged_k), (0, bc), (1, 1), (_ragged(br, rng), 0), (1, ragged_k), (br, bc), (0, 0)]
+    yield _packed(edges, rng, inputs="uniform", scale=plain, want_lse=True)
+    # Gaps, and queries beyond the keys: under a causal mask the first rows see nothing.
+    some = [(br + 3, _ragged(bc, rng)), (7, ragged_k), (1, bc + 1), (ragged_q, 2)]
+    yield _packed(some, rng, gaps=True, inputs="negative", layout="padded", want_lse=True)
+    yield _packed([(n, n) for n in (5, ragged_k, 1, bc)], rng, inputs="rising", layout="packed", scale=-1.0)
+    shares = variant.key_shares()
+    if shares > 1:
+        many = (2 * shares + 1) * bc + _ragged(bc, rng)
+        yield _packed([(3, many), (1, 1), (2, bc + 1)], rng, gaps=True, inputs="normal", want_lse=True)
+    if variant.packs_heads():
+        thirds = [(ragged_q // 3 + 1, bc + 1), (1, bc), (br // 3 + 2, ragged_k)]
+        yield _packed(thirds, rng, heads=(6, 2), inputs="normal", want_lse=True)
+    if depth == "quick":
+        return
+    for distribution in reference.DISTRIBUTIONS:
+        drawn = [
+            (int(rng.integers(0, 2 * br)), int(rng.integers(0, 3 * bc)))
+            for _ in range(int(rng.integers(2, 7)))
+        ]
+        yield _packed(drawn, rng, gaps=True, inputs=distribution, layout="padded", want_lse=True)
+        same = [(n, n) for n, _ in drawn]
+        yield _packed([*same, (1, 1)], rng, heads=(3, 1), inputs=distribution, layout="packed", want_lse=True)
+    # More sequences than a block plans for, most of them as long as others.
+    short = [(int(rng.integers(0, 3)), int(rng.integers(0, 4))) for _ in range(150)]
+    yield _packed([*short, (1, bc)], rng, heads=(1, 1), inputs="uniform", want_lse=True)
+    yield _packed([(ragged_q, 1)], rng, inputs="uniform", want_lse=True)
+
+
+def _packed(
+    pairs: list[tuple[int, int]],
+    rng: np.random.Generator,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    gaps: bool = False,
+    inputs: str,
+    layout: str = "bnhd",
+    scale: float = 1.0,
+    want_lse: bool = False,
+) -> Case:
+    """Sequences of so many queries and keys that count, in rooms that are larger with ``gaps``."""
+    used = Lengths(tuple(q for q, _ in pairs), tuple(k for _, k in pairs))
+    room = used
+    if gaps:
+        room = Lengths(*(tuple(n + int(rng.integers(0, 9)) for n in each) for each in (used.q, used.k)))
+    return Case(
+        len(pairs),
+        *heads,
+        max(1, *room.q),
+        max(1, *room.k),
+        inputs,
+        layout,
+        scale,
+        want_lse,
+        lengths=room,
+        used=used if gaps else None,
+    )
 
 
 def _masked_shapes(variant: Variant, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:

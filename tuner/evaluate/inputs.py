@@ -7,8 +7,12 @@ import math
 import numpy as np
 
 from ...gen.problem import Problem
+from ..cards.sequences import lengths_as_values, sequence_slices
 from . import reference
 from .cases import Case
+
+#: Rows of packed arrays behind those of the last sequence.
+ROWS_BEHIND = 3
 
 
 def make_inputs(
@@ -16,15 +20,27 @@ def make_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Makes q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale.
 
+    Packed sequences are one batch of all rows, of which those of no sequence are no numbers.
     Of ``problem`` only the type and the head dims count. All strides are multiples of ``access_width``
     elements, as long as the head dims are.
     """
     d, dv = problem.head_dim, problem.head_dim_v
     scale = float(np.float32(case.scale / math.sqrt(d)))
-    q_shape = (case.batch, case.num_q_heads, case.seqlen_q, d)
-    kv_shape = (case.batch, case.num_kv_heads, case.seqlen_k, d)
+    batch, rows, keys = case.batch, case.seqlen_q, case.seqlen_k
+    if case.lengths is not None:
+        # All sequences in one batch, and rows behind the last.
+        batch, rows, keys = 1, sum(case.lengths.q) + ROWS_BEHIND, sum(case.lengths.k) + ROWS_BEHIND
+    q_shape = (batch, case.num_q_heads, rows, d)
+    kv_shape = (batch, case.num_kv_heads, keys, d)
     q, k, v = reference.random_inputs(
-        case.inputs, q_shape, kv_shape, scale=scale, rng=rng, dtype=problem.dtype, head_dim_v=dv
+        case.inputs,
+        q_shape,
+        kv_shape,
+        scale=scale,
+        rng=rng,
+        dtype=problem.dtype,
+        head_dim_v=dv,
+        one_sign=case.lengths is not None,
     )
     if case.layout == "packed":
         q, k, v = _packed_where_alike(q, k, v)
@@ -32,7 +48,30 @@ def make_inputs(
         q, k, v = (_packed(x)[0] for x in (q, k, v))
     elif case.layout == "padded":
         q, k, v = (_padded(x, access_width) for x in (q, k, v))
+    if case.lengths is not None:
+        told = lengths_of(case)
+        for name, arrays in (("q", (q,)), ("k", (k, v))):
+            for array in arrays:
+                array[:, :, ~_rows(told, name, array.shape[2])] = np.nan
     return q, k, v, scale
+
+
+def lengths_of(case: Case) -> dict[str, np.ndarray]:
+    """Returns what tells a kernel of a case's sequences."""
+    if case.lengths is None:
+        return {}
+    told = lengths_as_values(case.lengths.q, case.lengths.k)
+    if case.used is not None:
+        told |= {f"seqused_{x}": np.array(getattr(case.used, x), np.int32) for x in "qk"}
+    return told
+
+
+def _rows(told: dict[str, np.ndarray], name: str, total: int) -> np.ndarray:
+    """Which of so many rows are of a sequence."""
+    rows = np.zeros(total, bool)
+    for each in sequence_slices(told, name):
+        rows[each] = True
+    return rows
 
 
 def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -181,11 +181,13 @@ def random_inputs(
     rng: np.random.Generator,
     dtype: str = "f32",
     head_dim_v: int | None = None,
+    one_sign: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is
     given.
 
-    They are drawn in float32 and rounded to ``dtype``.
+    They are drawn in float32 and rounded to ``dtype``. ``one_sign``: those of a column of v have one sign,
+    for rows that are compared few at a time.
 
     ``uniform`` in ±3 and standard ``normal`` are plain. The others add to every score a term of up to
     `LARGE_SCORE`: ``rising`` and ``falling`` along the keys (each tile moves the running maximum, or none
@@ -198,7 +200,7 @@ def random_inputs(
         q, k, v = (rng.random(s, dtype=np.float32) * np.float32(6) - np.float32(3) for s in shapes)
     else:
         q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in shapes)
-    if distribution in LARGE_DISTRIBUTIONS or q_shape[2] * head_dim_v < FEW_AVERAGES:
+    if one_sign or distribution in LARGE_DISTRIBUTIONS or q_shape[2] * head_dim_v < FEW_AVERAGES:
         # Few values are averaged, or few averages taken. Were both signs among them they could cancel, and
         # the relative error of what is left would say nothing about the kernel.
         v = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)

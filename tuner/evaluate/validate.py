@@ -18,7 +18,8 @@ from .asked_values import case_values
 from .cases import Case, Depth, cases
 from .comparison import compare
 from .error_bounds import tanh_error
-from .inputs import make_inputs
+from .inputs import lengths_of, make_inputs
+from .packed import compare_sequences, draw_packed_sample, packed_sample_problem
 from .sampled_problem import SAMPLE_SEEDS, draw_sample, sample_problem
 
 
@@ -47,7 +48,8 @@ def validate(
         tell(f"case {number}, {case.name}")
         worst = max(worst, _check_case(runner, build, case, rng))
     if problem is not None:
-        sample = sample_problem(problem, depth, max_sample_flops)
+        choose = packed_sample_problem if problem.layout.is_packed else sample_problem
+        sample = choose(problem, depth, max_sample_flops)
         if sample is not None:
             tell(f"a sample of {problem.name} at its real lengths")
             worst = max(worst, _check_sample(runner, build, sample, seed % SAMPLE_SEEDS))
@@ -58,8 +60,12 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     problem = build.kernel.problem
     width = build.kernel.variant.access_width(problem)
     q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
-    values = case_values(case, problem, rng)
+    values = {**case_values(case, problem, rng), **lengths_of(case)}
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse, values=values)
+    if case.lengths is not None:
+        return compare_sequences(
+            o, lse if case.want_lse else None, q, k, v, scale, values, problem, case.name
+        )
     expected = reference.attention(
         q, k, v, scale=scale, scores=problem.scores, values=values, tanh_error=tanh_error(problem)
     )
@@ -67,6 +73,11 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
 
 
 def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
+    if problem.layout.is_packed:
+        packed = draw_packed_sample(problem, seed)
+        arrays = (packed.q, packed.k, packed.v)
+        o, _ = runner.attend(build, *arrays, scale=packed.scale, values=packed.values)
+        return packed.compare(o, problem)
     sample = draw_sample(problem, seed)
     o, _ = runner.attend(build, sample.q, sample.k, sample.v, scale=sample.scale, values=sample.values)
     worst = 0.0

@@ -115,7 +115,7 @@ class ModuleRunner(CudaRunner):
             # What the module may ask for, in this order.
             memory = [] if lse_at is None else [(4 * rows[0] * rows[1] * rows[2], base + q.itemsize * lse_at)]
             if build.kernel.has_tile_lists:
-                num_bytes = 4 * max(1, build.kernel.num_list_ints(problem))
+                num_bytes = 4 * max(1, build.kernel.num_list_ints(sizes_of(problem)))
                 lists = self._allocate(num_bytes, f"the lists of tiles of {problem.name}")
                 memory.append((num_bytes, int(lists)))
 

@@ -1,0 +1,216 @@
+"""Packed sequences on emulated cards: beside float64, with gaps that nobody may touch, by plans that hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import PLAN_ROLE
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.plan import ITEM_INTS
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.variant import Illegal
+from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.cards.sequences import lengths_as_values
+from flashgen.tuner.errors import CorruptedMemory, LaunchError
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.comparison import WrongResult
+from flashgen.tuner.evaluate.validate import validate
+
+from tests.support.depth import sampled
+from tests.support.emulated import assert_tidy, needs_compiler
+
+H200 = PRESETS["h200"]
+PACKED = Problem(
+    batch=8,
+    num_q_heads=4,
+    num_kv_heads=2,
+    seqlen_q=50,
+    seqlen_k=50,
+    head_dim=24,
+    varlen="uniform:5-50",
+)
+SIMT = Simt(br=32, bc=16, threads_per_block=64, min_blocks=1)
+FEW = Mma(br=16, bc=32, rows_per_warp=16, pack_heads=True)
+#: Of each way that differs in how rows become addresses: variant, dtype, card.
+WAYS = {
+    "simt": (SIMT, "f32", "h200"),
+    "simt, two stages": (replace(SIMT, stages=2, block_order="heaviest_first"), "f32", "gtx-1080"),
+    "simt, q in registers": (replace(SIMT, q_in_registers=True, br=16, lanes=8), "f32", "gtx-1080"),
+    "mma": (Mma(br=32, bc=32), "bf16", "h200"),
+    "mma, one stage": (Mma(br=32, bc=32, stages=1, block_order="heaviest_first"), "f16", "a100"),
+    "mma, shared q": (Mma(br=32, bc=32, stages=3, q_in_registers=False), "bf16", "h200"),
+    "mma, heads packed": (Mma(br=32, bc=32, pack_heads=True), "f16", "h200"),
+    "mma, keys over warps": (replace(FEW, key_warps=2), "bf16", "h200"),
+    "mma, keys over blocks": (replace(FEW, splits=2, key_warps=2), "f16", "h200"),
+    "mma, blocks alone": (replace(FEW, splits=4, pack_heads=False), "bf16", "h200"),
+    "3xtf32": (Mma(br=32, bc=32), "f32", "h200"),
+    "3xf16": (Mma(br=32, bc=32, parts="f16"), "f32", "a100"),
+}
+SCORINGS = {
+    "plain": Scoring(),
+    "window": Scoring(window=(20, 0)),
+    "window to both sides": Scoring(window=(9, 5)),
+    "sinks, soft cap": Scoring(sinks=True, softcap=20.0),
+    "alibi, lengths": Scoring(alibi=True, lengths=True),
+    "documents": Scoring(documents=3),
+    "bias": Scoring(bias="f16"),
+    "chunk": Scoring(chunk=16),
+    "score": Scoring(score="score + table[h, q - k] * b"),
+}
+
+
+def kernel_of(way: str, *, causal: bool = False, scoring: Scoring = SCORINGS["plain"]) -> Kernel:
+    variant, dtype, card = WAYS[way]
+    return render(variant, replace(PACKED, dtype=dtype, causal=causal, scoring=scoring), PRESETS[card])
+
+
+def check(kernel: Kernel, way: str, *, depth="quick", sanitize: bool = False, seed: int = 1) -> float:
+    device = SimDevice("emulated", PRESETS[WAYS[way][2]], sanitize)
+    build = device.toolchain().build(kernel)
+    return validate(device.open(), build, seed=seed, depth=depth, problem=kernel.problem)
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", sampled(WAYS, 4))
+def test_sequences_are_right_each_by_itself(way: str, causal: bool) -> None:
+    kernel = kernel_of(way, causal=causal)
+    assert check(kernel, way) < kernel.problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", WAYS)
+def test_ragged_problems_of_all_kinds_are_right(way: str) -> None:
+    for seed in range(8):
+        kernel = kernel_of(way, causal=seed % 2 == 1)
+        assert check(kernel, way, depth="full", seed=seed) < kernel.problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("way", "name"),
+    sampled([(way, name) for name in SCORINGS for way in WAYS if name != "plain"], 5, thorough=60),
+)
+def test_masks_and_scores_are_of_each_sequence(way: str, name: str) -> None:
+    kernel = kernel_of(way, causal=name != "score", scoring=SCORINGS[name])
+    assert check(kernel, way) < kernel.problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", sampled(["simt", "mma", "mma, keys over blocks", "3xf16"], 1))
+def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
+    kernel = kernel_of(way, causal=True)
+    assert check(kernel, way, sanitize=True) < kernel.problem.tolerance
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_kernel_reads_well(way: str) -> None:
+    source = kernel_of(way, causal=True, scoring=Scoring(window=(9, 0))).source
+    assert_tidy(source, way, longest=130)
+    assert "stride_batch" not in source
+
+
+def attend(kernel: Kernel, q_lengths, k_lengths, **changed):
+    """What a kernel makes of sequences, and its plan."""
+    device = SimDevice("emulated", H200)
+    runner, build = device.open(), device.toolchain().build(kernel)
+    problem, values = kernel.problem, {**lengths_as_values(q_lengths, k_lengths), **changed}
+    rng = np.random.default_rng(0)
+    rows, keys = sum(q_lengths), sum(k_lengths)
+    arrays = reference.random_inputs(
+        "normal", (1, 4, rows, 24), (1, 2, keys, 24), scale=0.2, rng=rng, dtype=problem.dtype
+    )
+    plans = []
+    launch = runner._launch
+
+    def keep(build, arrays, buffers, arguments):
+        launch(build, arrays, buffers, arguments)
+        plans.append(buffers["plan"].view.reshape(-1, ITEM_INTS).copy())
+
+    runner._launch = keep  # type: ignore[method-assign]
+    o, lse = runner.attend(build, *arrays, scale=0.2, want_lse=True, values=values)
+    return o, lse, plans[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", ["simt", "mma, heads packed"])
+def test_the_longest_sequences_come_first(way: str) -> None:
+    q_lengths = (33, 0, 5, 64, 17, *([3] * 200))
+    k_lengths = (10, 50, 40, 0, 40, *range(200))
+    kernel = kernel_of(way)
+    *_, plan = attend(kernel, q_lengths, k_lengths)
+    group = 2 if kernel.launch.pack_heads else 1
+    br = kernel.launch.rows_per_block
+    starts, starts_k = np.cumsum([0, *q_lengths]), np.cumsum([0, *k_lengths])
+    expected = []
+    for s in sorted(range(len(q_lengths)), key=lambda s: (-k_lengths[s], s)):
+        tiles = -(-q_lengths[s] * group // br)
+        first = len(expected)
+        expected += [(s, first, starts[s], q_lengths[s], starts_k[s], k_lengths[s])] * tiles
+    assert plan[0, 0] == len(expected) <= len(plan) - 1
+    assert [tuple(item[:6]) for item in plan[1 : 1 + len(expected)]] == expected
+
+
+@needs_compiler
+def test_offsets_that_fall_or_go_beyond_the_arrays_touch_nothing_else() -> None:
+    kernel = kernel_of("mma")
+    for offsets in ([0, 30, 10, 40], [0, 40, 0, 40, 0, 40], [0, 20, 99]):
+        cut = np.array(offsets, np.int32)
+        o, lse, plan = attend(kernel, (40,), (40,), cu_seqlens_q=cut, cu_seqlens_k=cut)
+        assert np.isfinite(o.astype(np.float32)).all() and np.isfinite(lse).all()
+        assert plan[0, 0] <= len(plan) - 1
+        assert (plan[1 : 1 + plan[0, 0], 2] + plan[1 : 1 + plan[0, 0], 3] <= 40).all()
+
+
+@needs_compiler
+def test_results_are_the_same_bits_whatever_the_order_of_sequences() -> None:
+    kernel = kernel_of("mma, keys over blocks", causal=True)
+    q_lengths, k_lengths = (3, 20, 1), (70, 33, 150)
+    o, lse, _ = attend(kernel, q_lengths, k_lengths)
+    again, lse_again, _ = attend(kernel, q_lengths, k_lengths)
+    assert (o.view(np.uint16) == again.view(np.uint16)).all() and (lse == lse_again).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("item.num_rows;", "item.num_rows + 1;"),  # into the next sequence
+        ("args.seqlen_k = item.num_keys;", "args.seqlen_k = item.num_keys + 1;"),
+        ("args.lse += item.first_row", "args.lse += 0"),
+        ("if (args.seqused_k != nullptr)", "if (false)"),
+        ("if (args.seqused_q != nullptr)", "if (false)"),
+    ],
+)
+def test_the_suite_finds_mistakes(right: str, wrong: str) -> None:
+    kernel = kernel_of("simt")
+    assert right in kernel.source
+    kernel = replace(kernel, source=kernel.source.replace(right, wrong))
+    with pytest.raises((WrongResult, CorruptedMemory, LaunchError)):
+        check(kernel, "simt")
+
+
+def test_a_plan_is_a_launch_of_its_own_which_calls_may_share() -> None:
+    kernel = kernel_of("mma, keys over blocks")
+    assert [each.role for each in kernel.launches] == [PLAN_ROLE, "kernel"]
+    sizes = {"batch": 5, "total_q": 100, "num_q_heads": 8, "num_kv_heads": 2}
+    assert kernel.num_plan_ints(sizes) == (100 * 4 // 16 + 5 + 1) * ITEM_INTS
+    assert kernel.launch.grid_of(sizes) == (100 * 4 // 16 + 5) * 2 * 2
+    assert re.search(r"if \(!args->plan_made\) \{\s+if \(const int status = launch_plan", kernel.source)
+    assert f"long long {kernel.entry}_plan_ints(" in kernel.source
+
+
+def test_what_packed_sequences_do_not_have_is_told() -> None:
+    with pytest.raises(Illegal, match="no tiles in common"):
+        render(Mma(heads=2, q_in_registers=False), replace(PACKED, dtype="bf16"), H200)
+    with pytest.raises(Illegal, match="packed ones take intervals"):
+        render(SIMT, replace(PACKED, scoring=Scoring(mask="(q + k) % 3 > 0")), H200)
