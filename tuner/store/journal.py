@@ -12,6 +12,7 @@ import fcntl
 import glob
 import json
 import os
+import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -123,12 +124,12 @@ class JournalLock(JournalFileSymlinkLock):
         super().__init__(str(path))
 
     def acquire(self) -> bool:
-        holder = self._holder(process_name())
+        holder = self._own_holder()
         holder.touch()
         # A forked child holds its locks in its own name.
         self._lock_target_file = str(holder.absolute())
         try:
-            return self._wait()
+            return self._wait(holder)
         except BaseException:
             if not self._leads_to(holder):
                 holder.unlink(missing_ok=True)
@@ -136,15 +137,13 @@ class JournalLock(JournalFileSymlinkLock):
 
     def release(self) -> None:
         super().release()
-        self._holder(process_name()).unlink(missing_ok=True)
+        self._own_holder().unlink(missing_ok=True)
 
-    def _wait(self) -> bool:
+    def _wait(self, holder: Path) -> bool:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(FileExistsError):
-                self._link.symlink_to(self._lock_target_file)
-                # Another thread of this process may have let go of it meanwhile.
-                Path(self._lock_target_file).touch()
+                self._link.symlink_to(holder.absolute())
                 return True
             self._break_dead()
             time.sleep(TRY_SECONDS)
@@ -182,12 +181,16 @@ class JournalLock(JournalFileSymlinkLock):
         except OSError:
             return False
 
+    def _own_holder(self) -> Path:
+        """A file of this thread alone: another must not take it away when it lets go."""
+        return self._holder(f"{process_name()}/{threading.get_ident()}")
+
     def _holder(self, process: str) -> Path:
         return self._path.with_name(f".{self._path.name}@{name_in_file(process)}{HOLDER_SUFFIX}")
 
 
 def _named_by(file_name: str) -> str:
-    """The process that a holder's file is named after."""
+    """The process, and its thread, that a holder's file is named after."""
     return name_from_file(file_name.removesuffix(HOLDER_SUFFIX).rpartition("@")[2])
 
 
