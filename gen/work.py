@@ -7,6 +7,8 @@ of it.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, singledispatch
 from math import gcd
@@ -21,6 +23,8 @@ from .seen_tiles import seen_shares
 
 #: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
 SCHEDULERS = 4
+#: Packed sequences of more lengths than this are counted as of so many.
+MANY_LENGTHS = 24
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,23 @@ class BlockWork(Work):
         return max(tiles) <= min(tiles) + 1
 
 
+def heads_alike(problem: Problem) -> int:
+    """Returns how many heads have the walks of `walk_tiles`: of all batches, or of packed sequences, whose
+    walks are those of all, of one."""
+    return problem.num_q_heads * (1 if problem.layout.is_packed else problem.batch)
+
+
+def _alone(problem: Problem) -> Iterator[tuple[int, Problem]]:
+    """Yields packed sequences as dense problems, and how many of each there are: of many lengths, neighbours
+    are counted as one."""
+    pairs = sorted(pair for pair in problem.lengths.pairs if pair[0])
+    step = -(-len(pairs) // MANY_LENGTHS) or 1
+    for first in range(0, len(pairs), step):
+        alike = pairs[first : first + step]
+        rows, keys = alike[len(alike) // 2]
+        yield len(alike), replace(problem, batch=1, seqlen_q=rows, seqlen_k=max(1, keys), varlen="")
+
+
 @lru_cache(maxsize=4096)
 def walk_tiles(
     problem: Problem, br: int, bc: int, warps: int, *, skips: bool, packed: int = 1
@@ -179,7 +200,14 @@ def walk_tiles(
     """Counts the walks of one head's query tiles, the last tile first: only tiles between what a block's
     first row sees first and what its last row sees last are brought in. ``skips``: a warp leaves out tiles
     that none of its own rows sees. ``packed``: so many rows, of different heads, stand at one position.
-    Where a predicate hides keys, as many of the tiles are left out as a sample of rows tells."""
+    Where a predicate hides keys, as many of the tiles are left out as a sample of rows tells. Of packed
+    sequences the walks are those of all, the longest first."""
+    if problem.layout.is_packed:
+        found: Counter[tuple[int, int, int]] = Counter()
+        for count, alone in _alone(problem):
+            for each in walk_tiles(alone, br, bc, warps, skips=skips, packed=packed):
+                found[each.tiles, each.warp_tiles, each.paced_tiles] += count * each.blocks
+        return tuple(Walk(found[tiles], *tiles) for tiles in sorted(found, reverse=True))
     rows = problem.seqlen_q * packed
     q_tiles = -(-rows // br)
     # Of what differs from batch to batch, the first stands for all.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TypeVar
 
+from ..gen.lengths import most_lengths, num_listed
 from ..gen.problem import ITEM_BYTES, MAX_SIZE, PRECISIONS, Problem
 from .asked_scoring import NOTHING_ASKED, AskedScoring
-from .errors import UsageError, suggestion
+from .errors import UsageError, checked, suggestion
 from .suites import SUITES
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Shape:
     seqlen_q: int | None = None
     seqlen_k: int | None = None
     causal: bool | None = None
+    varlen: str | None = None
     scoring: AskedScoring = NOTHING_ASKED
 
     @property
@@ -40,11 +42,15 @@ class Shape:
     def has_sizes(self) -> bool:
         """Whether batch, heads or a length was given."""
         sizes = (self.batch, self.heads, self.kv_heads, self.seqlen, self.seqlen_q, self.seqlen_k)
-        return any(size is not None for size in sizes)
+        return any(size is not None for size in (*sizes, self.varlen))
 
     def problem(self) -> Problem:
         """Returns the problem, with defaults for what was not given. Raises UsageError."""
         default = Problem()
+        varlen = _or(self.varlen, default.varlen)
+        longest = checked(lambda: most_lengths(varlen)) if varlen else None
+        longest = longest or (default.seqlen_q, default.seqlen_k)
+        listed = num_listed(varlen)
         if self.dtype is not None:
             _check_dtype(self.dtype)
         dtype = _or(self.dtype, default.dtype)
@@ -58,17 +64,30 @@ class Shape:
             lambda: Problem(
                 dtype=dtype,
                 precision=precision,
-                batch=_or(self.batch, default.batch),
+                batch=_or(self.batch, default.batch if listed is None else listed),
                 num_q_heads=heads,
                 num_kv_heads=_or(self.kv_heads, heads),
-                seqlen_q=_or(self.seqlen_q, _or(self.seqlen, default.seqlen_q)),
-                seqlen_k=_or(self.seqlen_k, _or(self.seqlen, default.seqlen_k)),
+                seqlen_q=_or(self.seqlen_q, _or(self.seqlen, longest[0])),
+                seqlen_k=_or(self.seqlen_k, _or(self.seqlen, longest[1])),
                 head_dim=_or(self.head_dim, default.head_dim),
                 head_dim_v=_or(self.head_dim_v, 0),
                 causal=_or(self.causal, default.causal),
                 scoring=self.scoring.of(dtype),
+                varlen=varlen,
             )
         )
+
+
+def with_lengths(problem: Problem, varlen: str) -> Problem:
+    """Returns a problem of packed sequences with other lengths. Raises UsageError for a problem of another
+    layout, and for lengths that are none."""
+    if not problem.layout.is_packed:
+        raise UsageError(f"{problem.name} has sequences of one length; leave --varlen and --seqlens out")
+    longest = checked(lambda: most_lengths(varlen)) or (problem.seqlen_q, problem.seqlen_k)
+    batch = num_listed(varlen) or problem.batch
+    return checked(
+        lambda: replace(problem, varlen=varlen, batch=batch, seqlen_q=longest[0], seqlen_k=longest[1])
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +106,7 @@ class Shapes:
     seqlen_q: tuple[int, ...] = ()
     seqlen_k: tuple[int, ...] = ()
     causal: tuple[bool, ...] = ()
+    varlen: str | None = None
     scoring: AskedScoring = NOTHING_ASKED
 
     def __post_init__(self) -> None:
@@ -119,7 +139,7 @@ class Shapes:
     def has_sizes(self) -> bool:
         """Whether batch, heads or a length was given."""
         sizes = (self.batch, self.heads, self.kv_heads, self.seqlen, self.seqlen_q, self.seqlen_k)
-        return any(sizes)
+        return any(sizes) or self.varlen is not None
 
     def of_one(self, problem: Problem) -> Shape:
         """Returns the options for the only problem they mean; of a suite's all is given."""
@@ -136,6 +156,7 @@ class Shapes:
                 seqlen_q=p.seqlen_q,
                 seqlen_k=p.seqlen_k,
                 causal=p.causal,
+                varlen=p.varlen or None,
                 scoring=AskedScoring(scoring=p.scoring),
             )
         return next(self._each())
@@ -170,6 +191,7 @@ class Shapes:
             "causal": self.causal,
         }
         listed = all(getattr(problem, name) in values for name, values in given.items() if values)
+        listed &= self.varlen is None or problem.varlen == self.varlen
         return listed and self.scoring.fits(problem)
 
     def words(self) -> list[str]:
@@ -193,17 +215,19 @@ class Shapes:
                 )
             elif values:
                 words.append(f"--{names.get(name, name)} {','.join(map(str, values))}")
+        words += [] if self.varlen is None else [f"--varlen {self.varlen}"]
         return [*words, *self.scoring.words()]
 
     def _each(self) -> Iterator[Shape]:
         """The lists' combinations, the last named option changing fastest."""
         names = [name for name in self._lists() if name != "suites"]
         for values in product(*(getattr(self, name) or (None,) for name in names)):
-            yield Shape(**dict(zip(names, values, strict=True)), scoring=self.scoring)
+            given = dict(zip(names, values, strict=True))
+            yield Shape(**given, varlen=self.varlen, scoring=self.scoring)
 
     def _lists(self) -> list[str]:
         """The names of the options that may be lists."""
-        return [field.name for field in fields(self) if field.name != "scoring"]
+        return [field.name for field in fields(self) if field.name not in ("varlen", "scoring")]
 
     def _of_suite(self, name: str) -> list[Problem]:
         problems = _suite(name)

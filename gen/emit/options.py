@@ -45,10 +45,20 @@ def size_options(problem: Problem) -> list[str]:
     options = [f"--batch {problem.batch}"] if problem.batch != usual.batch else []
     options += [f"--heads {problem.num_q_heads}"] if problem.num_q_heads != usual.num_q_heads else []
     options += [f"--kv-heads {problem.num_kv_heads}"] if problem.num_kv_heads != problem.num_q_heads else []
+    if problem.varlen:
+        # Lengths that are not said would be those that the text speaks of.
+        return [*options, *lengths_options(problem), f"--varlen {problem.varlen}"]
     if problem.seqlen_q == problem.seqlen_k:
         return options + ([f"--seqlen {problem.seqlen_q}"] if problem.seqlen_q != usual.seqlen_q else [])
     options += [f"--seqlen-q {problem.seqlen_q}"] if problem.seqlen_q != usual.seqlen_q else []
     return options + ([f"--seqlen-k {problem.seqlen_k}"] if problem.seqlen_k != usual.seqlen_k else [])
+
+
+def lengths_options(problem: Problem) -> list[str]:
+    """Returns the options that say the longest sequences, whatever is usual."""
+    if problem.seqlen_q == problem.seqlen_k:
+        return [f"--seqlen {problem.seqlen_q}"]
+    return [f"--seqlen-q {problem.seqlen_q}", f"--seqlen-k {problem.seqlen_k}"]
 
 
 def card_option(device: str, arch: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..kernel import Kernel
+from ..lengths import lengths_words
 from ..problem import Problem
 from ..scoring_words import feature_words, scoring_words
 from .made import Made
@@ -29,7 +30,8 @@ def class_words(problem: Problem) -> str:
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
     features = "" if problem.scoring.is_plain else f" with {feature_words(problem.scoring)}"
-    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}{features}"
+    packed = ", packed sequences" if problem.layout.is_packed else ""
+    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}{packed}{features}"
 
 
 def classes_words(made: Sequence[Made]) -> str:
@@ -48,6 +50,7 @@ def _shape(problem: Problem) -> str:
     lengths = f"{problem.seqlen_q} rows"
     if problem.seqlen_k != problem.seqlen_q:
         lengths = f"{problem.seqlen_q} query and {problem.seqlen_k} key rows"
+    lengths += f", {lengths_words(problem.varlen)}" if problem.varlen else ""
     return f"batch {problem.batch}, {heads}, {lengths}"
 
 

@@ -14,8 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ...gen.lengths import parse_lengths, read_lengths
 from ..asked_scoring import parse_scoring
-from ..errors import UsageError
+from ..errors import UsageError, checked
 from ..request import Shapes
 from .parsing import BOTH_MASKS
 
@@ -240,6 +241,23 @@ SCORING_OPTIONS = (
 )
 
 
+#: The panel of help of packed sequences, and what says how long these are.
+SEQUENCES_PANEL = "Packed sequences"
+VARLEN = typer.Option(
+    "--varlen",
+    metavar="LENGTHS",
+    help="Packed sequences, --batch of them, and the lengths to tune and time with: same, uniform:512-4096 "
+    "or, queries and keys apart, uniform:1-16/uniform:512-4096; drawn the same each time.",
+    rich_help_panel=SEQUENCES_PANEL,
+)
+SEQLENS = typer.Option(
+    "--seqlens",
+    metavar="FILE",
+    help="The same with lengths of a file: a line each of one number, or of two (queries, keys).",
+    rich_help_panel=SEQUENCES_PANEL,
+)
+
+
 def _shape_parameters(
     *, filters: bool, names: Collection[str] = tuple(SHAPE_OPTIONS)
 ) -> Iterator[inspect.Parameter]:
@@ -260,6 +278,8 @@ def _shape_parameters(
     told = "With or without the causal mask, aligned bottom-right; `--causal both` means either."
     yield parameter("causal", bool | None, None, typer.Option("--causal/--no-causal", help=told))
     yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))
+    yield parameter("varlen", str | None, None, VARLEN)
+    yield parameter("seqlens", Path | None, None, SEQLENS)
     for each in SCORING_OPTIONS:
         option = typer.Option(
             each.flag, metavar=each.metavar or None, help=each.meaning, rich_help_panel=SCORING_PANEL
@@ -275,7 +295,21 @@ def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **given: 
     }
     masks = (False, True) if both_masks else () if causal is None else (causal,)
     scoring = parse_scoring(**{each.name: given[each.name] for each in SCORING_OPTIONS if each.name in given})
-    return Shapes(causal=masks, scoring=scoring, **lists)
+    varlen = lengths_asked(given.get("varlen"), given.get("seqlens"))
+    return Shapes(causal=masks, varlen=varlen, scoring=scoring, **lists)
+
+
+def lengths_asked(text: str | None, file: Path | None) -> str | None:
+    """Returns what the two options say of packed sequences' lengths. Raises UsageError."""
+    if text is not None and file is not None:
+        raise UsageError(f"--varlen {text} and --seqlens {file} both say how long sequences are; give one")
+    if file is None:
+        return None if text is None else checked(lambda: parse_lengths(text))
+    try:
+        content = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--seqlens: {file} cannot be read: {error}") from error
+    return checked(lambda: read_lengths(content, str(file)))
 
 
 def parse_list(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:

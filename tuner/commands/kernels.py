@@ -12,6 +12,8 @@ from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPES,
+    SEQLENS,
+    VARLEN,
     Json,
     MaybeDevice,
     OfDevice,
@@ -19,6 +21,7 @@ from .flags import (
     Out,
     Seed,
     Storage,
+    lengths_asked,
     takes_filter,
 )
 from .terminal import console_for, print_json, waiting
@@ -138,18 +141,22 @@ def validate_command(
         ),
     ] = False,
     seed: Seed = 0,
+    varlen: Annotated[str | None, VARLEN] = None,
+    seqlens: Annotated[Path | None, SEQLENS] = None,
     json_: Json = False,
 ) -> None:
     """Proves an emitted kernel correct again, on this machine, against float64.
 
     Example: [bold]flashgen validate best.py --device h200[/bold]
 
-    Of a module that holds several, each. What the file holds is run, as native code and with your rights:
-    name files that you trust.
+    Of a module that holds several, each. Packed sequences have the lengths that the kernel was tuned for, or
+    those of --varlen or --seqlens. What the file holds is run, as native code and with your rights: name
+    files that you trust.
     """
     from ..prove.proof import prove_emitted
     from ..shelf.emitted_kernels import read_each
 
+    lengths = lengths_asked(varlen, seqlens)
     kernels = read_each(file)
     console_for(True).print(
         f"running what {file} holds as native code on this machine, with your rights",
@@ -162,7 +169,9 @@ def validate_command(
     console = console_for(json_)
     with waiting(console, f"reading {file}") as doing:
         for kernel in kernels:
-            proof = prove_emitted(kernel, device=device, sanitize=sanitize, seed=seed, doing=doing)
+            proof = prove_emitted(
+                kernel, device=device, sanitize=sanitize, seed=seed, varlen=lengths, doing=doing
+            )
             proofs.append(proof.to_dict())
             masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())
             of_several = f", {proof.kernel}," if proof.kernel else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.lengths import SAME
 from ...gen.problem import Problem
 from ...gen.promise import UNIT, Promise, promise_of
 from ...gen.scoring_values import draw_values
@@ -17,6 +18,7 @@ from ...gen.variant import Variant
 from ..build.protocol import Build
 from ..cards.device import Runner
 from ..cards.score_values import values_as_read
+from ..cards.sequences import lengths_as_values
 from ..errors import CorruptedMemory, LaunchError
 from .adversarial_inputs import AdversarialCase, Breadth, cases_for
 from .allowed_errors import Allowed, attend_exactly, element_bounds, row_bounds
@@ -104,7 +106,9 @@ def try_case(runner: Runner, build: Build, case: AdversarialCase, *, seed: int =
     rows, keys = shape_for(build.kernel.variant)
     values, unseen = _values(build.kernel.variant, problem, case, rows, keys, seed)
     q, k, v, scale = case.draw(problem, rows=rows, keys=keys, seed=seed, unseen=unseen)
-    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=True, values=values)
+    # Of packed sequences the case is one.
+    told = {**values, **lengths_as_values((rows,), (keys,))} if problem.layout.is_packed else values
+    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=True, values=told)
     assert lse is not None
     allowed = attend_exactly(
         *(q, k, v),
@@ -127,7 +131,10 @@ def _values(
     rng = np.random.default_rng([seed, drawn])
     turn = HIDING_TURN if case.group == "hidden" else drawn
     numbers = numbers_for(problem.scoring, keys, int(getattr(variant, "bc", 64)), turn, rng)
-    sizes = replace(problem, batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=rows, seqlen_k=keys)
+    varlen = SAME if problem.layout.is_packed else ""
+    sizes = replace(
+        problem, batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=rows, seqlen_k=keys, varlen=varlen
+    )
     values = values_as_read(sizes, draw_values(numbers, problem.scores, sizes, rng))
     asked = AskedPairs(problem.scores, values, (0, 0), 2, rows, keys)
     hidden = asked.hidden(0, np.arange(rows), np.arange(keys))

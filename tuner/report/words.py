@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...gen.emit.options import shape_options
+from ...gen.emit.options import lengths_options, shape_options
+from ...gen.lengths import lengths_words
 from ...gen.limits import PRESETS
 from ...gen.problem import Problem
 from ...gen.scoring_words import scoring_words
@@ -28,6 +29,7 @@ def problem_words(problem: Problem) -> str:
     lengths = f"{problem.seqlen_q} rows"
     if problem.seqlen_k != problem.seqlen_q:
         lengths = f"{problem.seqlen_q} queries, {problem.seqlen_k} keys"
+    lengths += f", packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
     asked = [*(["causal mask"] if problem.causal else []), *filter(None, [scoring_words(problem.scoring)])]
@@ -48,7 +50,9 @@ def emit_command(report: Report) -> str:
         options.append(f"--heads {problem.num_q_heads}")
     if problem.num_kv_heads != problem.num_q_heads:
         options.append(f"--kv-heads {problem.num_kv_heads}")
-    if problem.seqlen_q == problem.seqlen_k != default.seqlen_q:
+    if problem.varlen:
+        options += [*lengths_options(problem), f"--varlen {problem.varlen}"]
+    elif problem.seqlen_q == problem.seqlen_k != default.seqlen_q:
         options.append(f"--seqlen {problem.seqlen_q}")
     elif problem.seqlen_q != problem.seqlen_k:
         options.append(f"--seqlen-q {problem.seqlen_q} --seqlen-k {problem.seqlen_k}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
+from ...gen.lengths import lengths_words
 from ...gen.limits import PRESETS, DeviceLimits, preset_of
 from ...gen.problem import Problem
 from ...gen.scoring_words import scoring_words
@@ -174,6 +175,7 @@ def shape_words(problem: Problem) -> str:
     lengths = str(problem.seqlen_q)
     if problem.seqlen_k != problem.seqlen_q:
         lengths += f"x{problem.seqlen_k}"
+    lengths += f" packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
     asked = scoring_words(problem.scoring)
     return f"batch {problem.batch}, heads {heads}, seqlen {lengths}{asked and f', {asked}'}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from ...gen.lengths import lengths_words
 from ...gen.problem import Problem
 from ...gen.scoring_words import scoring_words
 from ...gen.variant import Variant
@@ -67,6 +68,7 @@ def problem_words(problem: Problem) -> str:
     lengths = f"seqlen {problem.seqlen_q}"
     if problem.seqlen_k != problem.seqlen_q:
         lengths = f"seqlen_q {problem.seqlen_q}, seqlen_k {problem.seqlen_k}"
+    lengths += f", packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f", dv {problem.head_dim_v}"
     return (

@@ -7,7 +7,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...scoring_work import mask_counts, pair_counts
 from ...seen_tiles import partial_share
 from ...tile_change import changed_tile
-from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
+from ...work import BlockWork, Counts, Walk, count_work, heads_alike, walk_tiles
 from .decoding import decodes
 from .family import Mma
 
@@ -44,7 +44,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
     row_warps = variant.warps // variant.key_warps
     walks = walk_tiles(problem, variant.br, variant.bc, row_warps, skips=True, packed=packed)
     walks = tuple(_shared(walk, variant.splits, variant.key_warps) for walk in walks)
-    heads = problem.batch * problem.num_q_heads // packed
+    heads = heads_alike(problem) // packed
     blocks = sum(walk.blocks for walk in walks)
     tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
     compute = _per_warp_tile(variant, problem, limits, tiles) + _scoring(variant, problem, tiles)
@@ -217,7 +217,7 @@ def _masked_tiles(variant: Mma, problem: Problem) -> float:
         return 0.0
     if problem.causal:
         return 1 + variant.rows_per_warp / variant.bc
-    return 1.0 if problem.seqlen_k % variant.bc else 0.0
+    return 1.0 if problem.layout.is_packed or problem.seqlen_k % variant.bc else 0.0
 
 
 def _half_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescaled: float) -> Counts:

@@ -13,7 +13,7 @@ from ...seen_tiles import partial_share
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
 from ...tile_change import scaled_change
-from ...work import BlockWork, Counts, Walk, count_work, walk_tiles
+from ...work import BlockWork, Counts, Walk, count_work, heads_alike, walk_tiles
 from .family import Simt
 
 #: Integer instructions around one step of a product: addresses, loop.
@@ -81,7 +81,7 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         per_tile=per_tile,
         per_warp_tile=compute,
         walks=walks,
-        heads=problem.batch * problem.num_q_heads,
+        heads=heads_alike(problem),
         warps=variant.warps,
         heads_interleaved=variant.block_order == "heaviest_first",
         loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,

@@ -1,0 +1,112 @@
+"""Packed sequences on the command line: what options mean, and that names, files and words agree."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from flashgen.gen.emit.options import shape_options, size_options
+from flashgen.gen.lengths import draw_lengths
+from flashgen.gen.problem import Problem
+from flashgen.tuner.cli import Commands
+from flashgen.tuner.commands import flags
+from flashgen.tuner.errors import UsageError
+from flashgen.tuner.request import Shape, Shapes, with_lengths
+
+from tests.support.command_line import command_runner
+from tests.support.emulated import needs_compiler
+
+
+def asked(words: str, command: str = "list") -> Shapes:
+    """What the words of a command mean."""
+    given = Commands()[command].make_context(command, shlex.split(words)).params
+    options = {*flags.SHAPE_OPTIONS, *(each.name for each in flags.SCORING_OPTIONS)}
+    options |= {"causal", "both_masks", "varlen", "seqlens"}
+    return flags.shapes_of(**{name: value for name, value in given.items() if name in options})
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Path:
+    path = tmp_path / "lengths.txt"
+    path.write_text("# queries keys\n30 70\n5\n0, 3\n1 90\n")
+    return path
+
+
+def test_lengths_bring_what_is_not_said() -> None:
+    (drawn,) = asked("--varlen uniform:512-2048 --causal").problems()
+    assert drawn == Problem(varlen="uniform:512-2048", seqlen_q=2048, seqlen_k=2048, causal=True)
+    (apart,) = asked("--varlen uniform:1-16/uniform:512-4000 --batch 32").problems()
+    assert (apart.batch, apart.seqlen_q, apart.seqlen_k) == (32, 16, 4000)
+    (same,) = asked("--varlen same --seqlen-q 1").problems()
+    assert (same.seqlen_q, same.seqlen_k) == (1, 4096)
+    several = asked("--varlen uniform:5-9 --batch 2,4 --d 64,128").problems()
+    assert len(several) == 4 and {each.varlen for each in several} == {"uniform:5-9"}
+
+
+def test_a_file_lists_sequences(listed: Path) -> None:
+    (problem,) = asked(f"--seqlens {listed}").problems()
+    assert problem.lengths.pairs == ((30, 70), (5, 5), (0, 3), (1, 90))
+    assert (problem.batch, problem.seqlen_q, problem.seqlen_k) == (4, 30, 90)
+    with pytest.raises(UsageError, match="lists 4 sequences, batch is 3"):
+        asked(f"--seqlens {listed} --batch 3").problems()
+    with pytest.raises(UsageError, match="a sequence of 90, seqlen_k is 80"):
+        asked(f"--seqlens {listed} --seqlen-k 80").problems()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--varlen same --seqlens nowhere", "both say how long sequences are; give one"),
+        ("--seqlens nowhere", "--seqlens: nowhere cannot be read"),
+        ("--varlen normal:3", "is none of same"),
+        ("--varlen uniform:9-3", "must rise"),
+        ("--varlen uniform:5-9 --seqlen 8", "reaches 9, but seqlen is 8; give seqlen 9"),
+    ],
+)
+def test_what_says_no_lengths_is_told(words: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        asked(words).problems()
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(dtype="bf16", varlen="uniform:512-4096", batch=32, num_q_heads=32, num_kv_heads=8),
+        Problem(varlen="uniform:1-16/uniform:5-90", seqlen_q=16, seqlen_k=90, causal=True),
+        Problem(varlen="list:30x70,5,0x3", batch=3, seqlen_q=30, seqlen_k=70),
+        Problem(varlen="uniform:5-90", seqlen_q=1),
+        Problem(varlen="same"),
+    ],
+)
+def test_options_of_a_problem_mean_that_problem(problem: Problem) -> None:
+    words = " ".join([*shape_options(problem), *size_options(problem)])
+    shapes = asked(words)
+    assert shapes.problems() == [problem]
+    assert shapes.fits(problem) and not shapes.fits(Problem(dtype=problem.dtype, causal=problem.causal))
+    assert asked(" ".join(shapes.words())).problems() == [problem]
+
+
+def test_kernels_of_other_lengths_do_for_validation() -> None:
+    tuned = Shape(varlen="uniform:5-90", batch=8).problem()
+    other = with_lengths(tuned, "list:3x500,7")
+    assert (other.batch, other.seqlen_q, other.seqlen_k) == (2, 7, 500)
+    assert with_lengths(tuned, "uniform:1-7").lengths == draw_lengths("uniform:1-7", 8, 7, 7)
+    with pytest.raises(UsageError, match="leave --varlen and --seqlens out"):
+        with_lengths(Problem(), "same")
+
+
+@needs_compiler
+def test_a_kernel_is_emitted_validated_and_told(tmp_path: Path) -> None:
+    run, path = command_runner(), tmp_path / "packed.cu"
+    problem = "--dtype bf16 --d 32 --heads 4 --kv-heads 2 --batch 3 --varlen uniform:5-60"
+    where = "--device sim:h200 --family mma"
+    run("emit", str(path), *problem.split(), *where.split(), "--set", "br=32", "--set", "bc=32")
+    text = path.read_text()
+    assert '"varlen": "uniform:5-60"' in text and "attention_bf16_d32_packed_plan_ints" in text
+    told = run("validate", str(path), "--device", "sim:h200", "--sanitize", "--varlen", "list:3x20", "--json")
+    assert json.loads(told.stdout)["sanitized"]
+    assert "is correct on H200" in told.stderr
+    nobody = run("space", *problem.split(), *where.replace("mma", "ladder").split()).stdout
+    assert "packed (lengths uniform from 5 to 60)" in nobody and "removed by arithmetic" in nobody

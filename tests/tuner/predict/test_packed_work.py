@@ -1,0 +1,43 @@
+"""The counted work of packed sequences: that of their tiles, whatever the limits of their lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.problem import Problem
+from flashgen.gen.work import count_work
+from flashgen.tuner.predict import cost_model
+
+H200 = PRESETS["h200"]
+DENSE = Problem(batch=6, num_q_heads=8, num_kv_heads=2, seqlen_q=2048, seqlen_k=2048)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [(Simt(), "f32"), (Mma(), "bf16"), (Mma(pack_heads=True), "f16")]
+)
+def test_sequences_as_long_as_each_other_are_a_dense_problem(variant, dtype, causal) -> None:
+    dense = replace(DENSE, dtype=dtype, causal=causal)
+    works = [count_work(variant, each, H200) for each in (dense, replace(dense, varlen="same"))]
+    assert works[0].blocks == works[1].blocks
+    assert works[0].mean.ffma == pytest.approx(works[1].mean.ffma)
+    assert works[0].mean_tiles == pytest.approx(works[1].mean_tiles)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_shorter_sequences_take_their_share_of_the_time(causal) -> None:
+    whole = replace(DENSE, dtype="bf16", causal=causal, varlen="same", batch=32)
+    ragged = replace(whole, varlen="uniform:256-2048")
+    times = [cost_model.predict(Mma(), each, H200).median_us for each in (whole, ragged)]
+    assert ragged.num_attended / whole.num_attended == pytest.approx(times[1] / times[0], rel=0.3)
+
+
+def test_blocks_are_as_many_as_sequences_have_tiles() -> None:
+    problem = replace(DENSE, dtype="bf16", batch=4, varlen="list:0x9,1x2048,128x0,129x70")
+    work = count_work(Mma(br=128), problem, H200)
+    assert work.blocks == 8 * (0 + 1 + 1 + 2)
+    assert [walk.tiles for walk in work.walks] == sorted((walk.tiles for walk in work.walks), reverse=True)
