@@ -41,6 +41,16 @@ _FUNCTIONS = ("attention", "explain", "register_torch", "use")
 _WITHOUT_SCALES = ("register_transformers", "sdpa")
 
 
+def why_no_module(problem: Problem) -> str | None:
+    """Says why no module can be made of a problem's kernels; None where one can."""
+    if problem.layout.is_packed:
+        return (
+            "modules take arrays whose sequences are of one length; packed ones are taken by the launcher of "
+            "a .cu: name the file so"
+        )
+    return None
+
+
 def emit_module(
     kernel: Kernel,
     *,
@@ -105,6 +115,8 @@ def emit_many(
 
 def _check_together(problems: Sequence[Problem]) -> None:
     """Raises ValueError for problems whose kernels make no module of several."""
+    if reason := next(filter(None, map(why_no_module, problems)), None):
+        raise ValueError(reason)
     names = [problem.name for problem in problems]
     if len(names) < 2:
         raise ValueError(f"a module of several kernels was asked for with {len(names)}")

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ...gen.kernel import Kernel
-from ...gen.problem import Problem
 from ..cards.cuda import CudaDevice
 from ..cards.device import Build, Device
 from ..cards.emulated import SimDevice
@@ -89,7 +88,8 @@ def prove_emitted(
     path = emitted.path
     target = resolve(device) if device is not None else default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)
-    real = kernel.problem if varlen is None else with_lengths(kernel.problem, varlen)
+    if varlen is not None:
+        kernel = replace(kernel, problem=with_lengths(kernel.problem, varlen))
     check_fits(emitted, target.limits)
     depth: Depth = "quick" if sanitize else "full"
     errors: dict[str, float] = {}
@@ -101,15 +101,14 @@ def prove_emitted(
             said = f"{emitted.name}, {mask} mask" if emitted.name else f"{mask} mask"
             doing(f"{said}: building for {target.limits.name}")
             tell = functools.partial(_prefixed, doing, said)
-            real = replace(real, causal=causal)
-            errors[mask], tried = _prove_mask(emitted, masked, target, sanitize, seed, tell, real)
+            errors[mask], tried = _prove_mask(emitted, masked, target, sanitize, seed, tell)
         adversarial += tried
         rng = np.random.default_rng([seed, int(masked.digest, 16)])
         count += sum(1 for _ in cases(masked.variant, masked.problem, depth, rng))
     how = "compiled from its source"
     if isinstance(target, SimDevice):
         how = "emulated, from its source"
-    elif _runs_as_module(emitted) and not sanitize:
+    elif emitted.is_module and not sanitize:
         how = "through its attention()"
     bound = kernel.problem.tolerance
     name = target.limits.name
@@ -127,29 +126,22 @@ def _prove_mask(
     sanitize: bool,
     seed: int,
     doing: Callable[[str], None],
-    real: Problem,
 ) -> tuple[float, int]:
-    """The largest error of the suite and of the ``real`` problem, and on how many adversarial cases the
-    kernel keeps its promise."""
+    """The largest error of the suite, and on how many adversarial cases the kernel keeps its promise."""
     if sanitize:
         if isinstance(target, SimDevice):
             return sanitize_emulated(kernel, target, seed), 0
         assert isinstance(target, CudaDevice)
         return sanitize_on_card(kernel, target, seed), 0
     device, deadline_s = target, EMULATED_DEADLINE_S if target.predicted else DEADLINE_S
-    if isinstance(target, CudaDevice) and _runs_as_module(emitted):
+    if isinstance(target, CudaDevice) and emitted.is_module:
         path = emitted.path.resolve()
         device = ModuleDevice(target, path, emitted.name)
         build = Build(kernel, path, registers=0, spill_bytes=0, seconds=0.0)
     else:
         build = target.toolchain().build(kernel)
     with Worker(device, seed=seed, deadline_s=deadline_s, doing=doing) as worker:
-        return worker.validate_full(build, real), worker.prove_promise(build, "all")
-
-
-def _runs_as_module(emitted: EmittedKernel) -> bool:
-    """Whether a file's kernel is called through the module, which takes no packed sequences."""
-    return emitted.is_module and not emitted.kernel.problem.layout.is_packed
+        return worker.validate_full(build, kernel.problem), worker.prove_promise(build, "all")
 
 
 @contextlib.contextmanager

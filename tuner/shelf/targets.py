@@ -87,3 +87,8 @@ def _check_native(problem: Problem) -> None:
             f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
             "callers of the launcher in the plain .cu pass"
         )
+    if problem.layout.is_packed:
+        raise UsageError(
+            "--main and --cmake serve sequences of one length; packed ones are taken by the launcher in the "
+            "plain .cu"
+        )

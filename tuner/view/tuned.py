@@ -55,6 +55,8 @@ def show_result(console: Console, result: TuneResult) -> None:
         )
     else:
         for path in (result.paths.cu, result.paths.py, result.paths.json):
+            if not path.exists():
+                continue
             console.print(f"wrote {path}", highlight=False, soft_wrap=True, markup=False)
     if result.interrupted:
         console.print("stopped early; the same command goes on from here", highlight=False)
