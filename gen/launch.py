@@ -116,7 +116,8 @@ class Launch:
         if self.packed:
             assert self.rows_per_block is not None and self.cluster == 1
             # Each sequence's last tile may have a single row.
-            return self.rows // Constant(self.rows_per_block, "kBr") + BATCH
+            name = "kListRows" if self.role == LISTS_ROLE else "kBr"
+            return self.rows // Constant(self.rows_per_block, name) + BATCH
         if self.rows_per_block is None:
             return Constant(1)
         if self.cluster > 1:

@@ -39,8 +39,6 @@ class Serves:
         if problem.layout not in self.layouts:
             names = ", ".join(each.name for each in self.layouts)
             return f"family {family} takes {names} arrays, this problem has {problem.layout.name} ones"
-        if problem.layout.is_packed and problem.scores.predicate is not None:
-            return "a mask by expression lists tiles of sequences of one length; packed ones take intervals"
         if self.archs and limits.arch not in self.archs:
             only = " and ".join(f"sm_{arch}" for arch in self.archs)
             return f"{self.units} on {only} alone, this is {limits.sm}"

@@ -22,7 +22,8 @@ class TileLists:
     """Which lists there are: one for every ``rows`` query rows, of tiles of ``keys`` keys, for each batch and
     head or for all alike.
 
-    Where rows are ``packed``, those of all query heads that share keys, heads are those of keys.
+    Where rows are ``packed``, those of all query heads that share keys, heads are those of keys. Lists
+    ``by_plan`` are of the items that a plan lists of packed sequences.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class TileLists:
     by_batch: bool
     by_head: bool
     packed: bool
+    by_plan: bool = False
 
     @property
     def launch(self) -> Launch:
@@ -42,6 +44,7 @@ class TileLists:
             role=LISTS_ROLE,
             alike_batches=not self.by_batch,
             alike_heads=not self.by_head,
+            packed=self.by_plan,
         )
 
     @property
@@ -62,4 +65,6 @@ def tile_lists(scores: Scores, main: Launch, keys: int) -> TileLists | None:
     if scores.predicate is None or main.rows_per_block is None:
         return None
     rows = main.rows_per_block * main.cluster
-    return TileLists(rows, keys, scores.pairs_vary_by_batch, scores.vary_by_head, main.pack_heads)
+    return TileLists(
+        rows, keys, scores.pairs_vary_by_batch, scores.vary_by_head, main.pack_heads, main.packed
+    )

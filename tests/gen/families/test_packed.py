@@ -58,6 +58,11 @@ SCORINGS = {
     "plain": Scoring(),
     "window": Scoring(window=(20, 0)),
     "window to both sides": Scoring(window=(9, 5)),
+    "window and first keys": Scoring(window=(9, 5), always=2),
+    "mask": Scoring(mask="(q * 7 + k) % 5 > 1"),
+    "mask by head": Scoring(mask="(q + h * 16) // 32 == k // 32 or k < 3"),
+    "mask by batch": Scoring(mask="doc[b, q] == doc[b, k]", lengths=True),
+    "dilation": Scoring(dilation=3),
     "sinks, soft cap": Scoring(sinks=True, softcap=20.0),
     "alibi, lengths": Scoring(alibi=True, lengths=True),
     "documents": Scoring(documents=3),
@@ -212,5 +217,3 @@ def test_a_plan_is_a_launch_of_its_own_which_calls_may_share() -> None:
 def test_what_packed_sequences_do_not_have_is_told() -> None:
     with pytest.raises(Illegal, match="no tiles in common"):
         render(Mma(heads=2, q_in_registers=False), replace(PACKED, dtype="bf16"), H200)
-    with pytest.raises(Illegal, match="packed ones take intervals"):
-        render(SIMT, replace(PACKED, scoring=Scoring(mask="(q + k) % 3 > 0")), H200)
