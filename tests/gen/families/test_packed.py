@@ -17,8 +17,8 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.variant import Illegal
-from flashgen.tuner.cards.emulated import SimDevice
-from flashgen.tuner.cards.sequences import lengths_as_values
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.cards.sequences import lengths_as_values, sequence_slices
 from flashgen.tuner.errors import CorruptedMemory, LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.comparison import WrongResult
@@ -144,6 +144,55 @@ def attend(kernel: Kernel, q_lengths, k_lengths, **changed):
     runner._launch = keep  # type: ignore[method-assign]
     o, lse = runner.attend(build, *arrays, scale=0.2, want_lse=True, values=values)
     return o, lse, plans[0]
+
+
+def launched_twice(kernel: Kernel, monkeypatch, first: dict, second: dict) -> float:
+    """The largest error of a kernel launched twice on the same memory, with other contents and arguments."""
+    q_lengths, k_lengths = (33, 0, 5, 64, 17), (40, 50, 10, 70, 40)
+    launch = SimRunner._launch
+
+    def twice(runner, build, arrays, buffers, arguments):
+        for changed in (first, second):
+            kept = {name: buffers[name].view.copy() for name in changed if name in buffers}
+            numbers = {name: value for name, value in changed.items() if name not in buffers}
+            for name in kept:
+                buffers[name].view[...] = changed[name]
+            values = {**arguments.values, **numbers}
+            launch(runner, build, arrays, buffers, replace(arguments, values=values))
+            for name, content in kept.items():
+                buffers[name].view[...] = content
+
+    monkeypatch.setattr(SimRunner, "_launch", twice)
+    o, _, _ = attend(kernel, q_lengths, k_lengths)
+    values = lengths_as_values(q_lengths, k_lengths)
+    rng = np.random.default_rng(0)
+    shapes = ((1, 4, sum(q_lengths), 24), (1, 2, sum(k_lengths), 24))
+    q, k, v = reference.random_inputs("normal", *shapes, scale=0.2, rng=rng, dtype=kernel.problem.dtype)
+    worst = 0.0
+    for rows, keys in zip(sequence_slices(values, "q"), sequence_slices(values, "k"), strict=True):
+        exact = reference.attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], scale=0.2).o
+        worst = max(worst, float(np.abs(np.asarray(o[:, :, rows], np.float64) - exact).max(initial=0)))
+    return worst
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", ["simt", "mma, keys over blocks"])
+def test_the_same_memory_serves_other_lengths(way: str, monkeypatch) -> None:
+    """As when a graph is replayed: what the plan held before is of no account."""
+    other = {"cu_seqlens_q": [0, 1, 100, 100, 110, 119], "cu_seqlens_k": [0, 200, 200, 201, 202, 210]}
+    assert launched_twice(kernel_of(way), monkeypatch, other, {}) < 3e-3
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", ["simt", "mma, keys over blocks"])
+def test_a_plan_that_is_made_is_taken(way: str, monkeypatch) -> None:
+    """As all layers of a model do: lengths are read no more."""
+    nonsense = {name: [0] * 6 for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    assert launched_twice(kernel_of(way), monkeypatch, {}, {**nonsense, "plan_made": 1}) < 3e-3
+    with pytest.raises(AssertionError):
+        # What is compared is the second launch's.
+        spoilt = {**nonsense, "plan_made": 1, "scale": 0.0}
+        assert launched_twice(kernel_of(way), monkeypatch, {}, spoilt) < 3e-3
 
 
 @needs_compiler
