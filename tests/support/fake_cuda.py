@@ -93,12 +93,15 @@ class Arguments:
         arrays = problem.operation.arrays
         self.pointers = [values[each.name] for each in arrays]
         self.strides = [
-            [values[f"{each.name}_stride_{axis}"] for axis in ("batch", "head", "row")]
+            [values.get(f"{each.name}_stride_{axis}", 0) for axis in ("batch", "head", "row")]
             for each in problem.operation.strided
         ]
         self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = (
             values[name] for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
         )
+        if problem.layout.is_packed:  # all rows in one batch
+            self.num_sequences, self.batch = self.batch, 1
+            self.seqlen_q, self.seqlen_k = values["total_q"], values["total_k"]
         self.scale = values["scale"]
         self.problem, self.dtype = problem, numpy_dtype(problem.dtype)
         self.output_dtype = numpy_dtype(problem.output_dtype)
@@ -114,6 +117,15 @@ class Arguments:
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         flat = state.at(self.pointers[index], extent, self.output_dtype if index == 3 else self.dtype)
         return np.lib.stride_tricks.as_strided(flat, shape, tuple(flat.itemsize * s for s in strides))
+
+    def sequences(self) -> dict[str, np.ndarray]:
+        """What tells where packed sequences are, by name: views of device memory."""
+        counts = {"cu_": self.num_sequences + 1, "seq": self.num_sequences}
+        return {
+            name: state.at(self.values[name], counts[name[:3]], np.int32)
+            for name, _ in self.problem.layout.lengths
+            if self.values[name]
+        }
 
     def scoring(self) -> dict[str, Any]:
         """What masks and changes of scores read, by name: numbers, and views of device memory."""

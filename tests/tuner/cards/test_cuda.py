@@ -11,6 +11,7 @@ import pytest
 from flashgen.gen.arguments import MapDescription, describe_maps, make_arguments
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.launch import Launch, TensorMap
+from flashgen.gen.plan import Plan
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.scoring_values import typical_values
@@ -18,6 +19,7 @@ from flashgen.tuner.cards import cuda, driver, nvml
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
 from flashgen.tuner.cards.score_values import values_as_read
+from flashgen.tuner.cards.sequences import sequence_slices
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate.cases import Case
 from flashgen.tuner.evaluate.comparison import WrongResult, compare
@@ -654,3 +656,75 @@ def test_occupancy_counts_what_the_driver_reports(runner, tmp_path):
     # 128 registers for 128 threads: four blocks of four warps on an SM of 64.
     assert runner.occupancy(build_of(tmp_path, right, smem_bytes=1024)) == 16 / 64
     assert runner.occupancy(build_of(tmp_path, right, "large", smem_bytes=200_000)) == 4 / 64
+
+
+# -- packed sequences ------------------------------------------------------------------------------------
+
+PACKED = replace(PROBLEM, batch=7, seqlen_q=60, varlen="uniform:3-60")
+MARK = 4711
+
+
+def packed_build_of(tmp_path, kernel, problem=PACKED):
+    """A build whose plan is a mark, and whose kernel finds it there."""
+    build = build_of(tmp_path, kernel, problem=problem)
+    main = replace(build.kernel.launch, packed=True)
+    fake_cuda.KERNELS["kernel_plan"], fake_cuda.PROBLEMS["kernel_plan"] = plans, problem
+    return replace(build, kernel=replace(build.kernel, launches=(Plan(main).launch, main)))
+
+
+def plans(args):
+    fake_cuda.state.at(args.values["plan"], 1, np.int32)[0] = MARK
+
+
+def by_sequences(args):
+    """The kernel of packed sequences."""
+    assert fake_cuda.state.at(args.values["plan"], 1, np.int32)[0] == MARK and not args.values["plan_made"]
+    q, k, v, o = (args.tensor(i) for i in range(4))
+    told = args.sequences()
+    for rows, keys in zip(sequence_slices(told, "q"), sequence_slices(told, "k"), strict=True):
+        found = attention(
+            q[:, :, rows], k[:, :, keys], v[:, :, keys], scale=args.scale, scores=args.problem.scores
+        )
+        o[:, :, rows] = found.o
+        if args.lse() is not None:
+            args.lse()[:, :, rows] = found.lse
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_packed_sequences_arrive_and_come_back(runner, tmp_path, dtype):
+    problem = replace(PACKED, dtype=dtype)
+    error = validate(runner, packed_build_of(tmp_path, by_sequences, problem), seed=3, problem=problem)
+    assert error < problem.tolerance
+    assert set(fake_cuda.state.launches) == {"kernel_plan", "kernel_kernel"}
+
+
+def test_rows_of_no_sequence_stay_as_they_were(runner, tmp_path):
+    def spills(args):
+        by_sequences(args)
+        args.tensor(3)[0, 0, -1] = 1.0
+
+    with pytest.raises(CorruptedMemory, match="elements outside the outputs were written"):
+        validate(runner, packed_build_of(tmp_path, spills), seed=3)
+
+    def stops_short(args):
+        by_sequences(args)
+        last = sequence_slices(args.sequences(), "q")[0].stop - 1
+        args.tensor(3).view(np.uint32)[0, 0, last] = unwritten_bits(np.dtype(np.float32))
+
+    with pytest.raises(CorruptedMemory, match="were not written"):
+        validate(runner, packed_build_of(tmp_path, stops_short), seed=3)
+
+
+def test_packed_kernels_are_timed_on_drawn_lengths_with_a_plan_made_once(runner, tmp_path):
+    met = []
+
+    def remembers(args):
+        met.append({name: each.copy() for name, each in args.sequences().items()})
+        assert args.tensor(0).shape == (1, 2, PACKED.total_q, 32)
+        assert args.strides[0] == [0, 32, 64]  # heads of one position side by side
+        assert fake_cuda.state.at(args.values["plan"], 1, np.int32)[0] == MARK
+
+    runner.measure(packed_build_of(tmp_path, remembers), PACKED)
+    assert fake_cuda.state.launches.count("kernel_plan") == 1 < len(met)
+    assert np.diff(met[0]["cu_seqlens_q"]).tolist() == list(PACKED.lengths.q)
+    assert "seqused_q" not in met[0]
