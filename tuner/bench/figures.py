@@ -325,7 +325,7 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
 def with_reference(run: BenchRun, path: Path) -> BenchRun:
     """Returns the run with what another timed and this one did not, such as FlashAttention-3, scaled by
     cuDNN: a workload's milliseconds there, times cuDNN's here over cuDNN's there; where either lacks it, by
-    the fastest there that both timed.
+    the fastest there that both timed. What is scaled by is what stood beside flashgen in its own turn.
 
     ``path``: JSON with ``rows`` of ``ms`` by contender and of ``dtype``, ``shape`` (batch, query heads, key
     heads, query length, key length, head dim), ``causal`` and, if any, ``scoring``; or in the place of these
@@ -352,7 +352,11 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
         here = None if by is None else row.ms(by)
         if by is None or here is None:
             return {}
-        return {name: ms * here / both[by] for name, ms in theirs.items() if name not in timed and ms}
+        # Beside flashgen as the table has it, which other turns may have found at another clock.
+        beside = row.ratio(by)
+        ours = row.ms(OURS)
+        speed = (beside * ours if beside and ours else here) / both[by]
+        return {name: ms * speed for name, ms in theirs.items() if name not in timed and ms}
 
     rows = tuple(replace(row, scaled=scaled(row)) for row in run.rows)
     return replace(run, rows=rows, reference=f"{path.name} ({versions})")

@@ -192,6 +192,10 @@ def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_who
     found = figures.with_reference(run, path)
     # The dense problem of the same shape is another one.
     assert [row.scaled for row in found.rows] == [{"fa3": 1.0, "fa4": 1.5}, {"fa4": 2.5}, {"fa4": 0.5}, {}]
+    # In its own turn the other stood beside a flashgen of 0.8 ms, which the table has at 1.0.
+    cells = {**run.rows[0].cells, "flex": Cell(ms=2.0, ours_ms=0.8)}
+    (row,) = figures.with_reference(replace(run, rows=(replace(run.rows[0], cells=cells),)), path).rows
+    assert row.ratio("flex") == 2.5 and row.ratio("fa3") == pytest.approx(1.25)
 
 
 def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
