@@ -28,7 +28,7 @@ def scores_differ(tuned: Problem, asked: Problem) -> bool:
 def shape_distance(tuned: Problem, asked: Problem) -> float:
     """Returns the doublings between two shapes, weighted: of rows, of the keys that each sees and of heads; 0
     for the same."""
-    rows = abs(log2(tuned.seqlen_q / asked.seqlen_q))
+    rows = abs(log2(_rows(tuned) / _rows(asked)))
     keys = abs(log2(_reach(tuned) / _reach(asked)))
     heads = abs(log2(tuned.batch * tuned.num_q_heads / (asked.batch * asked.num_q_heads)))
     return LENGTH_WEIGHT * (rows + keys) + HEADS_WEIGHT * heads
@@ -47,9 +47,14 @@ def _numbers(problem: Problem) -> list[int]:
     return [*sides, asked.always, asked.chunk, asked.prefix, asked.documents, asked.dilation]
 
 
+def _rows(problem: Problem) -> float:
+    """The query rows of a sequence: of packed ones the mean."""
+    return max(1.0, problem.total_q / problem.batch)
+
+
 def _reach(problem: Problem) -> float:
     """About how many keys a row may see: all there are, unless windows, chunks or documents are asked for."""
-    asked, keys = problem.scoring, problem.seqlen_k
+    asked, keys = problem.scoring, max(1.0, problem.total_k / problem.batch)
     reach = float(keys)
     if asked.window is not None:
         left, right = (keys if side < 0 else side for side in asked.window)

@@ -14,6 +14,7 @@ from flashgen.tuner.cli import Commands
 from flashgen.tuner.commands import flags
 from flashgen.tuner.errors import UsageError
 from flashgen.tuner.request import Shape, Shapes, with_lengths
+from flashgen.tuner.search.nearness import shape_distance
 
 from tests.support.command_line import command_runner
 from tests.support.emulated import needs_compiler
@@ -95,6 +96,15 @@ def test_kernels_of_other_lengths_do_for_validation() -> None:
     assert with_lengths(tuned, "uniform:1-7").lengths == draw_lengths("uniform:1-7", 8, 7, 7)
     with pytest.raises(UsageError, match="leave --varlen and --seqlens out"):
         with_lengths(Problem(), "same")
+
+
+def test_the_nearest_lengths_are_those_of_as_many_rows() -> None:
+    long, short, alike = (
+        Shape(varlen=text, seqlen=4096, batch=64).problem()
+        for text in ("same", "uniform:64-128", "uniform:4090-4096")
+    )
+    assert shape_distance(long, long) == 0 < shape_distance(alike, long) < 0.01
+    assert 9 < shape_distance(short, long) < 12
 
 
 @needs_compiler
