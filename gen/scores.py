@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .expression import (
@@ -338,6 +338,11 @@ class Scores:
     def all_rows_alike(self) -> bool:
         """Whether every row sees all keys."""
         return self.predicate is None and not any(self._holding((*self.begins, *self.ends[1:])))
+
+    @property
+    def held_ends(self) -> tuple[Bound, ...]:
+        """The ends of what rows see with the flags that are set, which then always hold."""
+        return tuple(replace(each, flag="") for each in self._holding(self.ends))
 
     def _holding(self, bounds: tuple[Bound, ...]) -> tuple[Bound, ...]:
         return tuple(each for each in bounds if not each.flag or each.flag in self.flags)

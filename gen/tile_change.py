@@ -3,14 +3,14 @@
 What scores are multiplied by becomes a factor that is left to who takes their exponentials; and so does what
 is added to all scores of a row and tile, a shift. What is affine in the key, as ALiBi is, then takes one
 multiply-add for each score, a step times its column: in units of the factor, so that raw scores need not be
-scaled for it.
+scaled for it; or none, where products of raw scores take a ramp along: steps and columns as further factors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .affine import Affine, least_value
 from .expression import Apply, Constant, Expression, Kind, Load, Name, apply, folded, loads_of, replaced
@@ -28,6 +28,10 @@ READ_KEY = local("read_key", nonnegative=True)
 UNIT = local("unit", Kind.FLOAT)
 #: What a score rises by from one column to the next, in that unit; and what is added to all of a row's.
 STEP, SHIFT = local("step", Kind.FLOAT), local("shift", Kind.FLOAT)
+#: The first key of a tile, from which the columns of a ramp are counted.
+TILE_KEY = local("tile_key", nonnegative=True)
+#: What brings scores into powers of two.
+LOG2E = Name("kLog2e", Kind.FLOAT)
 #: Keys of a tile.
 TILE_KEYS = Name("kBc", nonnegative=True)
 _NONE = Constant(0.0)
@@ -57,6 +61,22 @@ class TileExpression:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Expressions that are computed in one place."""
+
+    expressions: tuple[Expression, ...]
+
+    def names_one_of(self, *words: str) -> bool:
+        """Tells whether any needs one of some names, as C++ has them."""
+        return _names_one_of(words, *self.expressions)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether arrays are read at the row itself, which must be one that exists."""
+        return reads_at(QUERY, *self.expressions)
+
+
+@dataclass(frozen=True)
 class Bend(TileExpression):
     """What is added to the scores of a row that has the kink of an absolute value in a tile: where the value
     ``is_met`` is true."""
@@ -71,13 +91,15 @@ class TileChange(TileExpression):
     ``factor`` is positive and the same for all keys: of a row if it names `SCORE_SCALE`, else of all rows.
     ``body`` is over `RAW`, and over what is computed once for a row and a tile: ``row_values``, each in terms
     of those before it, `SHIFT` among them if there is one; it chooses between forms of a ``tangent`` by
-    `IS_SMALL`. Behind it each of ``bends`` is added.
+    `IS_SMALL`. Behind it each of ``bends`` is added. With a ``ramp`` raw scores come with `STEP` times
+    how far they are behind the tile's first key.
     """
 
     factor: Expression
     row_values: tuple[tuple[Name, Expression], ...] = ()
     bends: tuple[Bend, ...] = ()
     tangent: SmallTangent | None = None
+    ramp: bool = False
 
     @property
     def has_factor(self) -> bool:
@@ -105,6 +127,66 @@ class TileChange(TileExpression):
         return self.changes_raw or self.has_shift
 
     @property
+    def steady_values(self) -> tuple[tuple[Name, Expression], ...]:
+        """Those of the row's values that are the same for all tiles."""
+        moving = {FIRST_KEY.name, TILE_KEY.name}
+        found = []
+        for name, value in self.row_values:
+            if moving.isdisjoint(value.names()):
+                found.append((name, value))
+            else:
+                moving.add(name.name)
+        return tuple(found)
+
+    @property
+    def has_steady_step(self) -> bool:
+        """Whether scores rise alike in all tiles."""
+        return any(name == STEP for name, _ in self.steady_values)
+
+    @property
+    def tile_values(self) -> tuple[tuple[Name, Expression], ...]:
+        """Those that are others for each tile."""
+        steady = self.steady_values
+        return tuple(each for each in self.row_values if each not in steady)
+
+    @property
+    def ramp_values(self) -> tuple[tuple[Name, Expression], ...]:
+        """Those of `tile_values` that a ramp is made of."""
+        return _needed_of(self.tile_values, {STEP.name}) if self.ramp else ()
+
+    @property
+    def change_values(self) -> tuple[tuple[Name, Expression], ...]:
+        """Those that scores are changed by."""
+        bends = (each for bend in self.bends for each in (bend.body, bend.is_met))
+        asked = {SHIFT.name, *(name for each in (self.body, *bends) for name in each.names())}
+        return _needed_of(self.tile_values, asked)
+
+    @property
+    def kept_values(self) -> tuple[Name, ...]:
+        """The steady values that tiles ask for."""
+        parts = (*self.of_ramp.expressions, *self.of_tiles.expressions)
+        asked = {STEP.name, SHIFT.name, *(name for each in parts for name in each.names())}
+        return tuple(name for name, _ in self.steady_values if name.name in asked)
+
+    @property
+    def of_rows(self) -> Together:
+        """What can be computed once for all tiles."""
+        return Together(tuple(value for _, value in self.steady_values))
+
+    @property
+    def of_ramp(self) -> Together:
+        """What is computed for each tile before its products."""
+        return Together(tuple(value for _, value in self.ramp_values))
+
+    @property
+    def of_tiles(self) -> Together:
+        """What is computed for each tile, and for each score, behind them."""
+        values = (value for _, value in self.change_values)
+        return Together(
+            (*values, self.body, *(each for bend in self.bends for each in (bend.body, bend.is_met)))
+        )
+
+    @property
     def reads_rows(self) -> bool:
         """Whether arrays are read at the row itself, which must be one that exists."""
         return reads_at(QUERY, *self._parts)
@@ -117,7 +199,7 @@ class TileChange(TileExpression):
     def in_names_of_pairs(self) -> tuple[Expression, ...]:
         """What is computed over the score and the names of pairs, to be counted: columns are numbers, which
         cost nothing as floats, and arguments of tangents are small, which is looked for."""
-        found = [self.body, *(value for _, value in self.row_values)]
+        found = [self.body, *(value for _, value in (self.tile_values if self.ramp else self.row_values))]
         if self.tangent is not None:
             found.append(apply("max", RAW, LARGEST))
         return tuple(_in_names_of_pairs(each) for each in found)
@@ -151,32 +233,50 @@ def tile_change(
     arrays: tuple[TileArray, ...] = (),
     *,
     approximate: bool = False,
+    in_powers: bool = False,
+    ramp: bool = False,
 ) -> TileChange:
     """Returns a change of scores as it is best computed for many keys of a row.
 
     Arrays ``along_keys`` are read so far behind a key; tiles of ``arrays`` are at hand. Behind the ``ends``
     of what rows see, scores may be anything. ``approximate``: functions are those of 16-bit types.
+    ``in_powers``: the shift is one of powers of two. ``ramp``: with a ramp, if there can be one.
     """
     terms = terms_of(change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)}))
     of_score = [each for each in terms if RAW.name in each.varying.names()]
     scored, factor = _common_factor(of_score)
     unit = UNIT if factor != Constant(1.0) else Constant(1.0)
-    affine = _AffineTerms(tuple(ends))
+    affine = _AffineTerms(tuple(ends), TILE_KEY if ramp else FIRST_KEY, in_powers=in_powers)
     body = scored
     for term in terms:
         if term in of_score:
             continue
         if not affine.take(term, unit):
             body = body + apply("mul", gathered(term.varying), apply("mul", term.coefficient, unit))
+    if ramp and (scored != RAW or affine.step == _NONE):
+        return tile_change(change, along_keys, ends, arrays, approximate=approximate, in_powers=in_powers)
     row_values = list(affine.row_values)
     if affine.step != _NONE:
         row_values.append((STEP, apply("mul", affine.step, unit)))
-        body = body + STEP * apply("float", COLUMN)
+        if not ramp:
+            body = body + STEP * apply("float", COLUMN)
     if affine.shift != _NONE:
         row_values.append((SHIFT, affine.shift))
     body, tangent = _with_small_tangent(body, approximate=approximate)
     body = _with_read_keys(with_values(body, arrays), along_keys)
-    return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent, arrays=arrays)
+    return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent, ramp, arrays=arrays)
+
+
+def _needed_of(
+    values: Sequence[tuple[Name, Expression]], asked: set[str]
+) -> tuple[tuple[Name, Expression], ...]:
+    """Those of some values, each in terms of those before it, that some names need."""
+    found = []
+    for name, value in reversed(values):
+        if name.name in asked:
+            found.append((name, value))
+            asked |= value.names()
+    return tuple(reversed(found))
 
 
 def _names_one_of(words: Sequence[str], *expressions: Expression) -> bool:
@@ -199,16 +299,41 @@ def changed_tile(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileCh
     return tile_change(scores.change, scores.along_keys, scores.ends, arrays, approximate=approximate)
 
 
+@lru_cache(maxsize=256)
+def steady_change(
+    problem: Problem, arrays: tuple[TileArray, ...] = (), *, ramp: bool = False
+) -> TileChange | None:
+    """Returns a problem's change of scores for kernels that compute once what is the same for all tiles of a
+    row: shifts are of powers of two. ``ramp``: products may take one along, if a row's step is such."""
+    scores = problem.scores
+    if scores.change is None:
+        return None
+    change = partial(
+        tile_change,
+        scores.change,
+        scores.along_keys,
+        arrays=arrays,
+        approximate=problem.dtype != "f32",
+        in_powers=True,
+    )
+    # Of steps that turn from tile to tile a ramp is no less work. It is right all the same in a build that
+    # turns the flags.
+    return change(ends=scores.ends, ramp=ramp and change(ends=scores.held_ends, ramp=True).has_steady_step)
+
+
 def reads_at(name: Name, *expressions: Expression) -> bool:
     """Tells whether expressions take elements of arrays at ``name`` itself."""
     return any(name in load.indices for load in loads_of(*expressions))
 
 
 class _AffineTerms:
-    """The terms of a change that its body is relieved of: their shares in the shift and in the step."""
+    """The terms of a change that its body is relieved of: their shares in the shift and in the step.
 
-    def __init__(self, ends: Sequence[Bound]) -> None:
-        self.ends = ends
+    Columns are counted from the key ``origin``. ``in_powers``: the shift is one of powers of two.
+    """
+
+    def __init__(self, ends: Sequence[Bound], origin: Name, *, in_powers: bool) -> None:
+        self.ends, self.origin, self.in_powers = ends, origin, in_powers
         self.shift: Expression = _NONE
         self.step: Expression = _NONE
         self.row_values: list[tuple[Name, Expression]] = []
@@ -217,18 +342,25 @@ class _AffineTerms:
     def take(self, term: Term, unit: Expression) -> bool:
         """Adds a term if it can be had so, and returns whether it is."""
         if not term.varies:
-            self.shift = self.shift + term.coefficient
+            self.shift = self.shift + self._lifted(term.coefficient)
             return True
         if term.distance is None:
             return False
         distance, is_absolute = term.distance
         if is_absolute and distance.times > 0:
             distance = -distance
-        first = self._named("ahead", distance.at(FIRST_KEY))
+        first = self._named("ahead", distance.at(self.origin))
         coefficient = self._bent(distance, first, term, unit) if is_absolute else term.coefficient
-        self.shift = self.shift + coefficient * apply("float", first)
+        self.shift = self.shift + self._lifted(coefficient) * apply("float", first)
         self.step = self.step + _times(distance.times, coefficient)
         return True
+
+    def _lifted(self, coefficient: Expression) -> Expression:
+        """A coefficient of the shift, if need be by the name of one of powers of two."""
+        if not self.in_powers:
+            return coefficient
+        lifted = apply("mul", LOG2E, coefficient)
+        return lifted if isinstance(coefficient, Constant) else self._named("rise", lifted)
 
     def _bent(self, distance: Affine, first: Expression, term: Term, unit: Expression) -> Expression:
         """What an absolute value is multiplied by instead of itself: its sign is what it is at the thread's
@@ -243,6 +375,8 @@ class _AffineTerms:
             is_met = apply("and", apply("not", end), is_met)
             is_positive_first = apply("or", end, is_positive_first)
         if is_met != Constant(False):
+            if self.origin != FIRST_KEY:
+                first = self._named("before", distance.at(FIRST_KEY))
             beyond = apply("float", falls * COLUMN) - apply("float", first)
             bend = apply("mul", 2.0 * coefficient, unit) * apply("max", beyond, 0.0)
             self.bends.append(Bend(bend, self._named("bends", is_met)))

@@ -118,18 +118,20 @@ using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kChunk];
 using VChunk = KChunk;
 using OChunk = QChunk;
+using RampColumn = uint4[2];  // as wgmma reads it
 
 struct SharedStorage {
   // Q by consumer, and then its outputs on their way to global memory.
   alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
+  alignas(256) RampColumn ramp[kBc];  // numbers of a tile's columns
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it: for K and
   // V those of all blocks of the cluster, which copy to each other.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 99328, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 101376, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -353,6 +355,24 @@ __device__ __forceinline__ void wgmma_m64n64k16_bf16_rs_trans(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
 #endif
 
 // Two numbers in one register, the first in its low half.
@@ -473,35 +493,80 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`, and a row's shift added.
-template <int n>
-__device__ __forceinline__ void change(
-    const AttentionArgs& args, float (&s)[n], float (&shifts)[2], float unit, int batch, int head,
-    int first_row, int first_key) {
-  first_key += int(threadIdx.x) % 4 * 2;
+// What a change of scores needs of a thread's two rows for every tile.
+struct SteadyValues {
+  float slope[2];
+
+  __device__ __forceinline__ SteadyValues(
+      const AttentionArgs& args, int batch, int head, int first_row) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float slope = -slopes_at(args, batch, head);
+      this->slope[h] = slope;
+    }
+  }
+};
+
+// Writes the numbers of a tile's columns, thrice, as bf16, in which they are exact: what products multiply with a row's
+// step. Rows of 32 bytes have both halves alike, so that a swizzle changes nothing.
+__device__ __forceinline__ void fill_ramp(RampColumn* ramp) {
+  for (int i = threadIdx.x; i < 2 * kBc; i += kThreads) {
+    const unsigned column = __float_as_uint(float(i / 2)) >> 16;
+    ramp[i / 2][i % 2] = make_uint4(column << 16 | column, column, 0, 0);
+  }
+  fence_proxy_async();
+}
+
+// Makes the other factor of a tile: what raw scores rise by from column to column. Of sixteen columns the first three
+// have a row's step as bf16 whose sum it is, the others zeros.
+__device__ __forceinline__ void make_ramp(
+    const AttentionArgs& args, unsigned (&ramp)[4], const SteadyValues& steady, float unit, int batch, int head,
+    int first_row, int tile_key) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = first_row + 8 * h;
-    const int ahead = row + args.seqlen_k - args.seqlen_q - first_key;
-    const float slope = -slopes_at(args, batch, head);
-    const bool bends = !kCausal && ahead >= 0 && ahead < kBc;
+    const float slope = steady.slope[h];
+    const int ahead = row + args.seqlen_k - args.seqlen_q - tile_key;
     const float turned = (kCausal || ahead >= 0 ? slope : -slope);
     const float step = -turned * unit;
-    const float shift = turned * float(ahead);
-    shifts[h] = kLog2e * shift;
+    const unsigned high = __float_as_uint(step) & 0xffff0000u;
+    const float rest = step - __uint_as_float(high);
+    const unsigned middle = __float_as_uint(rest) & 0xffff0000u;
+    const unsigned low = __float_as_uint(rest - __uint_as_float(middle));
+    ramp[h] = threadIdx.x % 4 == 0 ? middle | high >> 16 : threadIdx.x % 4 == 1 ? low >> 16 : 0;
+    ramp[h + 2] = 0;
+  }
+}
+
+// What wgmma reads of the columns' numbers: rows of 32 bytes, swizzled, groups of eight one after the other.
+__device__ __forceinline__ unsigned long long descriptor_of_ramp(const RampColumn* ramp) {
+  constexpr unsigned long long kSwizzle32 = 3ULL << 62, kGroupOfRows = 256ULL >> 4 << 32;
+  return kSwizzle32 | kGroupOfRows | 1ULL << 16 | (shared_address(ramp) & 0x3ffff) >> 4;
+}
+
+// Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`, and a row's shift added.
+template <int n>
+__device__ __forceinline__ void change(
+    const AttentionArgs& args, float (&s)[n], float (&shifts)[2], const SteadyValues& steady, float unit, int batch, int head,
+    int first_row, int tile_key) {
+  const int first_key = tile_key + int(threadIdx.x) % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (i / 2 % 2 != h) continue;
-      const float raw = s[i];
-      const int column = i / 4 * 8 + i % 2;
-      s[i] = raw + step * float(column);
-    }
+  for (int h = 0; h < 2; ++h) {
+    const int row = first_row + 8 * h;
+    const float slope = steady.slope[h];
+    const int ahead = row + args.seqlen_k - args.seqlen_q - tile_key;
+    const int before = row + args.seqlen_k - args.seqlen_q - first_key;
+    const bool bends = !kCausal && ahead >= 0 && ahead < kBc;
+    const float turned = (kCausal || ahead >= 0 ? slope : -slope);
+    const float rise = kLog2e * turned;
+    const float shift = rise * float(ahead);
+    shifts[h] = shift;
     if (bends) {
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         if (i / 2 % 2 != h) continue;
         const int column = i / 4 * 8 + i % 2;
-        s[i] += 2.0f * slope * unit * fmaxf(float(column) - float(ahead), 0.0f);
+        s[i] += 2.0f * slope * unit * fmaxf(float(column) - float(before), 0.0f);
       }
     }
   }
@@ -585,13 +650,15 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k,
+    const unsigned (&ramp)[4], unsigned long long columns) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
     wgmma_m64n64k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
+  wgmma_m64n64k16_bf16_rs(s, ramp, columns, true);
   wgmma_commit();
 }
 
@@ -839,6 +906,9 @@ __device__ __forceinline__ void consume_tile(
   const float score_scale = fabsf(args.scale) < 1e-30f ? 1e-30f : fabsf(args.scale);
   const float scale = kLog2e * score_scale;
   const float unit = 1.0f / score_scale;
+  const SteadyValues steady(args, tile.batch, tile.head, row);
+  unsigned ramp[4];
+  const unsigned long long ramp_columns = descriptor_of_ramp(smem.ramp);
   SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -873,14 +943,15 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    make_ramp(args, ramp, steady, unit, tile.batch, tile.head, row, n * kBc);
     order_wait(consumer);
-    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK, ramp, ramp_columns);
     order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
     k_pipe.advance();
-    change(args, s, softmax.shift, unit, tile.batch, tile.head, row, n * kBc);
+    change(args, s, softmax.shift, steady, unit, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
@@ -889,10 +960,11 @@ __device__ __forceinline__ void consume_tile(
     for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      make_ramp(args, ramp, steady, unit, tile.batch, tile.head, row, n * kBc);
       order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK, ramp, ramp_columns);
       order_arrive(consumer);
       wgmma_wait<1>();
       hold(o);
@@ -902,7 +974,7 @@ __device__ __forceinline__ void consume_tile(
       hold(s);
       if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
       k_pipe.advance();
-      change(args, s, softmax.shift, unit, tile.batch, tile.head, row, n * kBc);
+      change(args, s, softmax.shift, steady, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
@@ -972,6 +1044,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     }
     fence_barrier_init();
   }
+  fill_ramp(smem.ramp);
   cluster_sync();
 
   PipelineState<kQStages> q_pipe;
@@ -1081,4 +1154,4 @@ extern "C" int attention_bf16_d64_alibi(const AttentionArgs* args, cudaStream_t 
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_alibi", "launches": [{"threads": 640, "smem_bytes": 99328, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "6481af6868890623", "figures": [1557, 1035]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"br": 256, "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_alibi", "launches": [{"threads": 640, "smem_bytes": 101376, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 32, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3dcff1c420d45ee2", "figures": [1557, 1035]}

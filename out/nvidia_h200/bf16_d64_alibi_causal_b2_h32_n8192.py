@@ -172,7 +172,7 @@ KERNELS: tuple[Tuned, ...] = (
                     (seqlen_q + 512 - 1) // 512 * 2 * num_q_heads * batch
                 ),
                 threads=640,
-                smem_bytes=99328,
+                smem_bytes=101376,
                 rows_per_block=256,
                 cluster=2,
                 maps=(
@@ -199,7 +199,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_alibi_6481af68")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_alibi_3dcff1c4")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -501,23 +501,38 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
+// What a change of scores needs of a thread's two rows for every tile.
+struct SteadyValues {
+  float slope[2];
+
+  __device__ __forceinline__ SteadyValues(
+      const AttentionArgs& args, int batch, int head, int first_row) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float slope = -slopes_at(args, batch, head);
+      this->slope[h] = slope;
+    }
+  }
+};
+
 // Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`, and a row's shift added.
 template <int n>
 __device__ __forceinline__ void change(
-    const AttentionArgs& args, float (&s)[n], float (&shifts)[2], const float (&units)[2], int batch, int head,
+    const AttentionArgs& args, float (&s)[n], float (&shifts)[2], const SteadyValues& steady, const float (&units)[2], int batch, int head,
     int first_row, int first_key) {
   first_key += int(threadIdx.x) % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float unit = units[h];
     const int row = first_row + 8 * h;
+    const float slope = steady.slope[h];
     const int ahead = row + args.seqlen_k - args.seqlen_q - first_key;
-    const float slope = -slopes_at(args, batch, head);
     const bool bends = !kCausal && ahead >= 0 && ahead < kBc;
     const float turned = (kCausal || ahead >= 0 ? slope : -slope);
+    const float rise = kLog2e * turned;
     const float step = -turned * unit;
-    const float shift = turned * float(ahead);
-    shifts[h] = kLog2e * shift;
+    const float shift = rise * float(ahead);
+    shifts[h] = shift;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       if (i / 2 % 2 != h) continue;
@@ -999,6 +1014,7 @@ __device__ __forceinline__ void consume_tile(
     scale[h] = kLog2e * score_scale[h];
     unit[h] = 1.0f / score_scale[h];
   }
+  const SteadyValues steady(args, tile.batch, tile.head, row);
   LargestUnits largest;
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
@@ -1032,7 +1048,7 @@ __device__ __forceinline__ void consume_tile(
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
-    change(args, s, softmax.shift, unit, tile.batch, tile.head, row, n * kBc);
+    change(args, s, softmax.shift, steady, unit, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
@@ -1058,7 +1074,7 @@ __device__ __forceinline__ void consume_tile(
       if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
-      change(args, s, softmax.shift, unit, tile.batch, tile.head, row, n * kBc);
+      change(args, s, softmax.shift, steady, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
@@ -1233,4 +1249,4 @@ extern "C" int attention_f32_d64_alibi(const AttentionArgs* args, cudaStream_t s
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "02d478906da0f08c", "figures": [1592, 965]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"br": 192, "bc": 48, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "tiles"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 48, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "923079a011d8e658", "figures": [1592, 965]}

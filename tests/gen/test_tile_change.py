@@ -14,13 +14,16 @@ from flashgen.gen.scores import KEY, QUERY, SCORE, Bound, Scores
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.tangents import IS_SMALL, LARGEST
 from flashgen.gen.tile_change import (
+    LOG2E,
     READ_KEY,
     SHIFT,
     STEP,
+    TILE_KEY,
     TILE_KEYS,
     UNIT,
     TileChange,
     scaled_change,
+    steady_change,
     tile_change,
 )
 
@@ -43,12 +46,15 @@ def found_of(scores: Scores) -> TileChange:
 
 
 def changed(tile: TileChange, known: dict[str, Any], raw: Any, scale: float) -> Any:
-    """What a kernel makes of raw scores, in the order in which it does."""
+    """What a kernel makes of raw scores, in the order in which it does; powers are of any number."""
     values = {**known, RAW.name: raw, SCORE_SCALE.name: scale, TILE_KEYS.name: 32, IS_SMALL.name: False}
     factor = tile.factor.value(values)
-    values |= {UNIT.name: 1 / factor, SHIFT.name: 0.0}
+    values |= {UNIT.name: 1 / factor, SHIFT.name: 0.0, LOG2E.name: 1.0}
+    values[TILE_KEY.name] = known[FIRST_KEY.name] // 8 * 8
     for name, value in tile.row_values:
         values[name.name] = value.value(values)
+    if tile.ramp:
+        values[RAW.name] = raw + values[STEP.name] * (known["k"] - values[TILE_KEY.name])
     found = tile.body.value(values)
     for bend in tile.bends:
         if values[bend.is_met.name]:
@@ -58,7 +64,17 @@ def changed(tile: TileChange, known: dict[str, Any], raw: Any, scale: float) -> 
 
 def assert_same(scores: Scores, values: dict[str, Any] | None = None, *, causal: bool = False) -> None:
     """For rows and keys on either side of the diagonal; under a causal mask for keys that are seen."""
-    raw, scale, tile, change = np.linspace(-3.0, 3.0, 7), 0.3, found_of(scores), scores.change
+    assert_change(found_of(scores), scores, values, causal=causal)
+    assert scores.change is not None
+    for ramp in (False, True):
+        found = tile_change(scores.change, scores.along_keys, scores.ends, in_powers=True, ramp=ramp)
+        assert_change(found, scores, values, causal=causal)
+
+
+def assert_change(
+    tile: TileChange, scores: Scores, values: dict[str, Any] | None, *, causal: bool = False
+) -> None:
+    raw, scale, change = np.linspace(-3.0, 3.0, 7), 0.3, scores.change
     assert change is not None
     for row in (0, 3, 17, 39):
         for first_key in FIRST_KEYS:
@@ -125,6 +141,34 @@ def test_alibi_takes_one_multiply_add():
     assert values_by_name(tile)["_ahead"] == "q + seqlen_k - seqlen_q - _first_key"
     assert values_by_name(tile)["_turned"] == "where(kCausal or _ahead >= 0, _slope, -_slope)"
     assert values_by_name(tile)["_bends"] == "not kCausal and _ahead >= 0 and _ahead < kBc"
+
+
+def ramp_of(scoring: Scoring, *, causal: bool = True) -> TileChange:
+    found = steady_change(Problem(scoring=scoring, causal=causal, num_q_heads=4, num_kv_heads=2), ramp=True)
+    assert found is not None
+    return found
+
+
+def test_a_steady_step_rides_on_the_products():
+    tile = ramp_of(Scoring(alibi=True))
+    assert tile.ramp and tile.body == RAW and not tile.changes_raw
+    assert values_by_name(tile)["_shift"] == "_rise * float(_ahead)"
+    assert values_by_name(tile)["_rise"] == "kLog2e * _turned"
+    assert [name.name for name, _ in tile.ramp_values] == ["_ahead", "_turned", "_step"]
+    assert "_step" not in [name.name for name, _ in tile.change_values]
+    assert [name.name for name in tile.kept_values] == ["_slope"]
+    biased = ramp_of(Scoring(alibi=True, bias="f32"))
+    assert biased.ramp and biased.body.python() == "_raw + bias[b, h, q, _read_key] * _unit"
+    affine = ramp_of(Scoring(score="score * 2 + 0.5 * k"), causal=False)
+    assert affine.ramp and affine.has_steady_step and not affine.ramp_values
+
+
+def test_what_turns_or_is_not_added_to_raw_scores_does_not():
+    assert not ramp_of(Scoring(alibi=True), causal=False).ramp  # its sign is another behind the diagonal
+    assert not ramp_of(Scoring(alibi=True, softcap=20.0)).ramp
+    assert not ramp_of(Scoring(score="score * gain[h] + 0.1 * k")).ramp
+    assert not ramp_of(Scoring(softcap=20.0)).ramp
+    assert not ramp_of(Scoring(bias="f32")).ramp
 
 
 def test_what_rows_see_tells_the_side_of_a_kink():

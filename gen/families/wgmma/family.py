@@ -29,9 +29,10 @@ from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
 from ...tile_arrays import met_by, tile_arrays
-from ...tile_change import changed_tile, tile_predicate
+from ...tile_change import tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .parameters import is_split
+from .ramps import change_of_tiles
 from .registers import (
     CONVERTED_TOGETHER,
     CONVERTERS,
@@ -100,7 +101,7 @@ class Wgmma(RuledParameters):
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": changed_tile(problem, changing),
+            "change": change_of_tiles(problem, changing),
             "predicate": tile_predicate(predicate, along_keys, seeing) if predicate else None,
             "ahead": ahead,
             "arrays": arrays,

@@ -7,6 +7,7 @@ from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...tile_arrays import tile_arrays
 from .parameters import GROUP_ROWS, Parameters, is_split
+from .ramps import ramp_columns
 
 #: Bytes of a row of a chunk of shared memory, swizzled whole, and its columns of 16 bits.
 CHUNK_BYTES, CHUNK = 128, 64
@@ -42,8 +43,8 @@ def raw_chunks(problem: Problem) -> tuple[int, int]:
 
 
 def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> int:
-    """Returns the bytes of a block's ``SharedStorage``: tiles of all stages, units and barriers, and so many
-    tiles ``ahead`` of each array that scores meet."""
+    """Returns the bytes of a block's ``SharedStorage``: tiles of all stages, units, a ramp's columns and
+    barriers, and so many tiles ``ahead`` of each array that scores meet."""
     d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
     kv_chunks = variant.k_stages * d + variant.v_stages * dv
     barriers = variant.q_stages * (variant.consumers + 1) + 2 * (variant.k_stages + variant.v_stages)
@@ -60,6 +61,7 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
         count, columns = raw_chunks(problem)
         tiles += RAW_STAGES * count * columns * variant.bc
         barriers += 2 * RAW_STAGES
+    tiles += 2 * variant.bc * ramp_columns(problem)
     tiles += ahead * variant.br * sum(pitch(variant, each.item_bytes) for each in tile_arrays(problem.scores))
     return -(-(tiles + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
 

@@ -17,10 +17,11 @@ from ...scoring_values import typical_values
 from ...scoring_work import array_counts, pair_counts
 from ...seen_tiles import partial_share, seen_shares
 from ...tile_arrays import met_by, tile_arrays
-from ...tile_change import changed_tile, tile_predicate
+from ...tile_change import tile_predicate
 from ...work import Counts, Work, count_work
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS
+from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
 from .shared_memory import UNIT_ROWS, tiles_ahead
 
@@ -125,6 +126,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     # Of 16 bits; scores of eight bits are half the work and half the bytes.
     score_size = item / 2
     factor_bytes = 2 * bc * dv + score_size * 2 * d * (bc + (0 if variant.q_in_registers else GROUP_ROWS))
+    ramp = ramp_columns(problem)
+    factor_bytes += 2 * bc * ramp
     weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
     if problem.has_scales:
         weight_bytes = 3 * bc * dv / groups  # of values, read as they came and written as f16
@@ -145,7 +148,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         }
     return GroupWork(
         groups=groups,
-        score_cycles=products * flops * d * score_size / WGMMA_FLOPS_PER_CLOCK,
+        score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
         output_cycles=products * flops * dv / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
@@ -213,7 +216,7 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> Counts:
         return Counts()
     ahead = tile_arrays(scores) if tiles_ahead(variant, problem, limits) else ()
     changing, seeing = met_by(scores.change, ahead), met_by(scores.predicate, ahead)
-    change = changed_tile(problem, changing)
+    change = change_of_tiles(problem, changing)
     predicate = tile_predicate(scores.predicate, arrays=seeing).body if scores.predicate else None
     partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
     counts = pair_counts(

@@ -285,7 +285,83 @@ def test_what_is_added_to_a_row_may_hide_it(dtype):
     assert np.isneginf(found[1][:, 1, ::4]).all()
 
 
+# -- ramps, which products take along -----------------------------------------------------------------------
+
+ALIBI = Scoring(alibi=True)
+SIXTEEN_BITS = [walk for walk in WALKS if walk != "by tiles"]
+
+
+def sloped(walk: str, slopes, dtype: str = "bf16", *, scale: float = SCALE, queries: float = 1.0, rows=150):
+    """What a kernel makes of causal ALiBi with such slopes by batch and head, and the reference."""
+    problem = problem_of(ALIBI, dtype, causal=True)
+    q, k, v = inputs(problem, rows, 170, scale or SCALE, batch=2)
+    q = (q.astype(np.float32) * queries).astype(q.dtype)
+    values = {"slopes": np.array(slopes, np.float32)}
+    return attend(built(WALKS[walk], problem), rows, 170, values, (q, k, v), scale=scale)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", sampled(["bf16", "f16", "e4m3"], 1))
+@pytest.mark.parametrize("walk", sampled(SIXTEEN_BITS, 1))
+def test_steps_that_ride_on_products_are_of_float32(walk, dtype):
+    """Where queries are zeros nothing else is left of scores: by log-sum-exps, to float32's precision."""
+    if not is_legal(WALKS[walk], problem_of(ALIBI, dtype, causal=True)):
+        pytest.skip("no such kernel")
+    slopes = np.array([[8.0, 1 / 3, 1e-3, 2.0**-30], [-0.7, 0.0, 1e-12, 1000 / 7]])
+    found, expected = sloped(walk, slopes, dtype, queries=0.0)
+    assert_right(found, expected, dtype)
+    largest = 1 + np.abs(slopes)[..., None] * 170  # of a row's scores
+    exponentials = 1e-4 if WALKS[walk].poly_exp else 2e-6
+    assert (np.abs(found[1] - expected.lse) <= 2.0**-22 * largest + exponentials).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("scale", sampled([-0.3, 0.0, 1e-36, 4.0], 1))
+@pytest.mark.parametrize("walk", sampled(SIXTEEN_BITS, 1))
+def test_steps_are_in_units_of_any_scale(walk, scale):
+    for slopes in (2.0 ** -np.arange(8.0).reshape(2, 4), 8.0 * np.ones((2, 4)), np.full((2, 4), 2.0**-8)):
+        assert_right(*sloped(walk, slopes, scale=scale))
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(SIXTEEN_BITS, 1))
+def test_a_ramp_turns_with_the_causal_flag(walk):
+    """A source is built with no causal mask, too, where steps are others behind the diagonal."""
+    kernel = render(WALKS[walk], problem_of(ALIBI, causal=True), H200)
+    assert "make_ramp" in kernel.source and "#define FLASHGEN_CAUSAL 1" in kernel.source
+    source = kernel.source.replace("#define FLASHGEN_CAUSAL 1", "#define FLASHGEN_CAUSAL 0")
+    turned = replace(kernel, source=source, problem=problem_of(ALIBI))
+    build = SimDevice("h200", H200).toolchain().build(turned)
+    for rows, keys in SHAPES:
+        assert_right(*attend(build, rows, keys, drawn_values(turned.problem, rows, keys)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(["apart", "heads", "overlapped", "in registers"], 1))
+def test_blocks_that_stay_make_a_ramp_for_every_tile(walk):
+    """Of other heads and rows, by steps that are others for each row."""
+    scoring = Scoring(score="score + 0.1 * gain[b, h, q] * (k - q)")
+    problem = problem_of(scoring, causal=True)
+    limits = replace(H200, num_sms=3)
+    kernel = render(WALKS[walk], problem, limits)
+    assert "make_ramp" in kernel.source
+    build = SimDevice("h200", limits).toolchain().build(kernel)
+    for rows, keys in ((500, 500), (129, 300)):
+        assert_right(*attend(build, rows, keys, drawn_values(problem, rows, keys)))
+
+
 # -- texts, rules, costs ---------------------------------------------------------------------------------
+
+
+def test_ramps_ride_where_tensor_cores_have_time():
+    """And where a row's steps are the same for all tiles."""
+
+    def rides(head_dim: int, dtype: str = "bf16", *, causal: bool = True) -> bool:
+        problem = problem_of(ALIBI, dtype, causal=causal, head_dim=head_dim)
+        return "make_ramp" in render(Wgmma(br=64, bc=32), problem, H200).source
+
+    assert rides(64) and rides(64, "f16") and rides(80, "e4m3")
+    assert not rides(128) and not rides(64, "f32") and not rides(64, causal=False)
 
 
 @pytest.mark.parametrize("name", SCORINGS)
@@ -370,6 +446,9 @@ def test_changes_are_paid_for_score_by_score():
     sloped = work(Scoring(alibi=True))
     assert sloped.asked_functions < scores / 4  # integers become floats once a row
     assert scores <= sloped.asked_slots < 1.4 * scores  # a multiply-add for each score, and some for each row
+    ramped = work(ALIBI, causal=True)
+    assert ramped.asked_slots <= scores / 4 and ramped.score_cycles == 5 / 4 * work(PLAIN).score_cycles
+    assert ramped.wavefronts == work(PLAIN).wavefronts + 64 * 32 / 128
     assert work(Scoring(score="score + t[h, k - q]")).asked_wavefronts >= 4 * 8 * scores
     # What comes ahead passes through shared memory as a whole, to it and from it: of 32 lanes of four warps.
     assert work(Scoring(bias="f16")).asked_wavefronts == 2 * scores * 4 * 32 * 2 / 128

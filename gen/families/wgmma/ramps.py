@@ -1,0 +1,32 @@
+"""How a Hopper kernel changes scores, and whether products take a ramp along that is part of it."""
+
+from __future__ import annotations
+
+from ...problem import ITEM_BYTES, Problem
+from ...tile_arrays import TileArray
+from ...tile_change import TileChange, steady_change
+from .parameters import is_split
+
+#: Columns of a ramp's factors, of 16 bits: the least that products take.
+RAMP_COLUMNS = 16
+#: Columns of 16 bits of keys and values together up to which a tile's products take no longer than what is
+#: issued for its scores. A ramp takes as long as a multiply-add for each score does, but of the tensor cores.
+FEW_COLUMNS = 144
+
+
+def change_of_tiles(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileChange | None:
+    """Returns a problem's change of scores as warpgroups make it, tiles of ``arrays`` at hand; None: there is
+    none."""
+    return steady_change(problem, arrays, ramp=_products_have_time(problem))
+
+
+def ramp_columns(problem: Problem) -> int:
+    """Returns how many columns, of 16 bits, factors of scores have beside those of queries and keys."""
+    change = change_of_tiles(problem)
+    return RAMP_COLUMNS if change is not None and change.ramp else 0
+
+
+def _products_have_time(problem: Problem) -> bool:
+    """Tells whether tensor cores have time for a ramp. Float32 has scores in units of each eight keys."""
+    columns = problem.head_dim * ITEM_BYTES[problem.dtype] / 2 + problem.head_dim_v
+    return not is_split(problem) and columns <= FEW_COLUMNS
