@@ -282,15 +282,22 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
     for each in launch.tensor_maps:
         array = problem.operation.array(each.array)
         item_bytes = ITEM_BYTES[array.dtype(problem)]
-        heads, rows = int(arguments.values[array.heads]), int(arguments.values[array.rows])
-        lengths, address = (rows, heads, int(arguments.values["batch"])), arguments.address(array.name)
+        heads, strides = int(arguments.values[array.heads]), arguments.strides(array.name)
+        rows, address = int(arguments.values[array.rows]), arguments.address(array.name)
+        lengths = (rows, heads, int(arguments.values["batch"]))
+        if arguments.layout.is_packed:
+            # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to
+            # end where a sequence does, so that boxes are clipped there.
+            rows = int(arguments.values[dict(arguments.layout.totals)[array.rows]])
+            lengths, strides = (rows, heads, rows + 1), (strides[-1], *strides)
+            address -= item_bytes * strides[-1] * rows
         if rows == 0:
             # Nothing is read of an array without rows, but a map must be of something.
             lengths, address = (1, 1, 1), arguments.address(problem.operation.arrays[0].name)
         # The stride of a dimension of one is never used, but must be one that can be held.
         of_row, of_head, of_batch = (
             item_bytes * stride if length > 1 else MAP_STRIDE_UNIT
-            for length, stride in zip(lengths, reversed(arguments.strides(array.name)), strict=True)
+            for length, stride in zip(lengths, reversed(strides), strict=True)
         )
         described.append(
             MapDescription(

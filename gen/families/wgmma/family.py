@@ -7,7 +7,8 @@ so that those with a mask come first. Two schedules keep the tensor cores busy b
 (Shah et al. 2024, "FlashAttention-3", section 3.2); ``chained`` lets the next scores follow these outputs
 and leaves the rest to the other consumer. The blocks of a ``cluster``, with neighbouring query tiles of
 one head or the same rows of heads that share keys, walk the same keys: each copies a share of every tile
-of K and V to all, which divides what they ask of L2.
+of K and V to all, which divides what they ask of L2. Of packed sequences, blocks take what a plan lists,
+and maps with two dimensions of rows let copies and stores end where each sequence does.
 
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned
 into f16, exactly, by the producer's warps that have nothing to copy: wgmma reads no eight bits by rows of
@@ -25,6 +26,7 @@ from typing import Any, ClassVar
 
 from ...expression import loads_of
 from ...launch import Launch
+from ...layout import DENSE, PACKED
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
@@ -65,6 +67,7 @@ class Wgmma(RuledParameters):
         float32="multiplies float32 in parts of f16",
         archs=(90,),
         units="warpgroups multiply",
+        layouts=(DENSE, PACKED),
     )
 
     def template_for(self, problem: Problem) -> str:
@@ -91,6 +94,7 @@ class Wgmma(RuledParameters):
             max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster) if self.persistent else None,
             cluster=self.tiles_per_cluster(),
             heads_per_cluster=self.heads_per_cluster(),
+            packed=problem.layout.is_packed,
         )
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:

@@ -96,6 +96,18 @@ class RuledParameters(Parameters):
             return f"section={self.section}: a cluster takes {self.cluster} heads, which is section=1 too"
         return None
 
+    @rule("combination", after="cluster")
+    def _clusters_are_of_one_length(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster > 1 and problem.layout.is_packed:
+            return f"cluster={self.cluster}: plans of packed sequences list blocks one by one"
+        return None
+
+    @rule("combination", after="section")
+    def _plans_have_an_order(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.section > 1 and problem.layout.is_packed:
+            return f"section={self.section}: heads of packed sequences come by those that share keys, or all"
+        return None
+
     @rule("shared memory", after="v_stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return limits.lacks_shared_memory(bytes_of_storage(self, problem))
