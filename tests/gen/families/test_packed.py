@@ -19,9 +19,10 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.variant import Illegal
+from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.cards.sequences import lengths_as_values, sequence_slices
-from flashgen.tuner.errors import CorruptedMemory, LaunchError
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.validate import validate
@@ -328,6 +329,18 @@ def test_maps_name_rows_by_where_their_sequence_ends() -> None:
     # Of no keys nothing is read, nor anything before the array.
     assert found["k"].sizes == (24, 1, 1, 1) and found["k"].address == 1 << 20
     assert found["k"].strides == (MAP_STRIDE_UNIT,) * 3
+
+
+@pytest.mark.parametrize("way", sampled(["mma", "simt", "3xtf32"], 1))
+def test_what_is_made_for_a_sequence_takes_no_memory(way: str, tmp_path, monkeypatch) -> None:
+    """Arguments of a sequence are a copy of all, of which compilers keep what is used."""
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
+    try:
+        toolchain = cuda_toolchain(H200.arch)
+    except FlashgenError as missing:
+        pytest.skip(str(missing))
+    build = toolchain.build(kernel_of(way, causal=True))
+    assert build.spill_bytes == 0 < build.registers <= 255
 
 
 def test_a_plan_is_a_launch_of_its_own_which_calls_may_share() -> None:
