@@ -238,6 +238,7 @@ def test_the_longest_sequences_come_first(way: str) -> None:
         expected += [(s, first, starts[s], q_lengths[s], starts_k[s], k_lengths[s])] * tiles
     assert plan[0, 0] == len(expected) <= len(plan) - 1
     assert [tuple(item[:6]) for item in plan[1 : 1 + len(expected)]] == expected
+    assert not plan[1 + len(expected) :].any()  # which ends the blocks that meet it
 
 
 @needs_compiler
