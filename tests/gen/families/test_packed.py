@@ -206,7 +206,7 @@ def launched_twice(kernel: Kernel, monkeypatch, first: dict, second: dict) -> fl
 def test_the_same_memory_serves_other_lengths(way: str, monkeypatch) -> None:
     """As when a graph is replayed: what the plan held before is of no account."""
     other = {"cu_seqlens_q": [0, 1, 100, 100, 110, 119], "cu_seqlens_k": [0, 200, 200, 201, 202, 210]}
-    assert launched_twice(kernel_of(way), monkeypatch, other, {}) < 3e-3
+    assert launched_twice(kernel_of(way), monkeypatch, other, {}) < 1e-2
 
 
 @needs_compiler
@@ -214,11 +214,11 @@ def test_the_same_memory_serves_other_lengths(way: str, monkeypatch) -> None:
 def test_a_plan_that_is_made_is_taken(way: str, monkeypatch) -> None:
     """As all layers of a model do: lengths are read no more."""
     nonsense = {name: [0] * 6 for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    assert launched_twice(kernel_of(way), monkeypatch, {}, {**nonsense, "plan_made": 1}) < 3e-3
+    assert launched_twice(kernel_of(way), monkeypatch, {}, {**nonsense, "plan_made": 1}) < 1e-2
     with pytest.raises(AssertionError):
         # What is compared is the second launch's.
         spoilt = {**nonsense, "plan_made": 1, "scale": 0.0}
-        assert launched_twice(kernel_of(way), monkeypatch, {}, spoilt) < 3e-3
+        assert launched_twice(kernel_of(way), monkeypatch, {}, spoilt) < 1e-2
 
 
 @needs_compiler
