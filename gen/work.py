@@ -182,9 +182,9 @@ def heads_alike(problem: Problem) -> int:
     return problem.num_q_heads * (1 if problem.layout.is_packed else problem.batch)
 
 
-def _alone(problem: Problem) -> Iterator[tuple[int, Problem]]:
-    """Yields packed sequences as dense problems, and how many of each there are: of many lengths, neighbours
-    are counted as one."""
+def sequences_alone(problem: Problem) -> Iterator[tuple[int, Problem]]:
+    """Yields packed sequences as dense problems, and before each how many of it there are: of many lengths,
+    neighbours are counted as one."""
     pairs = sorted(pair for pair in problem.lengths.pairs if pair[0])
     step = -(-len(pairs) // MANY_LENGTHS) or 1
     for first in range(0, len(pairs), step):
@@ -204,7 +204,7 @@ def walk_tiles(
     sequences the walks are those of all, the longest first."""
     if problem.layout.is_packed:
         found: Counter[tuple[int, int, int]] = Counter()
-        for count, alone in _alone(problem):
+        for count, alone in sequences_alone(problem):
             for each in walk_tiles(alone, br, bc, warps, skips=skips, packed=packed):
                 found[each.tiles, each.warp_tiles, each.paced_tiles] += count * each.blocks
         return tuple(Walk(found[tiles], *tiles) for tiles in sorted(found, reverse=True))

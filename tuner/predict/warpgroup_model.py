@@ -174,9 +174,11 @@ def _query_tiles_of_the_last(work: GroupWork, slots: int) -> float:
 
 def _memory_bytes(work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int) -> float:
     """Bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V in use."""
-    blocks_of_a_head = limits.num_sms * resident / len(work.walks)
+    sequences = problem.batch if problem.layout.is_packed else 1  # that a head's walks are of
+    blocks_of_a_head = limits.num_sms * resident * sequences / len(work.walks)
     q_heads = min(
-        work.heads, max(work.heads_together if work.heads_together > 1 else 0, blocks_of_a_head + 1)
+        work.heads * sequences,
+        max(work.heads_together if work.heads_together > 1 else 0, blocks_of_a_head + 1),
     )
     kv_heads = max(1.0, q_heads * problem.num_kv_heads / problem.num_q_heads)
     columns = problem.head_dim + problem.head_dim_v

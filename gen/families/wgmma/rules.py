@@ -11,6 +11,7 @@ from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
 from ...tile_arrays import tile_arrays
 from ...variant import rule
+from ...work import heads_alike
 from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
 from .registers import (
     REGISTERS_BESIDE_SUMS,
@@ -260,7 +261,7 @@ class RuledParameters(Parameters):
         if not first_rows_see_less(problem):
             why = "under this mask" if problem.causal else "without a causal mask"
             return f"section={self.section}: {why} all tiles take as long"
-        heads = problem.batch * problem.num_q_heads
+        heads = heads_alike(problem)
         together = self.section or heads
         if together > heads:
             return f"section={self.section}, but there are {heads} heads"
@@ -326,6 +327,8 @@ class RuledParameters(Parameters):
 
     @rule("short sequence", after="tail", advisory=True)
     def _tails_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tail and problem.layout.is_packed:
+            return f"tail={self.tail}: packed sequences end anywhere in their last of {self.bc} keys"
         left, tiles = problem.seqlen_k % self.bc, self.key_tiles(problem)
         if self.tail and not 0 < left <= self.tail:
             return f"tail={self.tail}: the last of {tiles} tiles has {left or self.bc} keys"

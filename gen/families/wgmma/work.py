@@ -18,7 +18,7 @@ from ...scoring_work import array_counts, pair_counts
 from ...seen_tiles import partial_share, seen_shares
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import tile_predicate
-from ...work import Counts, Work, count_work
+from ...work import Counts, Work, count_work, heads_alike, sequences_alone
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS
 from .ramps import change_of_tiles, ramp_columns
@@ -72,9 +72,11 @@ class GroupWork(Work):
     tiles: float
     """Tiles of keys that a warpgroup computes for its rows of a query tile, on average."""
     walks: tuple[int, ...]
-    """Tiles of keys that each query tile of a head needs, in the order in which they start."""
+    """Tiles of keys that each query tile of a head needs, in the order in which they start; of a head of
+    packed sequences, those of all of them."""
     heads: int
-    """Query heads of all batches together, those that fill up clusters included."""
+    """Query heads of all batches together, those that fill up clusters included; of packed sequences, which
+    have their walks together, of one."""
     heads_together: int
     """Heads whose query tiles start together by length, 1 if heads come one after the other."""
     tile_bytes: float
@@ -114,13 +116,14 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     flops = 2 * GROUP_ROWS * bc
     scores = GROUP_ROWS * bc / GROUP
     key_tiles = variant.key_tiles(problem)
-    walks, computed = _walks(variant, problem)
+    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, problem)
     tiles = computed / (groups * len(walks))
-    if variant.tail and problem.scores.all_rows_alike and 0 < problem.seqlen_k % bc <= variant.tail:
+    tail_fits = not problem.layout.is_packed and 0 < problem.seqlen_k % bc <= variant.tail
+    if variant.tail and problem.scores.all_rows_alike and tail_fits:
         tiles *= 1 - (1 - variant.tail / bc) / key_tiles
     asked = _asked(variant, problem, limits)
     heads_per_cluster = variant.heads_per_cluster()
-    clusters = problem.batch * problem.num_kv_heads * -(-problem.group // heads_per_cluster)
+    clusters = heads_alike(problem) // problem.group * -(-problem.group // heads_per_cluster)
     heads = clusters * heads_per_cluster
     item = ITEM_BYTES[problem.dtype]
     # Of 16 bits; scores of eight bits are half the work and half the bytes.
@@ -172,21 +175,29 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     )
 
 
-def _walks(variant: Wgmma, problem: Problem) -> tuple[tuple[int, ...], int]:
+@lru_cache(maxsize=256)
+def _walks(br: int, tiles_per_cluster: int, bc: int, problem: Problem) -> tuple[tuple[int, ...], int]:
     """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all."""
-    rows = variant.br * variant.tiles_per_cluster()
-    query_tiles = -(-problem.seqlen_q // rows) * variant.tiles_per_cluster()
+    if problem.layout.is_packed:
+        found = [
+            (count, *_walks(br, tiles_per_cluster, bc, each)) for count, each in sequences_alone(problem)
+        ]
+        every = [tiles for count, walks, _ in found for tiles in walks * count]
+        computed = sum(count * tiles for count, _, tiles in found)
+        return tuple(sorted(every, reverse=True)) or (0,), computed
+    rows = br * tiles_per_cluster
+    query_tiles = -(-problem.seqlen_q // rows) * tiles_per_cluster
     begins, ends = _interval(problem)
 
-    listed = seen_shares(problem, rows, variant.bc, -(-problem.seqlen_q // rows)).tolist()
+    listed = seen_shares(problem, rows, bc, -(-problem.seqlen_q // rows)).tolist()
 
     def seen(first_row: int, count: int) -> int:
         last_row = min(first_row + count, problem.seqlen_q) - 1
         first_key, end_key = int(begins[first_row]), int(ends[last_row])
-        tiles = -(-end_key // variant.bc) - first_key // variant.bc
+        tiles = -(-end_key // bc) - first_key // bc
         return max(0, round(listed[first_row // rows] * tiles))
 
-    walks = [seen(tile * variant.br // rows * rows, rows) for tile in range(query_tiles)]
+    walks = [seen(tile * br // rows * rows, rows) for tile in range(query_tiles)]
     starts = range(0, problem.seqlen_q, GROUP_ROWS)
     return tuple(reversed(walks)), sum(seen(start, GROUP_ROWS) for start in starts)
 
@@ -204,7 +215,7 @@ def _masked_tiles(variant: Wgmma, problem: Problem) -> float:
     """Tiles of keys of a warpgroup's rows that some of these do not see whole, as far as bounds tell."""
     scores = problem.scores
     if scores.all_rows_alike:
-        return float(problem.seqlen_k % variant.bc > 0)
+        return float(problem.layout.is_packed or problem.seqlen_k % variant.bc > 0)
     ends = any(not each.flag or each.flag in scores.flags for each in scores.ends[1:])
     return (bool(scores.begins) + ends) * (1 + GROUP_ROWS / variant.bc)
 

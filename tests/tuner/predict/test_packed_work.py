@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.work import count_work
@@ -29,10 +31,23 @@ def test_sequences_as_long_as_each_other_are_a_dense_problem(variant, dtype, cau
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_shorter_sequences_take_their_share_of_the_time(causal) -> None:
+def test_warpgroups_have_as_much_to_do(causal) -> None:
+    dense = replace(DENSE, dtype="bf16", causal=causal)
+    problems = dense, replace(dense, varlen="same")
+    works = [count_work(Wgmma(), each, H200) for each in problems]
+    assert isinstance(works[0], GroupWork) and isinstance(works[1], GroupWork)
+    assert works[0].heads * sum(works[0].walks) == works[1].heads * sum(works[1].walks)
+    assert works[0].tiles == pytest.approx(works[1].tiles)
+    times = [cost_model.predict(Wgmma(), each, H200).median_us for each in problems]
+    assert times[0] == pytest.approx(times[1], rel=0.1)
+
+
+@pytest.mark.parametrize("variant", [Mma(), Wgmma(), Wgmma(persistent=False, section=0)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_shorter_sequences_take_their_share_of_the_time(causal, variant) -> None:
     whole = replace(DENSE, dtype="bf16", causal=causal, varlen="same", batch=32)
     ragged = replace(whole, varlen="uniform:256-2048")
-    times = [cost_model.predict(Mma(), each, H200).median_us for each in (whole, ragged)]
+    times = [cost_model.predict(variant, each, H200).median_us for each in (whole, ragged)]
     assert ragged.num_attended / whole.num_attended == pytest.approx(times[1] / times[0], rel=0.3)
 
 
@@ -41,3 +56,6 @@ def test_blocks_are_as_many_as_sequences_have_tiles() -> None:
     work = count_work(Mma(br=128), problem, H200)
     assert work.blocks == 8 * (0 + 1 + 1 + 2)
     assert [walk.tiles for walk in work.walks] == sorted((walk.tiles for walk in work.walks), reverse=True)
+    assert count_work(Wgmma(br=128, bc=64), problem, H200).walks == (32, 2, 2, 1)
+    nobody = replace(problem, varlen="list:0x9,0x1,0x0,0x7")
+    assert count_work(Wgmma(), nobody, H200).walks == (0,)
