@@ -251,9 +251,9 @@ def make_arguments(
 @dataclass(frozen=True)
 class MapDescription:
     """What ``cuTensorMapEncodeTiled`` is told of an array of rank 4, the innermost dimension first: columns,
-    rows, heads, batch. ``sizes`` are in elements, ``strides`` of the three outer dimensions in bytes; a box
-    is ``columns`` by ``rows`` of one head; ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16
-    is none."""
+    rows, heads, batch; of packed sequences rows again, in place of batches. ``sizes`` are in elements,
+    ``strides`` of the three outer dimensions in bytes; a box is ``columns`` by ``rows`` of one head;
+    ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16 is none."""
 
     array: str
     dtype: str
