@@ -147,7 +147,7 @@ def argument_struct(
     addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
     addresses += [(Field(each.name, ADDRESS, buffer=each, comment=_shape(each)),) for each in scores.buffers]
     made = []
-    for name, comment in layout.lengths:
+    for name, comment in layout.index_arrays:
         addresses.append((Field(name, ADDRESS, pointee="const int", comment=comment),))
     if layout.is_packed:
         addresses.append((Field(PLAN, ADDRESS, pointee="int", comment="memory for which block takes what"),))
@@ -155,9 +155,12 @@ def argument_struct(
     if scores.predicate is not None:
         addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
         made.append((Field(LISTS_MADE, INT, comment="whether they are there from a call before"),))
-    axes = layout.stride_axes
     strides = [
-        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in axes) for each in operation.strided
+        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in layout.axes_of(each.rows))
+        for each in operation.strided
+    ]
+    strides += [
+        (Field(f"{name}_stride", LONG, comment="from one row to the next"),) for name, _ in layout.table
     ]
     strides += [tuple(Field(name, LONG) for name in each.strides) for each in scores.buffers if each.strides]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
@@ -212,7 +215,10 @@ class Arguments:
 
     def strides(self, array: str) -> tuple[int, ...]:
         """Returns the strides of an array's outer axes in elements, the outermost first."""
-        return tuple(int(self.values[f"{array}_stride_{axis}"]) for axis in self.layout.stride_axes)
+        prefix = f"{array}_stride_"
+        return tuple(
+            int(self.values[each.name]) for each in self.struct.fields if each.name.startswith(prefix)
+        )
 
 
 def make_arguments(
@@ -228,23 +234,25 @@ def make_arguments(
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
-    ``strides`` are of batches, heads and rows in elements; arrays left out of ``addresses`` are
+    ``strides`` are of batches or pages, heads and rows in elements; arrays left out of ``addresses`` are
     absent. ``sizes`` are the problem's unless they are given. ``value_scale`` is for kernels of arrays with
     scales, 1 by default. ``scoring`` has what masks and changes of scores read, by the names of the fields:
     addresses, strides and sizes of buffers, and scalars; lists of tiles are absent unless they are among it.
-    ``sequences`` has the addresses of packed sequences' lengths and of their plan.
+    ``sequences`` has the addresses of what says which rows are whose, and the table of pages' stride; and
+    that of packed sequences' plan.
     """
     operation, layout = problem.operation, problem.layout
-    axes = layout.stride_axes
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
     for each in operation.strided:
+        axes = layout.axes_of(each.rows)
         for axis, stride in zip(axes, strides[each.name][3 - len(axes) : 3], strict=True):
             values[f"{each.name}_stride_{axis}"] = stride
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
     values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0}
-    values |= {name: 0 for name, _ in layout.lengths}
+    values |= {name: 0 for name, _ in layout.index_arrays}
+    values |= {f"{name}_stride": 0 for name, _ in layout.table}
     return Arguments(struct_of(problem), {**values, **(scoring or {}), **(sequences or {})}, layout)
 
 

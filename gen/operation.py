@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 from .layout import Layout
@@ -64,8 +65,16 @@ class Array:
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Returns the lengths of the array's axes."""
-        axes = (*sizes.layout.axes(self.heads, self.rows), *([self.columns] if self.columns else []))
-        return tuple(axis if isinstance(axis, int) else getattr(sizes, axis) for axis in axes)
+        return self._lengths(sizes.layout.axes(self.heads, self.rows), sizes)
+
+    def stored_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """Returns the lengths of the array's axes as it lies in memory: ``shape`` but where it has pages,
+        which stand in the place of batches."""
+        return self._lengths(sizes.layout.stored_axes(self.heads, self.rows), sizes)
+
+    def _lengths(self, axes: tuple[str | int, ...], sizes: Sizes) -> tuple[int, ...]:
+        named = (*axes, *([self.columns] if self.columns else []))
+        return tuple(axis if isinstance(axis, int) else getattr(sizes, axis) for axis in named)
 
     def dtype(self, sizes: Sizes) -> str:
         """Returns the type of the array's elements: ``bf16``."""
@@ -73,10 +82,11 @@ class Array:
 
     def num_bytes(self, sizes: Sizes) -> int:
         """Returns the bytes that the array's elements take."""
-        count = 1
-        for length in self.shape(sizes):
-            count *= length
-        return count * ITEM_BYTES[self.dtype(sizes)]
+        return prod(self.shape(sizes)) * ITEM_BYTES[self.dtype(sizes)]
+
+    def stored_bytes(self, sizes: Sizes) -> int:
+        """Returns the bytes that it takes in memory, pages as a whole."""
+        return prod(self.stored_shape(sizes)) * ITEM_BYTES[self.dtype(sizes)]
 
 
 @dataclass(frozen=True)

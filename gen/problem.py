@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .asked_scores import asked_scores
-from .layout import DENSE, PACKED, Layout
+from .layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from .lengths import Lengths, draw_lengths, short_lengths
 from .operation import FORWARD, ITEM_BYTES, Operation
 from .scores import Scores
@@ -41,7 +41,7 @@ MAX_SIZE = 2**31 - 1
 MAX_BYTES = 2**39
 
 #: What is told of a problem only where it is asked, so that others are called what they always were.
-LATER_FIELDS = ("scoring", "varlen")
+LATER_FIELDS = ("scoring", "varlen", "page_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,9 @@ class Problem:
 
     ``varlen`` makes ``batch`` packed sequences of lengths of their own of it, up to ``seqlen_q`` and
     ``seqlen_k``, and says which lengths kernels are tuned and timed with: see `flashgen.gen.lengths`.
+
+    ``page_size`` keys make a page where keys and values lie in a cache of pages, which each sequence's row of
+    a table lists; 0: no pages.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -71,6 +74,7 @@ class Problem:
     precision: str = "auto"
     scoring: Scoring = PLAIN
     varlen: str = ""
+    page_size: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -91,6 +95,10 @@ class Problem:
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if not 0 <= self.page_size <= MAX_SIZE:
+            raise ValueError(
+                f"page_size is {_short(self.page_size)}; it must lie in 1..{MAX_SIZE}, or be 0 for no pages"
             )
         if self.varlen:
             self.lengths  # noqa: B018  (texts that are none are told of at once)
@@ -113,6 +121,8 @@ class Problem:
     @property
     def layout(self) -> Layout:
         """How the rows of the arrays lie in memory."""
+        if self.page_size:
+            return PACKED_PAGED if self.varlen else PAGED
         return PACKED if self.varlen else DENSE
 
     @property
@@ -129,6 +139,16 @@ class Problem:
     def total_k(self) -> int:
         """Keys of all sequences together, of one head."""
         return sum(self.lengths.k) if self.varlen else self.batch * self.seqlen_k
+
+    @property
+    def max_pages(self) -> int:
+        """The most pages of a sequence; 0 where there are none."""
+        return -(-self.seqlen_k // self.page_size) if self.page_size else 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all sequences together, none of which they share; 0 where there are none."""
+        return sum(-(-n // self.page_size) for n in self.lengths.k) if self.page_size else 0
 
     @property
     def scores(self) -> Scores:
@@ -192,7 +212,7 @@ class Problem:
 
     @property
     def _layout_stem(self) -> str:
-        return "" if self.layout is DENSE else f"_{self.layout.name}"
+        return "" if self.layout is DENSE else f"_{self.layout.name}{self.page_size or ''}"
 
     @property
     def name(self) -> str:
@@ -215,12 +235,13 @@ class Problem:
         return "_".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, and ``varlen``
-        where all sequences are as long."""
+        """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, ``varlen`` where
+        all sequences are as long, and ``page_size`` where there are no pages."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LATER_FIELDS}
         if not self.scoring.is_plain:
             told["scoring"] = self.scoring.to_dict()
-        return {**told, "varlen": self.varlen} if self.varlen else told
+        later = {"varlen": self.varlen, "page_size": self.page_size}
+        return told | {name: value for name, value in later.items() if value}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .layout import DENSE, Layout
+from .layout import DENSE, PAGED, Layout
 from .limits import DeviceLimits
 from .operation import FORWARD, Operation
 from .problem import Problem
@@ -39,6 +39,11 @@ class Serves:
         if problem.layout not in self.layouts:
             names = ", ".join(each.name for each in self.layouts)
             return f"family {family} takes {names} arrays, this problem has {problem.layout.name} ones"
+        if problem.layout is PAGED and problem.scores.predicate is not None:
+            return (
+                "a mask by expression lists tiles of sequences of one length; those in pages take intervals, or "
+                "packed queries (varlen)"
+            )
         if self.archs and limits.arch not in self.archs:
             only = " and ".join(f"sm_{arch}" for arch in self.archs)
             return f"{self.units} on {only} alone, this is {limits.sm}"

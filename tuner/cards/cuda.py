@@ -29,7 +29,13 @@ from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides, span_of
 from .score_values import score_values, sizes_of
-from .sequences import length_arrays, lengths_as_values, rows_of_sequences, sizes_of_call
+from .sequences import (
+    index_arrays,
+    index_strides,
+    rows_of_sequences,
+    sizes_of_call,
+    typical_indices,
+)
 
 MIN_FLUSH_BYTES = 32 * 2**20
 #: Device time spent warming up: clocks rise within it.
@@ -257,8 +263,8 @@ class CudaRunner:
         sizes = sizes_of_call(problem, q, k, values)
         read = score_values(problem.scores, values, sizes)
         buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
-        lengths = length_arrays(problem, values)
-        lengths_at = {name: image.add_buffer(array) for name, array in lengths.items()}
+        indices = index_arrays(problem, values)
+        indices_at = {name: image.add_buffer(array) for name, array in indices.items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -271,7 +277,10 @@ class CudaRunner:
                 scale=scale,
                 sizes=sizes,
                 scoring=read.arguments({name: base + q.itemsize * at for name, at in buffers_at.items()}),
-                sequences={name: base + q.itemsize * at for name, at in lengths_at.items()},
+                sequences={
+                    **{name: base + q.itemsize * at for name, at in indices_at.items()},
+                    **index_strides(indices),
+                },
             )
             launch = self._launcher(build, problem.name, arguments)
             self._cuda.memcpy_htod(base, before)
@@ -382,19 +391,17 @@ class CudaRunner:
         outputs_end = 0
         for each in arrays:
             starts[each.name] = outputs_end
-            outputs_end += _aligned(each.num_bytes(problem))
+            outputs_end += _aligned(each.stored_bytes(problem))
         read = score_values(problem.scores, typical_values(problem), sizes_of(problem))
         buffers: dict[str, int] = {}
         total = outputs_end
         for name, array in read.arrays.items():
             buffers[name] = total
             total += _aligned(span_of(array).nbytes)
-        lengths = {}
-        if problem.layout.is_packed:
-            lengths = lengths_as_values(problem.lengths.q, problem.lengths.k)
-        lengths_at: dict[str, int] = {}
-        for name, array in lengths.items():
-            lengths_at[name] = total
+        indices = typical_indices(problem)
+        indices_at: dict[str, int] = {}
+        for name, array in indices.items():
+            indices_at[name] = total
             total += _aligned(array.nbytes)
         names = ", ".join([*starts, *buffers])
         memory = self._allocate(total, f"{names} of {problem.name}")
@@ -405,15 +412,21 @@ class CudaRunner:
         self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (outputs_end - inputs_bytes) // 4)
         for name, array in read.arrays.items():
             self._cuda.memcpy_htod(int(memory) + buffers[name], span_of(array).view(bits_dtype(array.dtype)))
-        for name, array in lengths.items():
-            self._cuda.memcpy_htod(int(memory) + lengths_at[name], array)
+        for name, array in indices.items():
+            self._cuda.memcpy_htod(int(memory) + indices_at[name], array)
         arguments = make_arguments(
             problem,
             {name: int(memory) + start for name, start in starts.items()},
-            {each.name: problem.layout.strides(each.shape(problem)) for each in problem.operation.strided},
+            {
+                each.name: problem.layout.strides(each.stored_shape(problem), each.rows)
+                for each in problem.operation.strided
+            },
             scale=problem.head_dim**-0.5,
             scoring=read.arguments({name: int(memory) + start for name, start in buffers.items()}),
-            sequences={name: int(memory) + start for name, start in lengths_at.items()},
+            sequences={
+                **{name: int(memory) + start for name, start in indices_at.items()},
+                **index_strides(indices),
+            },
         )
         self._tensors = _Tensors(problem, memory, arguments)
         return self._tensors

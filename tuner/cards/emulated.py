@@ -46,7 +46,7 @@ from ..processes import Done, TookTooLong, run_program
 from .device import Timing
 from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
 from .score_values import score_values
-from .sequences import length_arrays, rows_of_sequences, sizes_of_call
+from .sequences import index_arrays, index_strides, rows_of_sequences, sizes_of_call
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
@@ -278,8 +278,9 @@ class SimRunner:
             for name, array in arrays.items()
         }
         sizes = sizes_of_call(problem, q, k, values)
-        sequences = {name: _Array.like(array) for name, array in length_arrays(problem, values).items()}
-        if sequences:
+        indices = index_arrays(problem, values)
+        sequences = {name: _Array.like(array) for name, array in indices.items()}
+        if build.kernel.launch.packed:
             ints = build.kernel.num_plan_ints(sizes)
             sequences[PLAN] = _Array.like(np.empty((1, ints), np.int32), copy=False)
         read = score_values(problem.scores, values, sizes)
@@ -296,7 +297,7 @@ class SimRunner:
             scale=scale,
             sizes=sizes,
             scoring=scoring,
-            sequences=_addresses(sequences),
+            sequences={**_addresses(sequences), **index_strides(indices)},
         )
         buffers = {**sequences, **buffers}
         launch = self._launch_sanitized if self.sanitize else self._launch

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
+from .pages import draw_table
 
 _INT32 = np.dtype(np.int32)
 
@@ -16,41 +17,58 @@ def sizes_of_call(
     problem: Problem, q: np.ndarray, k: np.ndarray, values: Mapping[str, Any] | None
 ) -> dict[str, int]:
     """Returns the lengths that a kernel is told of arrays (batch, heads, rows, columns); of packed sequences,
-    which are one batch of all rows, those that ``values`` tell. Raises ValueError where they say too little.
+    which are one batch of all rows, and of caches (pages, heads, page_size, columns) those that ``values``
+    tell. Raises ValueError where they say too little.
     """
     sizes = {"num_q_heads": q.shape[1], "num_kv_heads": k.shape[1]}
-    if not problem.layout.is_packed:
-        return {**sizes, "batch": q.shape[0], "seqlen_q": q.shape[2], "seqlen_k": k.shape[2]}
-    given = length_arrays(problem, values)
-    longest = [max(0, int(np.diff(given[f"cu_seqlens_{x}"]).max())) for x in "qk"]
-    return {
-        **sizes,
-        "batch": len(given["cu_seqlens_q"]) - 1,
-        "seqlen_q": longest[0],
-        "seqlen_k": longest[1],
-        "total_q": q.shape[2],
-        "total_k": k.shape[2],
-    }
+    given = index_arrays(problem, values)
+    if problem.layout.is_packed:
+        starts = given["cu_seqlens_q"]
+        sizes |= {"batch": len(starts) - 1, "seqlen_q": _longest(starts), "total_q": q.shape[2]}
+    else:
+        sizes |= {"batch": q.shape[0], "seqlen_q": q.shape[2]}
+    if problem.layout.is_paged:
+        table = given["page_table"]
+        sizes |= {"num_pages": k.shape[0], "page_size": k.shape[2], "max_pages": table.shape[1]}
+        used = given.get("seqused_k")
+        longest = table.shape[1] * k.shape[2] if used is None else max(0, int(used.max()))
+        return {**sizes, "seqlen_k": longest}
+    if problem.layout.is_packed:
+        return {**sizes, "seqlen_k": _longest(given["cu_seqlens_k"]), "total_k": k.shape[2]}
+    return {**sizes, "seqlen_k": k.shape[2]}
 
 
-def length_arrays(problem: Problem, values: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    """Returns the arrays that tell the lengths of a problem's sequences, of those that are there; none where
-    all are as long. Raises ValueError for lengths that are missing, or that are of different sequences."""
-    if not problem.layout.is_packed:
+def _longest(starts: np.ndarray) -> int:
+    """The longest of the sequences that begin at ``starts``, the last of which is the last one's end."""
+    return max(0, int(np.diff(starts).max()))
+
+
+def index_arrays(problem: Problem, values: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    """Returns the arrays that tell the lengths of a problem's sequences and their pages, of those that are
+    there; none where all are as long. Raises ValueError for what is missing, or is of different sequences."""
+    layout = problem.layout
+    if not layout.index_arrays:
         return {}
     given = values or {}
     found: dict[str, np.ndarray] = {}
-    for name, meaning in problem.layout.lengths:
+    for name, meaning in layout.index_arrays:
         if given.get(name) is None:
-            if name.startswith("cu_"):
+            if not name.startswith("seqused_"):
                 raise ValueError(f"the kernel reads {name} ({meaning}); give it")
             continue
-        found[name] = np.ascontiguousarray(given[name], _INT32)
+        # A table's rows may have gaps.
+        found[name] = np.require(given[name], _INT32, [] if name in dict(layout.table) else ["C"])
     counts = {name: len(array) - name.startswith("cu_") for name, array in found.items()}
     if min(counts.values()) < 1 or len(set(counts.values())) > 1:
         told = ", ".join(f"{name} of {count}" for name, count in counts.items())
         raise ValueError(f"lengths of different numbers of sequences: {told}; give those of the same")
     return found
+
+
+def index_strides(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Returns the strides that a kernel is told of such arrays, in elements."""
+    tables = {name: array for name, array in arrays.items() if array.ndim == 2}
+    return {f"{name}_stride": array.strides[0] // array.itemsize for name, array in tables.items()}
 
 
 def lengths_as_values(q: tuple[int, ...], k: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -78,3 +96,15 @@ def rows_of_sequences(problem: Problem, values: Mapping[str, Any] | None, total:
     for each in sequence_slices(values or {}, "q"):
         rows[each] = True
     return rows
+
+
+def typical_indices(problem: Problem) -> dict[str, np.ndarray]:
+    """Returns the arrays that tell of the sequences a problem's kernels are timed with: as long as it says,
+    their pages in an order that follows no rule."""
+    lengths, told = problem.lengths, {}
+    if problem.layout.is_packed:
+        told = lengths_as_values(lengths.q, lengths.k)
+    if problem.layout.is_paged:
+        told["page_table"] = draw_table(lengths.k, problem.page_size).table
+        told["seqused_k"] = np.array(lengths.k, _INT32)
+    return index_arrays(problem, told)

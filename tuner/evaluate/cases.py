@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...gen.layout import DENSE
+from ...gen.layout import DENSE, knows_page_size
 from ...gen.lengths import Lengths, listed_lengths
 from ...gen.problem import Problem
 from ...gen.scoring import PLAIN, Scoring
@@ -33,8 +33,8 @@ VALUES = ("drawn", "various", "extreme", "hiding")
 class Case:
     """One attention problem to try a kernel on. ``scale`` multiplies 1/√d.
 
-    Packed sequences have room for ``lengths``, of which ``used`` count, all unless it is given; the other
-    lengths are the longest.
+    Packed sequences, and those whose keys lie in pages of ``page_size``, have room for ``lengths``, of which
+    ``used`` count, all unless it is given; the other lengths are the longest.
 
     ``scoring`` has the numbers of what is asked of masks and scores, and ``values`` says what the arrays hold
     that those read.
@@ -53,13 +53,19 @@ class Case:
     values: str = VALUES[0]
     lengths: Lengths | None = None
     used: Lengths | None = None
+    page_size: int = 0
+
+    @property
+    def counted(self) -> Lengths | None:
+        """The lengths that count."""
+        return self.used or self.lengths
 
     def sized(self, problem: Problem) -> Problem:
         """Returns the problem at this case's lengths and heads."""
         sizes = {name: getattr(self, name) for name in DENSE.sizes}
-        if self.lengths is not None:
+        if self.lengths is not None and problem.layout.is_packed:
             sizes["varlen"] = listed_lengths(self.lengths.q, self.lengths.k)
-        return replace(problem, **sizes)
+        return replace(problem, **sizes, page_size=self.page_size)
 
     @property
     def name(self) -> str:
@@ -71,16 +77,19 @@ class Case:
         if self.lengths is not None:
             gaps = "" if self.used is None else " with gaps"
             shape = f"{self.batch} sequences{gaps} of up to {self.seqlen_q} queries and {self.seqlen_k} keys"
-            shape += f", heads {heads}"
+            shape += f", heads {heads}" + (f", pages of {self.page_size} keys" if self.page_size else "")
         return f"{self.inputs} inputs, {shape}, {self.layout} layout, scale {self.scale:g}/√d{asked}"
 
 
 def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator) -> Iterator[Case]:
     """Returns small problems that no tile divides, around the variant's tiles of ``br`` rows and ``bc``
     keys."""
-    if problem.layout.is_packed:
-        packed = _packed_cases(variant, problem, depth, rng)
-        return packed if problem.scoring.is_plain else _scored_cases(tuple(packed), variant, problem, rng)
+    if problem.layout is not DENSE:
+        make = _packed_cases if problem.layout.is_packed else _few_queries_cases
+        ragged = make(variant, problem, depth, rng)
+        if problem.layout.is_paged:
+            ragged = _in_pages(ragged, variant, problem)
+        return ragged if problem.scoring.is_plain else _scored_cases(tuple(ragged), variant, problem, rng)
     plain = _plain_cases(variant, problem, depth, rng)
     if problem.scoring.is_plain:
         return plain
@@ -136,6 +145,40 @@ def _packed_cases(
     short = [(int(rng.integers(0, 3)), int(rng.integers(0, 4))) for _ in range(150)]
     yield _packed([*short, (1, bc)], rng, heads=(1, 1), inputs="uniform", want_lse=True)
     yield _packed([(ragged_q, 1)], rng, inputs="uniform", want_lse=True)
+
+
+def _few_queries_cases(
+    variant: Variant, problem: Problem, depth: Depth, rng: np.random.Generator
+) -> Iterator[Case]:
+    """The problems of as many queries in each sequence, and keys of any number: none, one, whole pages and
+    tiles, one more or less."""
+    br, bc = _tiles(variant)
+    size = problem.page_size
+    plain = 0.7 * plain_score(problem) / PLAIN_SCORE
+    ends = [0, 1, size, size + 1, 2 * bc + _ragged(bc, rng), bc, max(1, 2 * size - 1), bc + 1]
+    yield _packed([(1, n) for n in ends], rng, inputs="uniform", scale=plain, want_lse=True)
+    some = [_ragged(bc, rng), 3 * bc + _ragged(bc, rng), 5 * size + 3]
+    yield _packed([(4, n) for n in some], rng, heads=(6, 2), inputs="rising", layout="padded", scale=-1.0)
+    yield _packed([(17, n) for n in (2, *some)], rng, inputs="normal", layout="packed", want_lse=True)
+    shares = variant.key_shares()
+    if shares > 1:
+        many = (2 * shares + 1) * bc + _ragged(bc, rng)
+        yield _packed([(3, many), (3, 1)], rng, inputs="negative", layout="bhnd", want_lse=True)
+    if depth == "quick":
+        return
+    for distribution in reference.DISTRIBUTIONS:
+        rows = int(rng.integers(1, 2 * br))
+        drawn = [(rows, int(rng.integers(0, 4 * bc))) for _ in range(int(rng.integers(2, 7)))]
+        layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
+        yield _packed(drawn, rng, heads=(3, 1), inputs=distribution, layout=layout, want_lse=True)
+
+
+def _in_pages(made: Iterator[Case], variant: Variant, problem: Problem) -> Iterator[Case]:
+    """The same with keys in pages: of the size that a kernel knows, or of several that it does not."""
+    size, bc = problem.page_size, _tiles(variant)[1]
+    others = () if knows_page_size(size, bc) else (1, 5, 2 * bc)
+    for turn, case in enumerate(made):
+        yield replace(case, page_size=(size, *others)[turn % (1 + len(others))])
 
 
 def _packed(

@@ -10,6 +10,7 @@ from ...gen.problem import Problem
 from ..cards.sequences import lengths_as_values, sequence_slices
 from . import reference
 from .cases import Case
+from .paged import case_table, in_pages, told_of_pages
 
 #: Rows of packed arrays behind those of the last sequence.
 ROWS_BEHIND = 3
@@ -20,7 +21,8 @@ def make_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Makes q, k, v in the case's layout, as views shaped (batch, heads, seqlen, head_dim), and the scale.
 
-    Packed sequences are one batch of all rows, of which those of no sequence are no numbers.
+    Packed sequences are one batch of all rows, of which those of no sequence are no numbers. Keys and values
+    in pages are of the shape (pages, heads, page_size, head_dim).
     Of ``problem`` only the type and the head dims count. All strides are multiples of ``access_width``
     elements, as long as the head dims are.
     """
@@ -42,27 +44,32 @@ def make_inputs(
         head_dim_v=dv,
         one_sign=case.lengths is not None,
     )
+    if case.counted is not None and case.page_size:
+        whole = (q if problem.layout.is_packed else q[:, :, :-ROWS_BEHIND], k, v)
+        q, k, v = in_pages(problem, whole, case.batch, case.counted.k, case_table(case))
     if case.layout == "packed":
         q, k, v = _packed_where_alike(q, k, v)
     elif case.layout == "bnhd":
         q, k, v = (_packed(x)[0] for x in (q, k, v))
     elif case.layout == "padded":
         q, k, v = (_padded(x, access_width) for x in (q, k, v))
-    if case.lengths is not None:
+    if problem.layout.is_packed:
         told = lengths_of(case)
-        for name, arrays in (("q", (q,)), ("k", (k, v))):
+        for name, arrays in (("q", (q,)), *([("k", (k, v))] if not case.page_size else [])):
             for array in arrays:
                 array[:, :, ~_rows(told, name, array.shape[2])] = np.nan
     return q, k, v, scale
 
 
 def lengths_of(case: Case) -> dict[str, np.ndarray]:
-    """Returns what tells a kernel of a case's sequences."""
+    """Returns what tells a kernel of a case's sequences and their pages."""
     if case.lengths is None:
         return {}
     told = lengths_as_values(case.lengths.q, case.lengths.k)
     if case.used is not None:
         told |= {f"seqused_{x}": np.array(getattr(case.used, x), np.int32) for x in "qk"}
+    if case.counted is not None and case.page_size:
+        told |= told_of_pages(case.counted.k, case_table(case))
     return told
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Runner
+from ..cards.pages import draw_table
 from . import reference
 from .asked_values import case_values
 from .cases import Case, Depth, cases
@@ -20,6 +23,7 @@ from .comparison import compare
 from .error_bounds import tanh_error
 from .inputs import lengths_of, make_inputs
 from .packed import compare_sequences, draw_packed_sample, packed_sample_problem
+from .paged import in_pages, out_of_pages, row_after_row, told_of_pages
 from .sampled_problem import SAMPLE_SEEDS, draw_sample, sample_problem
 
 
@@ -48,7 +52,7 @@ def validate(
         tell(f"case {number}, {case.name}")
         worst = max(worst, _check_case(runner, build, case, rng))
     if problem is not None:
-        choose = packed_sample_problem if problem.layout.is_packed else sample_problem
+        choose = sample_problem if problem.layout is DENSE else packed_sample_problem
         sample = choose(problem, depth, max_sample_flops)
         if sample is not None:
             tell(f"a sample of {problem.name} at its real lengths")
@@ -63,9 +67,12 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     values = {**case_values(case, problem, rng), **lengths_of(case)}
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse, values=values)
     if case.lengths is not None:
-        return compare_sequences(
-            o, lse if case.want_lse else None, q, k, v, scale, values, problem, case.name
-        )
+        lse = lse if case.want_lse else None
+        if problem.layout.is_paged:
+            q, k, v, values = out_of_pages(problem, q, k, v, values)
+        if not problem.layout.is_packed:
+            o, lse = row_after_row(o), None if lse is None else row_after_row(lse)
+        return compare_sequences(o, lse, q, k, v, scale, values, problem, case.name)
     expected = reference.attention(
         q, k, v, scale=scale, scores=problem.scores, values=values, tanh_error=tanh_error(problem)
     )
@@ -73,11 +80,8 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
 
 
 def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
-    if problem.layout.is_packed:
-        packed = draw_packed_sample(problem, seed)
-        arrays = (packed.q, packed.k, packed.v)
-        o, _ = runner.attend(build, *arrays, scale=packed.scale, values=packed.values)
-        return packed.compare(o, problem)
+    if problem.layout is not DENSE:
+        return _check_packed_sample(runner, build, problem, seed)
     sample = draw_sample(problem, seed)
     o, _ = runner.attend(build, sample.q, sample.k, sample.v, scale=sample.scale, values=sample.values)
     worst = 0.0
@@ -86,3 +90,16 @@ def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> 
         name = f"{problem.name} at its real lengths, head {h} of batch {b}"
         worst = max(worst, compare(rows, None, expected, sample.v, problem, name))
     return worst
+
+
+def _check_packed_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
+    packed = draw_packed_sample(replace(problem, page_size=0), seed)
+    layout, values = build.kernel.problem.layout, dict(packed.values)
+    arrays = (packed.q, packed.k, packed.v)
+    if layout.is_paged:
+        keys = problem.lengths.k
+        table = draw_table(keys, problem.page_size, hostile=True)
+        arrays = in_pages(build.kernel.problem, arrays, problem.batch, keys, table)
+        values |= told_of_pages(keys, table)
+    o, _ = runner.attend(build, *arrays, scale=packed.scale, values=values)
+    return packed.compare(o if layout.is_packed else row_after_row(o), problem)

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...layout import DENSE, PACKED
+from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...serves import Serves
@@ -65,7 +65,7 @@ class Mma(RuledParameters):
     serves: ClassVar[Serves] = Serves(
         precisions={"f32": ("auto", "3xtf32", "3xf16", "tf32"), "f16": ("auto",), "bf16": ("auto",)},
         float32="multiplies float32 as TF32 or f16",
-        layouts=(DENSE, PACKED),
+        layouts=(DENSE, PACKED, PAGED, PACKED_PAGED),
     )
 
     def template_for(self, problem: Problem) -> str:

@@ -139,6 +139,8 @@ class RuledParameters(Parameters):
     def _heads_are_of_one_sequence(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and problem.layout.is_packed:
             return f"heads={self.heads}: packed sequences have no tiles in common to take in turn"
+        if self.heads > 1 and problem.layout.is_paged:
+            return f"heads={self.heads}: sequences in pages have tiles of keys of their own"
         return None
 
     @rule("combination", after="heads")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ...layout import DENSE, PACKED
+from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import IEEE_FLOAT32, Serves
@@ -28,7 +28,7 @@ class Simt(RuledParameters):
 
     family: ClassVar[str] = "simt"
     template: ClassVar[str] = "families/simt/main.cu.jinja"
-    serves: ClassVar[Serves] = replace(IEEE_FLOAT32, layouts=(DENSE, PACKED))
+    serves: ClassVar[Serves] = replace(IEEE_FLOAT32, layouts=(DENSE, PACKED, PAGED, PACKED_PAGED))
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d = problem.head_dim
