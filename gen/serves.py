@@ -41,8 +41,8 @@ class Serves:
             return f"family {family} takes {names} arrays, this problem has {problem.layout.name} ones"
         if problem.layout is PAGED and problem.scores.predicate is not None:
             return (
-                "a mask by expression lists tiles of sequences of one length; those in pages take intervals, or "
-                "packed queries (varlen)"
+                "a mask by expression lists tiles of sequences of one length; beside pages they need "
+                "packed queries; give varlen"
             )
         if self.archs and limits.arch not in self.archs:
             only = " and ".join(f"sm_{arch}" for arch in self.archs)

@@ -14,6 +14,7 @@ from typing import Any
 from ..arguments import struct_of
 from ..kernel import Kernel
 from ..launch import LISTS_ROLE, Launch
+from ..layout import DENSE
 from ..problem import Problem
 from ..render import environment
 from ..scoring import BOOLEAN
@@ -43,9 +44,10 @@ _WITHOUT_SCALES = ("register_transformers", "sdpa")
 
 def why_no_module(problem: Problem) -> str | None:
     """Says why no module can be made of a problem's kernels; None where one can."""
-    if problem.layout.is_packed:
+    if problem.layout is not DENSE:
+        others = "caches of pages" if problem.layout.is_paged else "packed ones"
         return (
-            "modules take arrays whose sequences are of one length; packed ones are taken by the launcher of "
+            f"modules take arrays whose sequences are of one length; {others} are taken by the launcher of "
             "a .cu: name the file so"
         )
     return None

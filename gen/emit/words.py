@@ -30,8 +30,9 @@ def class_words(problem: Problem) -> str:
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
     features = "" if problem.scoring.is_plain else f" with {feature_words(problem.scoring)}"
-    packed = ", packed sequences" if problem.layout.is_packed else ""
-    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}{packed}{features}"
+    layout = ", packed sequences" if problem.layout.is_packed else ""
+    layout += f", pages of {problem.page_size} keys" if problem.page_size else ""
+    return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}{layout}{features}"
 
 
 def classes_words(made: Sequence[Made]) -> str:
@@ -51,6 +52,7 @@ def _shape(problem: Problem) -> str:
     if problem.seqlen_k != problem.seqlen_q:
         lengths = f"{problem.seqlen_q} query and {problem.seqlen_k} key rows"
     lengths += f", {lengths_words(problem.varlen)}" if problem.varlen else ""
+    lengths += f", pages of {problem.page_size}" if problem.page_size else ""
     return f"batch {problem.batch}, {heads}, {lengths}"
 
 

@@ -176,6 +176,7 @@ def shape_words(problem: Problem) -> str:
     if problem.seqlen_k != problem.seqlen_q:
         lengths += f"x{problem.seqlen_k}"
     lengths += f" packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
+    lengths += f" in pages of {problem.page_size}" if problem.page_size else ""
     asked = scoring_words(problem.scoring)
     return f"batch {problem.batch}, heads {heads}, seqlen {lengths}{asked and f', {asked}'}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
+from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..errors import FlashgenError, UsageError
 from ..files import check_regular, read_text, write_text
@@ -87,8 +88,9 @@ def _check_native(problem: Problem) -> None:
             f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
             "callers of the launcher in the plain .cu pass"
         )
-    if problem.layout.is_packed:
+    if problem.layout is not DENSE:
+        others = "caches of pages" if problem.layout.is_paged else "packed ones"
         raise UsageError(
-            "--main and --cmake serve sequences of one length; packed ones are taken by the launcher in the "
+            f"--main and --cmake serve sequences of one length; {others} are taken by the launcher in the "
             "plain .cu"
         )

@@ -189,6 +189,7 @@ class Parameters(Variant):
                 needed = 8 + self.row_tiles * (12 + 1.05 * outputs + 1.9 * scores + 0.75 * queries)
         needed += 8 if self.layout == SWIZZLED else 0  # addresses
         needed += 8 if self.heads > 1 else 0
+        needed += 5 if problem.layout.is_paged else 0  # where its pages are
         needed += 6 if problem.layout.is_packed else 0  # where its sequence is, for rows computed again
         return int(needed) + _scoring_registers(problem)
 
