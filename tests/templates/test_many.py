@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.cards.dtypes import numpy_dtype
 
+from tests.support.formatting import assert_ruff_is_content
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import (
     DRIVER_TYPES,
@@ -499,14 +499,9 @@ def test_the_module_is_deterministic_and_clean(made: Any, embedded: bool, tmp_pa
         code = code.replace(kernel.source, "")
     assert "\n\n\n\n" not in code and not re.search(r"[ \t]\n", code) and text.endswith(")\n")
     assert code.count("def _launch(") == code.count("def _load(") == 1
-    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    if ruff is None:
-        pytest.skip("ruff is not installed")
     path = tmp_path / "several.py"
     path.write_text(text)
-    for command in (["check"], ["format", "--diff", "--line-length", "110"]):
-        result = subprocess.run([ruff, *command, "--isolated", path], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout
+    assert_ruff_is_content(path)
 
 
 def test_it_says_what_it_holds(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ from flashgen.templates.runtime import table as runtime_table
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 
+from tests.support.formatting import assert_ruff_is_content
+
 H200 = preset("h200")
 MEASURED: dict[str, Any] = {
     "times_us": [5100.0, 5123.4, 5150.0],
@@ -177,14 +179,9 @@ def test_the_module_is_deterministic_and_clean(
     code = text.replace(kernel.source, "")
     assert "\n\n\n\n" not in code and not re.search(r"[ \t]\n", code) and text.endswith(")\n")
     assert not re.search(r"\b20\d\d-\d\d", code), "a date makes the output differ from day to day"
-    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    if ruff is None:
-        pytest.skip("ruff is not installed")
     path = tmp_path / f"{kernel.problem.name}.py"
     path.write_text(text)
-    for command in (["check"], ["format", "--check", "--line-length", "110"]):
-        result = subprocess.run([ruff, *command, "--isolated", path], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout
+    assert_ruff_is_content(path)
 
 
 def test_the_module_imports_without_pycuda_or_a_gpu(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from flashgen.gen.scoring_values import draw_values
 from flashgen.gen.space import enumerate_space
 from flashgen.tuner.shelf.emitted_kernels import read_each
 
+from tests.support.formatting import assert_ruff_is_content
+
 H200 = preset("h200")
 ALL = Scoring(
     window=(127, 0),
@@ -67,11 +69,7 @@ def test_a_module_is_clean_and_read_back(kind: str, kernel: Kernel, tmp_path: Pa
     path.write_text(text)
     path.with_suffix(".cu").write_text(emit_cuda(kernel, device="H200"))
     assert not re.search(r"[ \t]\n", text.replace(kernel.source, "")) and text.endswith(")\n")
-    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    assert ruff is not None
-    for command in (["check"], ["format", "--check", "--line-length", "110"]):
-        result = subprocess.run([ruff, *command, "--isolated", path], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout
+    assert_ruff_is_content(path)
     found = read_each(path)[-1].kernel
     assert (found.problem, found.variant, found.launches) == (kernel.problem, kernel.variant, kernel.launches)
 
