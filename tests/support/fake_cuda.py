@@ -93,14 +93,18 @@ class Arguments:
         arrays = problem.operation.arrays
         self.pointers = [values[each.name] for each in arrays]
         self.strides = [
-            [values.get(f"{each.name}_stride_{axis}", 0) for axis in ("batch", "head", "row")]
+            [
+                values.get(f"{each.name}_stride_{axis}", 0)
+                for axis in ("page" if problem.layout.in_pages(each.rows) else "batch", "head", "row")
+            ]
             for each in problem.operation.strided
         ]
         self.batch, self.num_q_heads, self.num_kv_heads, self.seqlen_q, self.seqlen_k = (
             values[name] for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
         )
+        self.num_sequences = self.batch
         if problem.layout.is_packed:  # all rows in one batch
-            self.num_sequences, self.batch = self.batch, 1
+            self.batch = 1
             self.seqlen_q, self.seqlen_k = values["total_q"], values["total_k"]
         self.scale = values["scale"]
         self.problem, self.dtype = problem, numpy_dtype(problem.dtype)
@@ -113,6 +117,8 @@ class Arguments:
             (self.num_kv_heads, self.seqlen_k) if index in (1, 2) else (self.num_q_heads, self.seqlen_q)
         )
         shape = (self.batch, heads, rows, self.columns[index])
+        if index in (1, 2) and self.problem.layout.is_paged:
+            shape = (self.values["num_pages"], heads, self.values["page_size"], self.columns[index])
         strides = (*self.strides[index], 1)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         flat = state.at(self.pointers[index], extent, self.output_dtype if index == 3 else self.dtype)
@@ -126,6 +132,12 @@ class Arguments:
             for name, _ in self.problem.layout.lengths
             if self.values[name]
         }
+
+    def page_table(self) -> np.ndarray:
+        """Which pages each sequence has, without what lies between rows."""
+        rows, width, stride = self.num_sequences, self.values["max_pages"], self.values["page_table_stride"]
+        flat = state.at(self.values["page_table"], (rows - 1) * stride + width, np.int32)
+        return np.lib.stride_tricks.as_strided(flat, (rows, width), (4 * stride, 4))
 
     def scoring(self) -> dict[str, Any]:
         """What masks and changes of scores read, by name: numbers, and views of device memory."""

@@ -18,6 +18,7 @@ from flashgen.gen.scoring_values import typical_values
 from flashgen.tuner.cards import cuda, driver, nvml
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
+from flashgen.tuner.cards.pages import gather
 from flashgen.tuner.cards.score_values import values_as_read
 from flashgen.tuner.cards.sequences import sequence_slices
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
@@ -728,3 +729,39 @@ def test_packed_kernels_are_timed_on_drawn_lengths_with_a_plan_made_once(runner,
     assert fake_cuda.state.launches.count("kernel_plan") == 1 < len(met)
     assert np.diff(met[0]["cu_seqlens_q"]).tolist() == list(PACKED.lengths.q)
     assert "seqused_q" not in met[0]
+
+
+# -- caches in pages -------------------------------------------------------------------------------------
+
+PAGED = replace(PROBLEM, batch=3, seqlen_q=2, seqlen_k=50, page_size=16)
+
+
+def by_pages(args):
+    """The kernel of keys and values in pages."""
+    q, k, v, o = (args.tensor(i) for i in range(4))
+    used, table = args.sequences()["seqused_k"], args.page_table()
+    for b, length in enumerate(used):
+        keys, values = (gather(x, (int(length),), table[b : b + 1]) for x in (k, v))
+        found = attention(q[b : b + 1], keys, values, scale=args.scale, scores=args.problem.scores)
+        o[b] = found.o[0]
+        if args.lse() is not None:
+            args.lse()[b] = found.lse[0]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_pages_arrive_on_the_card(runner, tmp_path, dtype):
+    problem = replace(PAGED, dtype=dtype)
+    error = validate(runner, build_of(tmp_path, by_pages, problem=problem), seed=3, problem=problem)
+    assert error < problem.tolerance
+
+
+def test_paged_kernels_are_timed_on_pages_in_any_order(runner, tmp_path):
+    met = []
+
+    def remembers(args):
+        met.append(args.page_table().copy())
+        assert args.tensor(1).shape == (12, 1, 16, 32) and args.sequences()["seqused_k"].tolist() == [50] * 3
+        assert args.strides[1] == [16 * 32, 32, 32]
+
+    runner.measure(build_of(tmp_path, remembers, problem=PAGED), PAGED)
+    assert sorted(met[0].ravel()) == list(range(12)) != met[0].ravel().tolist()
