@@ -25,6 +25,8 @@ PARTS = (
 )
 #: What stands behind them where kernels have masks or changes of scores.
 SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scored_program")
+#: What stands behind those where kernels take packed sequences.
+PACKED_PARTS = ("packed_values", "packed_attention", "packed_program")
 #: What it imports beside the standard library, and modules that stand alone therefore too.
 THIRD_PARTY = ("numpy",)
 _WIDTH = 110
@@ -39,12 +41,13 @@ class Inlined:
 
 
 @cache
-def inline_runtime(*, scored: bool = False) -> Inlined:
+def inline_runtime(*, scored: bool = False, packed: bool = False) -> Inlined:
     """Returns the runtime's files, one after the other, as the text of one module; with ``scored`` those for
-    masks and changes of scores, too."""
+    masks and changes of scores, too, with ``packed`` those and the ones for packed sequences."""
     imports: list[ast.Import | ast.ImportFrom] = []
     sections: list[str] = []
-    for part in (*PARTS, *(SCORED_PARTS if scored else ())):
+    more = (*SCORED_PARTS, *PACKED_PARTS) if packed else SCORED_PARTS if scored else ()
+    for part in (*PARTS, *more):
         text = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
         body = ast.parse(text).body
         doc = ast.get_docstring(ast.parse(text)) or ""

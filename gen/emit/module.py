@@ -13,8 +13,7 @@ from typing import Any
 
 from ..arguments import struct_of
 from ..kernel import Kernel
-from ..launch import LISTS_ROLE, Launch
-from ..layout import DENSE
+from ..launch import LISTS_ROLE, PLAN_ROLE, Launch
 from ..problem import Problem
 from ..render import environment
 from ..scoring import BOOLEAN
@@ -42,13 +41,28 @@ _FUNCTIONS = ("attention", "explain", "register_torch", "use")
 _WITHOUT_SCALES = ("register_transformers", "sdpa")
 
 
+#: Those of packed sequences.
+_PACKED_FUNCTIONS = ("attention_varlen", "explain", "register_torch", "use")
+
+
 def why_no_module(problem: Problem) -> str | None:
     """Says why no module can be made of a problem's kernels; None where one can."""
-    if problem.layout is not DENSE:
-        others = "caches of pages" if problem.layout.is_paged else "packed ones"
+    if problem.layout.is_paged:
         return (
-            f"modules take arrays whose sequences are of one length; {others} are taken by the launcher of "
-            "a .cu: name the file so"
+            "modules take arrays and packed sequences; caches of pages are taken by the launcher of a .cu: "
+            "name the file so"
+        )
+    return None
+
+
+def why_alone(problem: Problem) -> str | None:
+    """Says why a problem's kernels make no module with others; None where they do."""
+    if reason := why_no_module(problem):
+        return reason
+    if problem.layout.is_packed:
+        return (
+            f"{problem.name} takes packed sequences, as calls of several kernels do not; make a module of it "
+            "alone"
         )
     return None
 
@@ -117,7 +131,7 @@ def emit_many(
 
 def _check_together(problems: Sequence[Problem]) -> None:
     """Raises ValueError for problems whose kernels make no module of several."""
-    if reason := next(filter(None, map(why_no_module, problems)), None):
+    if reason := next(filter(None, map(why_alone, problems)), None):
         raise ValueError(reason)
     names = [problem.name for problem in problems]
     if len(names) < 2:
@@ -175,9 +189,13 @@ def _render(
     # Kernels that read the same are told by one list of arguments.
     kinds = {problem.scoring.stem: problem for problem in problems}
     kernels = {_source_key(each): each.kernel for each in made}
+    packed = problems[0].layout.is_packed
     imports, code = _imports_and_code(made, thin, scored)
-    functions = _FUNCTIONS if has_scales else (*_FUNCTIONS, *_WITHOUT_SCALES)
-    if any(problem.scoring.documents for problem in problems):
+    if packed:
+        functions = _PACKED_FUNCTIONS if has_scales else (*_PACKED_FUNCTIONS, "flash_attn_varlen_func")
+    else:
+        functions = _FUNCTIONS if has_scales else (*_FUNCTIONS, *_WITHOUT_SCALES)
+    if not packed and any(problem.scoring.documents for problem in problems):
         functions = (*functions, "document_bounds")
     data = (
         ["KERNELS", "SOURCES"]
@@ -188,6 +206,7 @@ def _render(
     classes += ["Buffer", "Scored"] if scored and not thin else []
     lists = any(each.kernel.has_tile_lists for each in made)
     classes += ["TileLists"] if lists else []
+    classes += ["SequencePlan"] if packed else []
     return (
         environment()
         .get_template("module/module.py.jinja")
@@ -200,6 +219,9 @@ def _render(
             exported=[*data, *sorted(classes), *sorted(functions)],
             functions=functions,
             scored=scored,
+            packed=packed,
+            bound="PackedAttention" if packed else "ScoredAttention" if scored else "Attention",
+            rows="total_q" if packed else "seqlen_q",
             calls=_calls(problems),
             kernels_heading=heading("kernels" if several else "the kernel"),
             kinds=[
@@ -230,10 +252,12 @@ def _render(
 def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[str, str]:
     """What the module imports, and what of the runtime is in it."""
     if not thin:
-        runtime = inline_runtime(scored=scored)
+        runtime = inline_runtime(scored=scored, packed=made[0].kernel.problem.layout.is_packed)
         return import_lines(runtime.imports), runtime.code.rstrip("\n")
     maps = ", TensorMap" if any(launch.tensor_maps for launch in made[0].kernel.launches) else ""
     runtime_names = f"Attention, Launch{maps}, Tuned, run_module"
+    if made[0].kernel.problem.layout.is_packed:
+        return _packed_imports(made[0], maps, scored), ""
     if not scored:
         return (
             "import sys\nfrom pathlib import Path\n\n"
@@ -252,9 +276,30 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
     )
 
 
+def _packed_imports(made: Made, maps: str, scored: bool) -> str:
+    """What a thin module of packed sequences imports."""
+    values = ["Buffer"] if made.kernel.problem.scores.buffers else []
+    values += ["Scored"] if scored else []
+    values += ["TileLists"] if made.kernel.has_tile_lists else []
+    lines = ["import sys", "from pathlib import Path"]
+    lines += ["from typing import Any", "", "import numpy as np"] if scored else [""]
+    lines += [
+        f"from flashgen.templates.runtime import Launch, Tuned{maps}",
+        "from flashgen.templates.runtime.packed_attention import PackedAttention",
+        "from flashgen.templates.runtime.packed_program import run_packed_module",
+        "from flashgen.templates.runtime.packed_values import SequencePlan",
+    ]
+    lines += [f"from flashgen.templates.runtime.scored_values import {', '.join(values)}"] if values else []
+    return "\n".join(lines)
+
+
 def _calls(problems: Sequence[Problem]) -> list[str]:
     """What a call is told beside arrays for each kind of masks and changes of scores."""
     told: dict[str, None] = {}
+    usual = "q, k, v"
+    if problems[0].layout.is_packed:
+        usual = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=most, max_seqlen_k=most"
+    function = "attention_varlen" if problems[0].layout.is_packed else "attention"
     for problem in problems:
         scoring, values = problem.scoring, scalar_values(problem.scoring)
         words = [f"window=({values['window_left']}, {values['window_right']})"] if scoring.window else []
@@ -270,7 +315,7 @@ def _calls(problems: Sequence[Problem]) -> list[str]:
         words += [f"{each}={each}" for each in own]
         words += [f"{name}={value!r}" for name, value in scoring.scalars]
         if words:
-            told[f"attention(q, k, v, {', '.join(words)})"] = None
+            told[f"{function}({usual}, {', '.join(words)})"] = None
     return list(told)
 
 
@@ -315,6 +360,7 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
                 "symbol": kernel.symbol_of(each),
                 "count": each.blocks.python(),
                 "numbers": _numbers(each)
+                | ({"plans": True} if each.role == PLAN_ROLE else {})
                 | ({"lists": int(getattr(variant, "bc", 1))} if each.role == LISTS_ROLE else {}),
                 "maps": each.tensor_maps,
             }
@@ -329,9 +375,10 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
 
 
 def _numbers(launch: Launch) -> dict[str, Any]:
-    """A launch's fields that are not as usual, but its maps and its role, which its function's name tells."""
+    """A launch's fields that are not as usual, but its maps, its role, which its function's name tells, and
+    its layout, which the problem tells."""
     usual = Launch(-1, -1, None)
-    names = [field.name for field in fields(Launch) if field.name not in ("tensor_maps", "role")]
+    names = [field.name for field in fields(Launch) if field.name not in ("tensor_maps", "role", "packed")]
     return {name: getattr(launch, name) for name in names if getattr(launch, name) != getattr(usual, name)}
 
 

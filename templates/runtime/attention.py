@@ -201,7 +201,7 @@ class Attention:
         v_address, value, v_stream = _read("v", v)
         o_address, output, o_stream = (0, None, None) if out is None else _read("out", out)
         masked = self._tensors.is_masked(causal)
-        plan = self._tensors.plan(None, masked, layout == "bshd", output, *query, *key, *value)
+        plan = self._tensors.plan(None, masked, layout, output, *query, *key, *value)
         # The stream on which q's library works now.
         current = q_stream or 0
         handle = current if stream is None else _stream_handle(stream)

@@ -66,6 +66,8 @@ class Launch:
     """Whether what it makes for one batch serves all."""
     alike_heads: bool = False
     """Whether what it makes for one head serves all."""
+    plans: bool = False
+    """Whether it plans which block takes what of packed sequences, which may be kept from call to call."""
     lists: int = 0
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
     maps: tuple[TensorMap, ...] = ()
@@ -155,6 +157,13 @@ class Tuned:
     def smem_bytes(self) -> int:
         """The most dynamic shared memory, in bytes, that a block of any launch needs."""
         return max(launch.smem_bytes for launch in self.launches)
+
+    @property
+    def told(self) -> str:
+        """Its name, family, speed and card in words."""
+        speed = f", {self.measurement['tflops']:.1f} TFLOP/s" if "tflops" in self.measurement else ""
+        kind = "predicted for" if self.measurement.get("predicted") else "on"
+        return f"{self.name} ({self.variant['family']}{speed} {kind} {self.device['name']})"
 
     @property
     def command(self) -> str:

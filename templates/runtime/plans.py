@@ -3,15 +3,16 @@
 import collections
 import ctypes
 import functools
+import itertools
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .arrays import _check_output, _check_shapes, _dense_like, _stepped
+from .arrays import _check_output, _check_shapes
 from .build import _load
 from .driver import _check, _driver, _pop_context, _push_context, _retain_primary_context
 from .facts import _ITEM_BYTES, Launch, Tuned
-from .table import _Table
+from .table import _SIZES, _Table
 
 _INT_MAX = 2**31 - 1
 _MOST_STREAMS = 64  # for which a plan keeps launches
@@ -25,7 +26,8 @@ _INVALID_VALUE = 1  # CUresult
 _POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel
 _STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row"))
 _TILE_LISTS, _LISTS_MADE = "tile_lists", "tile_lists_made"
-_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
+_TOTALS = ("total_q", "total_k")
+_PLAN, _PLAN_MADE = "plan", "plan_made"
 
 
 class _Beside:
@@ -67,6 +69,8 @@ class _Plan(NamedTuple):
     """The strides of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one
     entry."""
     sizes: dict[str, int]
+    grid: tuple[int, int, int, int]
+    """The sizes by which blocks are counted."""
     misfit_bits: int
     """The bits that no address may have: those below the size of an access; all where strides do not suit
     it."""
@@ -80,8 +84,8 @@ class _Plan(NamedTuple):
     out_shape: tuple[int, ...]
     out_strides: tuple[int, ...]
     """The strides, in elements, of the output made where none is passed."""
-    rows_shape: tuple[int, int, int]
-    rows_strides: tuple[int, int, int]
+    rows_shape: tuple[int, ...]
+    rows_strides: tuple[int, ...]
     """The strides, in elements, of the log-sum-exp."""
     out_dtype: Any
     """The type of the output made where none is passed, torch's own for tensors."""
@@ -94,18 +98,19 @@ class _Plan(NamedTuple):
 
 
 def _make_plan(
-    table: _Table, torch: Any, masked: bool, bshd: bool, out: tuple[Any, ...] | None, *arrays: Any
+    table: _Table, torch: Any, masked: bool, layout: Any, out: tuple[Any, ...] | None, *arrays: Any
 ) -> _Plan:
     """Checks type, shape, strides and device of q, k and v, `arrays` one after the other, and of `out`, and
     draws from them all that they decide. `torch` is the module where they are tensors, else None. Strides are
-    None where arrays are contiguous, as in the CUDA array interface, or as they are."""
+    None where arrays are contiguous, as in the CUDA array interface, or as they are. `layout` is as the table
+    has it."""
+    bshd = layout == "bshd"
     q, k, v = arrays[:4], arrays[4:8], arrays[8:]
     query = table.inspect("q", q, bshd, torch)
     key = table.inspect("k", k, bshd, torch)
     value = table.inspect("v", v, bshd, torch)
-    batch, heads, seqlen_q = query.shape
-    kv_heads, seqlen_k = _check_shapes(query, key, value)
-    out_shape, out_strides = _dense_like(query, value.head_dim, bshd)
+    kv_heads, num_keys = _check_shapes(query, key, value)
+    made = table.output_like(query, value.head_dim, layout)
     output = None if out is None else table.inspect("out", out, bshd, torch)
     for name, array in (("k", key), ("v", value), ("out", output)):
         if array is not None and None not in (array.device, query.device) and array.device != query.device:
@@ -114,8 +119,7 @@ def _make_plan(
             )
     choosing = (*query.strides, *key.strides, *value.strides)
     if output is None:
-        s0, s1, s2, _ = out_strides
-        o_strides = _stepped(query.shape, (s0, s2, s1) if bshd else (s0, s1, s2))
+        o_strides = made.steps
         tuned = table.choose(query, key, value, (*choosing, *o_strides), masked).tuned
     else:
         tuned = table.choose(query, key, value, (*choosing, *output.strides), masked).tuned
@@ -126,9 +130,12 @@ def _make_plan(
             )
         o_strides = output.strides
     strides = (*choosing, *o_strides)
-    tiles = [launch.tiles(batch, heads, kv_heads, seqlen_q) for launch in tuned.launches]
-    rows = seqlen_q * (heads // max(kv_heads, 1)) if tuned.launches[0].pack_heads else seqlen_q
-    if max(*tiles, rows, seqlen_k) > _INT_MAX:
+    sizes = table.sizes(query, key, layout)
+    grid = table.sizes_of_grid(sizes)
+    tiles = [launch.tiles(*grid) for launch in tuned.launches]
+    _, heads, num_rows = query.shape
+    rows = num_rows * (heads // max(kv_heads, 1)) if tuned.launches[0].pack_heads else num_rows
+    if max(*tiles, rows, num_keys) > _INT_MAX:
         raise ValueError(f"{max(tiles)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     return _Plan(
         tuned=tuned,
@@ -137,18 +144,19 @@ def _make_plan(
         if all(tiles)
         else (),
         strides=strides,
-        sizes=dict(zip(_SIZES, (batch, heads, kv_heads, seqlen_q, seqlen_k), strict=True)),
+        sizes=sizes,
+        grid=grid,
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
-        has_keys=seqlen_k > 0,
+        has_keys=num_keys > 0,
         device=query.device or 0,
         in_primary=torch is not None,
         meta=torch is not None and q[3].type == "meta",
-        out_shape=out_shape,
-        out_strides=out_strides,
-        rows_shape=query.shape,
-        rows_strides=(heads * seqlen_q, seqlen_q, 1),
+        out_shape=made.shape,
+        out_strides=made.strides,
+        rows_shape=made.rows_shape,
+        rows_strides=made.rows_strides,
         out_dtype=tuned.output_dtype if torch is None else getattr(torch, tuned.output_dtype),
-        like_q=not table.has_scales and out_shape == q[1] and q[2] in (None, out_strides),
+        like_q=not table.has_scales and made.shape == q[1] and q[2] in (None, made.strides),
         idle=collections.defaultdict(list),
         maps=tuple({} for _ in tuned.launches),
     )
@@ -260,20 +268,33 @@ class _Ready:
         self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
         self.in_order = tuple((step.write, step.start, step.maps, step) for step in self.steps)
         """What each call asks of the steps, looked up before."""
-        self.in_order_again = tuple(each for each in self.in_order if not each[3].launch.lists)
-        """The same without those that make what may be kept."""
         names = _beside(plan.tuned.launches[0].arguments)
-        self.made_at = names.index(_LISTS_MADE) if _LISTS_MADE in names else None
+        self.made_at = tuple(names.index(name) for name in (_PLAN_MADE, _LISTS_MADE) if name in names)
+        """Where `beside` says of what may be kept that it is there."""
+        self.in_order_again = {
+            made: tuple(
+                each for each in self.in_order if not _is_made(each[3].launch, names, self.made_at, made)
+            )
+            for made in itertools.product((False, True), repeat=len(self.made_at))
+        }
+        """The same without those that make what is there, by what is."""
 
     def steps_for(self, beside: tuple[float, ...]) -> "tuple[tuple[Any, Any, Any, _Step], ...]":
-        """Returns what is to be launched: lists of tiles but where they are there."""
-        made = self.made_at is not None and beside[self.made_at]
-        return self.in_order_again if made else self.in_order
+        """Returns what is to be launched: plans and lists of tiles but where they are there."""
+        if not self.made_at:
+            return self.in_order
+        return self.in_order_again[tuple(bool(beside[place]) for place in self.made_at)]
 
     def write_numbers(self, scale: float | None, beside: tuple[float, ...]) -> None:
         for step in self.steps:
             step.write_numbers(self.default_scale if scale is None else scale, beside)
         self.scale, self.beside = scale, beside
+
+
+def _is_made(launch: Launch, names: tuple[str, ...], places: tuple[int, ...], made: tuple[bool, ...]) -> bool:
+    """Whether what a launch makes is there, as the flags of those names say."""
+    flag = _PLAN_MADE if launch.plans else _LISTS_MADE if launch.lists else None
+    return any(there and names[place] == flag for place, there in zip(places, made, strict=True))
 
 
 class _Step:
@@ -337,7 +358,7 @@ class _Arguments:
 
 def _beside(fields: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """The names of what a kernel reads beside q, k, v, its outputs and the scale, in order."""
-    usual = {*_POINTERS, *_STRIDES, *_SIZES, "scale"}
+    usual = {*_POINTERS, *_STRIDES, *_SIZES, *_TOTALS, "scale"}
     return tuple(name for name, _ in fields if name not in usual)
 
 
@@ -369,10 +390,17 @@ def _encode_maps(
             sizes["num_kv_heads" if of_keys else "num_q_heads"],
             sizes["batch"],
         )
+        strides = plan.strides[3 * i : 3 * i + 3]
+        if _TOTALS[0] in sizes:
+            # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to
+            # end where a sequence does, so that boxes are clipped there.
+            total, step = sizes[_TOTALS[of_keys]], strides[2]
+            lengths, strides = (total, lengths[1], total + 1), (step, *strides[1:])
+            address -= _ITEM_BYTES[tuned.output_dtype if name == "o" else tuned.dtype] * step * total
         if of_keys and not plan.has_keys:  # nothing is read of it, but a map must be of something
             address, lengths = addresses[0], (1, 1, 1)
         # Of a length of 1 the stride is never used, but must be a possible one.
-        steps = zip(lengths, reversed(plan.strides[3 * i : 3 * i + 3]), strict=True)
+        steps = zip(lengths, reversed(strides), strict=True)
         dtype = tuned.output_dtype if name == "o" else tuned.dtype
         stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
         status = _driver().cuTensorMapEncodeTiled(

@@ -13,7 +13,8 @@ from .arrays import _Buffer
 from .attention import Attention
 from .driver import _check, _driver, _pop_context, _push_context
 from .facts import Tuned
-from .plans import _SIZES, _Beside
+from .plans import _Beside
+from .table import _SIZES
 
 
 def run_module(attention: Attention, doc: str | None) -> int:

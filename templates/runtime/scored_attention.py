@@ -9,10 +9,10 @@ from .arrays import Array, _check_kinds, _kind, _torch_of
 from .attention import Attention, _check_call, _check_exact, _default_mask
 from .facts import Tuned
 from .huggingface import _register_transformers
-from .plans import _SIZES, _Beside
+from .plans import _Beside
 from .scored_huggingface import _attend_scored, _make_scored_mask
-from .scored_values import Scored, TileLists, _Asked, _document_bounds, _is_pair, _serves_dtype
-from .table import Choice, _doublings, _Rank, _Table
+from .scored_values import Scored, TileLists, _Asked, _check_asked, _document_bounds, _is_pair, _serves_dtype
+from .table import _SIZES, Choice, _doublings, _Rank, _Table
 from .tensors import _Tensors
 
 _S = TypeVar("_S", bound=Array)
@@ -347,15 +347,7 @@ class ScoredAttention:
         """The kernels for just what a call names; None: those without masks and changes of scores."""
         if self._plain is None and len(self._kinds) == 1:
             alike = self._kinds[0]
-            unknown = [each for each in asked if each not in alike.first.keywords]
-            if unknown:
-                raise TypeError(
-                    f"{unknown[0]}= is nothing that the kernels here read; they take {alike.words}. "
-                    f"Kernels are made by {alike.first.command} with options for what is wanted"
-                )
-            missing = [each for each in alike.first.required if each not in asked]
-            if missing:
-                raise TypeError(f"{missing[0]}= is missing: the kernels here read {alike.words}")
+            _check_asked(alike.first, asked)
             return alike
         if not asked and self._plain is not None:
             return None

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from .attention import Attention
 from .facts import Tuned
-from .plans import _SIZES
 from .program import _CHECKED, _check_and_time, _self_check, _time_us, _to_host, _visible_share
 from .scored_attention import ScoredAttention, _Operands
 from .scored_values import _BUFFER_DTYPES, Buffer, Scored, _Asked, _document_bounds, _needed
+from .table import _SIZES
 
 #: Of boolean masks, the share of pairs that they show; of rows, how many are looked at for how many they see.
 _SHOWN, _SAMPLED_ROWS = 0.9, 64
@@ -83,15 +83,19 @@ class _Drawn(_Asked):
         seen = self.seen(causal, *np.ix_(batches, heads, sampled, np.arange(keys)))
         return float(np.broadcast_to(seen, (len(batches), 1, len(sampled), keys)).mean())
 
-    def reference(self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], causal: bool) -> NDArray[Any]:
-        """float64 attention of (batch, heads, seqlen, head_dim) arrays."""
+    def reference(
+        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], causal: bool, first: int = 0
+    ) -> NDArray[Any]:
+        """float64 attention of (batch, heads, seqlen, head_dim) arrays, whose first batch has that number."""
         groups = q.shape[1] // k.shape[1]
         k, v = (np.repeat(x.astype(np.float64), groups, axis=1) for x in (k, v))
         scores = q.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])
-        indices = np.ix_(*(np.arange(n) for n in scores.shape))
+        batches, *others = (np.arange(n) for n in scores.shape)
+        indices = np.ix_(first + batches, *others)
         with np.errstate(all="ignore"):
             scores = self.tuned.change(self.at, scores, *indices, *scores.shape[2:])
-            scores = np.where(self.seen(causal, *indices), scores, -np.inf)
+            seen = np.asarray(self.tuned.sees(self.at, causal, *indices, *scores.shape[2:]), bool)
+            scores = np.where(seen, scores, -np.inf)
             top = scores.max(axis=3, keepdims=True)
             sinks = self.at.sinks[indices[1]] if "sinks" in self.tuned.named else np.full_like(top, -np.inf)
             top = np.maximum(top, sinks)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import _address, _can_allocate, _empty, _kind, _library, _read, _torch_of
 from .facts import Tuned
-from .plans import _LISTS_MADE, _SIZES, _TILE_LISTS, _Beside, _beside, _Plan
+from .plans import _LISTS_MADE, _TILE_LISTS, _Beside, _beside, _Plan
 from .table import _TORCH_DEVICES, _ordinal
 
 #: What is asked for by name: the keyword, and the numbers or arrays that kernels read of it.
@@ -155,6 +155,20 @@ def _number(keyword: str, name: str, value: Any, integer: bool) -> float:
     return number
 
 
+def _check_asked(tuned: Scored, asked: Mapping[str, Any]) -> None:
+    """Raises TypeError unless these are keywords of what a kernel reads, and all arrays among them."""
+    words = ", ".join(f"{each}=" for each in tuned.keywords)
+    unknown = [each for each in asked if each not in tuned.keywords]
+    if unknown:
+        raise TypeError(
+            f"{unknown[0]}= is nothing that the kernels here read; they take {words}. "
+            f"Kernels are made by {tuned.command} with options for what is wanted"
+        )
+    missing = [each for each in tuned.required if each not in asked]
+    if missing:
+        raise TypeError(f"{missing[0]}= is missing: the kernels here read {words}")
+
+
 class _Asked(_Beside):
     """What a call says of masks and changes of scores."""
 
@@ -175,6 +189,11 @@ class _Asked(_Beside):
 
     def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
         """Returns addresses, strides, sizes and numbers in the order of the kernel's arguments."""
+        values = self.values(plan, q, may_make)
+        return tuple(values[name] for name in self.tuned.reads)
+
+    def values(self, plan: _Plan, q: Any, may_make: bool) -> dict[str, float]:
+        """Returns the same by name."""
         self.sizes = plan.sizes
         values = dict(self.scalars)
         streams = set()
@@ -193,7 +212,7 @@ class _Asked(_Beside):
             values[_TILE_LISTS] = lists.address
             arrays[_TILE_LISTS] = lists.memory
         self.streams, self.kept = frozenset(streams), arrays
-        return tuple(values[name] for name in self.tuned.reads)
+        return values
 
     def buffers(self, may_make: bool = True) -> dict[str, Any]:
         """Returns the arrays by the kernel's own names for them."""
@@ -263,8 +282,9 @@ class TileLists:
                 "without stream= has filled"
             )
         counted = ((each, each.lists) for each in plan.tuned.launches if each.lists)
-        sizes = [plan.sizes[each] for each in _SIZES[:4]]
-        ints = sum(each.tiles(*sizes) * (1 + -(-plan.sizes["seqlen_k"] // keys)) for each, keys in counted)
+        ints = sum(
+            each.tiles(*plan.grid) * (1 + -(-plan.sizes["seqlen_k"] // keys)) for each, keys in counted
+        )
         self.memory = allocate(np.empty(max(1, ints), np.int32))
         self._made_for = key
         return False
@@ -274,16 +294,16 @@ class TileLists:
         self._made_for = None
 
 
-def _allocator(q: Any) -> Callable[[Any], Any]:
-    """What makes room for an array on q's device, by q's library."""
+def _allocator(q: Any, what: str = "lists of tiles") -> Callable[[Any], Any]:
+    """What makes room for an array, and for what, on q's device by q's library."""
 
     def allocate(host: Any) -> Any:
         if _torch_of(q) is not None:
             return q.new_empty(host.shape, dtype=_torch_of(q).int32)
         if not _can_allocate(q):
             raise TypeError(
-                f"q is a {_kind(q)}, of which this module cannot make room for lists of tiles: pass torch, "
-                "CuPy, PyCUDA or numpy arrays"
+                f"q is a {_kind(q)}, of which this module cannot make room for {what}: pass torch, CuPy, "
+                "PyCUDA or numpy arrays"
             )
         return _empty(q, "int32", host.shape, (1,), None)
 

@@ -3,16 +3,28 @@
 import math
 from typing import Any, NamedTuple
 
-from .arrays import _UNNAMED_TYPES, _stepped, _View
+from .arrays import _UNNAMED_TYPES, _dense_like, _stepped, _View
 from .driver import _arch_of
 from .facts import _ITEM_BYTES, Tuned
 
 #: What doublings weigh: of a length, and of the number of tiles of rows over all heads.
 _LENGTH_WEIGHT, _TILES_WEIGHT = 1.0, 0.5
+_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 #: Query rows up to which kernels for few serve.
 _FEW_QUERIES = 16
 #: Where tensors may be. Those of meta have no data: results have none either.
 _TORCH_DEVICES = ("cuda", "meta")
+
+
+class _Output(NamedTuple):
+    """What is made where none is passed, and the log-sum-exp; strides are in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    steps: tuple[int, int, int]
+    """The strides by batch, head and row."""
+    rows_shape: tuple[int, ...]
+    rows_strides: tuple[int, ...]
 
 
 class Choice(NamedTuple):
@@ -133,6 +145,25 @@ class _Table:
             classes.setdefault(tuned.dtype, {})[f"{tuned.head_dim}{of_values}"] = None
         return "; ".join(f"{dtype} of head dim {', '.join(dims)}" for dtype, dims in classes.items())
 
+    def output_like(self, query: _View, head_dim: int, layout: Any) -> _Output:
+        """Returns what is made of such queries: laid out as they are, with v's head dim."""
+        bshd = layout == "bshd"
+        batch, heads, rows = query.shape
+        shape, strides = _dense_like(query, head_dim, bshd)
+        s0, s1, s2, _ = strides
+        steps = _stepped(query.shape, (s0, s2, s1) if bshd else (s0, s1, s2))
+        return _Output(shape, strides, steps, (batch, heads, rows), (heads * rows, rows, 1))
+
+    def sizes(self, query: _View, key: _View, layout: Any) -> dict[str, int]:
+        """Returns the lengths that kernels are told of such arrays."""
+        batch, heads, seqlen_q = query.shape
+        _, kv_heads, seqlen_k = key.shape
+        return dict(zip(_SIZES, (batch, heads, kv_heads, seqlen_q, seqlen_k), strict=True))
+
+    def sizes_of_grid(self, sizes: dict[str, int]) -> tuple[int, int, int, int]:
+        """Returns those of them by which blocks are counted, as `Launch.count` takes them."""
+        return sizes["batch"], sizes["num_q_heads"], sizes["num_kv_heads"], sizes["seqlen_q"]
+
     # ---- which of them serves
 
     def computing(self, dtype: str, head_dim: int, head_dim_v: int) -> list[Tuned]:
@@ -146,6 +177,38 @@ class _Table:
     ) -> Choice:
         """Chooses the nearest kernel of the table, of several the first; `attention` says by what. Raises
         ValueError where none serves."""
+        computing, running = self.running(query, value)
+        arch = None if query.device is None else _arch_of(query.device)
+        asked = {
+            "batch": query.shape[0],
+            "num_q_heads": query.shape[1],
+            "num_kv_heads": key.shape[1],
+            "seqlen_q": query.shape[2],
+            "seqlen_k": key.shape[2],
+        }
+        ranks = [self.rank(tuned, asked, strides, causal) for tuned in running]
+        rank = min(ranks)
+        tuned = running[ranks.index(rank)]
+        what = tuned.told
+        if not rank.inexact:
+            but = ", but it cannot step by these strides" if rank.cannot_step else ""
+            return Choice(tuned, True, f"{what}: tuned for just this{but}")
+        told = [f"tuned for {_words(tuned.problem)}, asked for {_words(asked)}"]
+        if rank.distance:
+            told[0] += f", {rank.distance:.2g} doublings apart"
+        if rank.other_mask:
+            told.append(f"tuned {'without' if causal else 'with'} the causal mask")
+        if rank.cannot_step:
+            told.append("no kernel can step by these strides")
+        elif any(other.cannot_step for other in ranks):
+            told.append("others cannot step by these strides")
+        if len(running) < len(computing):
+            told.append(f"{len(computing) - len(running)} others do not run on sm_{arch}")
+        return Choice(tuned, False, f"{what}: the nearest of {len(running)} ({'; '.join(told)})")
+
+    def running(self, query: _View, value: _View) -> tuple[list[Tuned], list[Tuned]]:
+        """Returns the kernels that compute what is asked for, and those of them that run where it is. Raises
+        ValueError and RuntimeError where there are none."""
         computing = self.computing(query.dtype, query.head_dim, value.head_dim)
         if not computing:
             of_type = next(tuned for tuned in self.kernels if tuned.dtype == query.dtype)
@@ -165,34 +228,7 @@ class _Table:
                 f"{query.device} is sm_{arch}; they were made for {cards}: run {computing[0].command} "
                 f"--device {query.device}"
             )
-        asked = {
-            "batch": query.shape[0],
-            "num_q_heads": query.shape[1],
-            "num_kv_heads": key.shape[1],
-            "seqlen_q": query.shape[2],
-            "seqlen_k": key.shape[2],
-        }
-        ranks = [self.rank(tuned, asked, strides, causal) for tuned in running]
-        rank = min(ranks)
-        tuned = running[ranks.index(rank)]
-        speed = f", {tuned.measurement['tflops']:.1f} TFLOP/s" if "tflops" in tuned.measurement else ""
-        kind = "predicted for" if tuned.measurement.get("predicted") else "on"
-        what = f"{tuned.name} ({tuned.variant['family']}{speed} {kind} {tuned.device['name']})"
-        if not rank.inexact:
-            but = ", but it cannot step by these strides" if rank.cannot_step else ""
-            return Choice(tuned, True, f"{what}: tuned for just this{but}")
-        told = [f"tuned for {_words(tuned.problem)}, asked for {_words(asked)}"]
-        if rank.distance:
-            told[0] += f", {rank.distance:.2g} doublings apart"
-        if rank.other_mask:
-            told.append(f"tuned {'without' if causal else 'with'} the causal mask")
-        if rank.cannot_step:
-            told.append("no kernel can step by these strides")
-        elif any(other.cannot_step for other in ranks):
-            told.append("others cannot step by these strides")
-        if len(running) < len(computing):
-            told.append(f"{len(computing) - len(running)} others do not run on sm_{arch}")
-        return Choice(tuned, False, f"{what}: the nearest of {len(running)} ({'; '.join(told)})")
+        return computing, running
 
     def rank(self, tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> "_Rank":
         """Says how far a kernel is from what is asked for."""

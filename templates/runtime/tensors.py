@@ -5,7 +5,7 @@ import importlib
 import math
 from typing import Any
 
-from .arrays import _check_kinds, _check_output, _check_shapes, _dense_like, _describe, _stepped
+from .arrays import _check_kinds, _check_output, _check_shapes, _describe, _stepped
 from .driver import _DEFAULT_STREAMS, _LOCK, _stream_handle
 from .facts import _OUTPUT_DTYPES
 from .plans import _NOTHING_BESIDE, _Beside, _launch, _make_plan, _Plan
@@ -85,7 +85,7 @@ class _Tensors:
             plan = self.plan(
                 torch,
                 self.default_mask if causal is None else bool(causal),
-                layout == "bshd",
+                layout,
                 None if out is None else _describe(out),
                 # To ask for strides takes longer than to ask whether there is anything to tell of them.
                 q.dtype,
@@ -180,7 +180,7 @@ class _Tensors:
                 (dtype, (*shape[:2], query[1][2], shape[3]), strides, device)
                 for dtype, shape, strides, device in (key, value)
             )
-        return self.plan(torch, is_causal, False, None, *query, *key, *value)
+        return self.plan(torch, is_causal, "bhsd", None, *query, *key, *value)
 
     def serves(
         self,
@@ -232,7 +232,7 @@ class _Tensors:
         name, operators = _register(self.operator), torch.ops.flashgen
         causal = None if causal is None else bool(causal)
         scale = None if scale is None else float(scale)
-        settings = (causal, scale, layout, *self.in_graph(beside))
+        settings = (causal, scale, self.layout_in_graph(layout), *self.in_graph(beside))
         if out is not None and not return_lse:
             getattr(operators, name + "_out")(q, k, v, out, *settings)
             return out
@@ -240,6 +240,14 @@ class _Tensors:
             return getattr(operators, name)(q, k, v, *settings)
         o, lse = getattr(operators, name + "_lse")(q, k, v, *settings)
         return (o if out is None else out.copy_(o)), lse
+
+    def layout_in_graph(self, layout: Any) -> Any:
+        """Returns what the operators take of a layout."""
+        return layout
+
+    def layout_in(self, layout: Any, taken: tuple[Any, ...]) -> Any:
+        """Returns the layout of which `layout_in_graph` made that, and what an operator took behind it."""
+        return layout
 
     def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
         """Returns what the operators take of what a kernel reads beside."""
@@ -264,7 +272,7 @@ class _Tensors:
     ) -> Any:
         """Computes what an operator returns, on a GPU. Copies what the kernel cannot step by, unless `out` is
         given."""
-        settings = (torch, self.is_masked(causal), layout == "bshd")
+        settings = (torch, self.is_masked(causal), self.layout_in(layout, taken))
         output = None if out is None else _describe(out)
         plan = self.plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -282,6 +290,11 @@ class _Tensors:
         shape, strides, dtype = self.inspect(torch, q, k, v, None, settings[2:3] == ("bshd",))
         return q.new_empty_strided(shape, strides, dtype=getattr(torch, dtype))
 
+    def rows_of(self, o: Any, layout: Any = "bhsd") -> tuple[int, ...]:
+        """Returns the shape of the log-sum-exp of such outputs."""
+        batch, heads, rows = (o.shape[0], o.shape[2], o.shape[1]) if layout == "bshd" else o.shape[:3]
+        return batch, heads, rows
+
     def inspect(
         self, torch: Any, q: Any, k: Any, v: Any, out: Any, bshd: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
@@ -293,7 +306,8 @@ class _Tensors:
         dtype = _OUTPUT_DTYPES.get(query.dtype, query.dtype)
         if out is not None:
             _check_output(table.inspect("out", _describe(out), bshd, torch), query, dtype)
-        return *_dense_like(query, value.head_dim, bshd), dtype
+        made = table.output_like(query, value.head_dim, "bshd" if bshd else "bhsd")
+        return made.shape, made.strides, dtype
 
     def differentiate(
         self,
@@ -370,9 +384,8 @@ def _register(operator: str) -> str:
             return tensors.fake(torch, *arguments)
 
         def fake_lse(*arguments: Any) -> Any:
-            o, q, layout = tensors.fake(torch, *arguments), arguments[0], arguments[5:6]
-            rows = (o.shape[0], o.shape[2], o.shape[1]) if layout == ("bshd",) else o.shape[:3]
-            return o, q.new_empty(rows, dtype=torch.float32)
+            o = tensors.fake(torch, *arguments)
+            return o, arguments[0].new_empty(tensors.rows_of(o, *arguments[5:6]), dtype=torch.float32)
 
         def fake_out(q: Any, k: Any, v: Any, out: Any, *settings: Any) -> None:
             tensors.inspect(torch, q, k, v, out, settings[2:3] == ("bshd",))

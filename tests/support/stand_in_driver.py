@@ -190,7 +190,10 @@ def fake_torch(driver: Driver) -> ModuleType:
     torch.__dict__.update(
         Tensor=Tensor,
         empty_like=lambda x: x.new_empty_strided(x.shape, x.stride()),
-        **{name: sys.intern(f"torch.{name}") for name in ("float64", "float32", "float16", "bfloat16")},
+        **{
+            name: sys.intern(f"torch.{name}")
+            for name in ("float64", "float32", "float16", "bfloat16", "int32")
+        },
         is_grad_enabled=lambda: torch.grad,
         grad=True,
         driver=driver,

@@ -450,7 +450,7 @@ def test_launches_are_kept_for_so_many_streams(module: Any, driver: Driver, torc
     assert [launch.stream for launch in driver.launches()] == list(range(2, 3 * module._MOST_STREAMS))
     arrays = [part for x in tensors for part in (x.dtype, x.shape, None, x.device)]
     plans = module._bound._tensors.plan
-    plan = plans(torch, False, False, None, *arrays)
+    plan = plans(torch, False, "bhsd", None, *arrays)
     assert plans.cache_info().hits and 0 < len(plan.idle) <= module._MOST_STREAMS + 1
 
 

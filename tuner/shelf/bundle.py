@@ -8,7 +8,7 @@ from typing import Any
 
 from ...gen.emit.cuda import as_rendered
 from ...gen.emit.made import Made
-from ...gen.emit.module import emit_many, why_no_module
+from ...gen.emit.module import emit_many, why_alone
 from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
 from ...gen.limits import DeviceLimits
@@ -84,7 +84,7 @@ def widened(
         if same_card(entry.slug, limits.slug)
         and shapes.fits(entry.kernel.problem)
         and entry.kernel.problem.scoring.stem in asked
-        and why_no_module(entry.kernel.problem) is None
+        and why_alone(entry.kernel.problem) is None
     ]
     missing = [problem for problem in problems if problem.stem not in {each.stem for each in tuned}]
     return list(dict.fromkeys([*tuned, *missing]))

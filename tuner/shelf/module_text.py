@@ -72,21 +72,24 @@ def _kernel_of(facts: Mapping[str, ast.expr], source: str) -> tuple[Kernel, str]
     launches = facts["launches"]
     if not isinstance(launches, ast.Tuple):
         raise ValueError("a kernel's launches are no tuple")
-    made = tuple(_launch_of(_arguments(each), entry) for each in launches.elts)
+    packed = problem.layout.is_packed
+    made = tuple(_launch_of(_arguments(each), entry, packed) for each in launches.elts)
     return Kernel(problem, variant, device["arch"], source, entry, made), device["name"]
 
 
-def _launch_of(facts: Mapping[str, ast.expr], entry: str) -> Launch:
+def _launch_of(facts: Mapping[str, ast.expr], entry: str, packed: bool) -> Launch:
     """The launch that an entry's call describes."""
     maps = facts.get("maps", ast.Tuple([]))
     if not isinstance(maps, ast.Tuple):
         raise ValueError("a launch's maps are no tuple")
-    # `count` follows from the numbers, as `arguments` do from the operation and `lists` from the variant.
-    others = ("symbol", "arguments", "count", "maps", "lists")
+    # `count` follows from the numbers, as `arguments` do from the operation, `lists` from the variant and
+    # `plans` from the role.
+    others = ("symbol", "arguments", "count", "maps", "lists", "plans")
     numbers: dict[str, Any] = {name: _value(facts[name]) for name in facts if name not in others}
     numbers.setdefault("rows_per_block", None)
     return Launch(
         **numbers,
+        packed=packed,
         role=_value(facts["symbol"]).removeprefix(f"{entry}_"),
         tensor_maps=tuple(TensorMap(*map(_value, _call(each).args)) for each in maps.elts),
     )

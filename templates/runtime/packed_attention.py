@@ -1,0 +1,280 @@
+"""What a module of packed sequences offers: attention of sequences one behind the other."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays import _kind, _torch_of
+from .attention import Attention, _check_call, _default_mask
+from .facts import Tuned
+from .packed_values import (
+    _LENGTHS,
+    SequencePlan,
+    _check_lengths,
+    _layout_of,
+    _Packed,
+    _PackedTable,
+    _Sequences,
+)
+from .plans import _Beside
+from .scored_attention import _arrays_of, _either, _Operands
+from .scored_values import Scored, TileLists, _Asked, _check_asked
+from .table import Choice
+from .tensors import _register, _Tensors
+
+
+class _PackedTensors(_Tensors):
+    """Such a kernel for tensors: operators take the arrays that tell where sequences are, and all that it
+    reads, behind the settings."""
+
+    reads_more = True
+
+    @property
+    def settings(self) -> str:
+        return (
+            "bool? causal, float? scale, SymInt[] max_seqlens, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+            "Tensor? seqused_q, Tensor? seqused_k, Tensor[] buffers, float[] numbers"
+        )
+
+    def layout_in_graph(self, layout: Any) -> Any:
+        return list(layout[1:])
+
+    def layout_in(self, layout: Any, taken: tuple[Any, ...]) -> Any:
+        return _Packed(taken[0].shape[0] - 1, *layout)
+
+    def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
+        assert isinstance(beside, _Sequences)
+        tuned, scoring = self.table.kernels[0], beside.scoring
+        arrays = [beside.arrays.get(name) for name in _LENGTHS]
+        values = [beside.value_scale] if self.table.has_scales else []
+        if scoring is None:
+            return *arrays, [], values
+        assert isinstance(tuned, Scored)
+        buffers = scoring.buffers()
+        numbers = [float(scoring.scalars[name]) for name in tuned.scalars]
+        return *arrays, [buffers[name] for name in tuned.buffers], [*numbers, *values]
+
+    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
+        tuned, (buffers, numbers) = self.table.kernels[0], taken[4:]
+        arrays = {name: array for name, array in zip(_LENGTHS, taken[:4], strict=True) if array is not None}
+        scoring, wanted = None, (0, 0)
+        if isinstance(tuned, Scored):
+            wanted = (len(tuned.buffers), len(tuned.scalars))
+        if (len(buffers), len(numbers)) != (wanted[0], wanted[1] + self.table.has_scales):
+            raise ValueError(
+                f"the operator takes {wanted[0]} buffers and {wanted[1] + self.table.has_scales} numbers, "
+                f"not {len(buffers)} and {len(numbers)}"
+            )
+        if isinstance(tuned, Scored):
+            told = dict(zip(tuned.scalars, numbers[: wanted[1]], strict=True))
+            told = {name: int(number) if name in tuned.integers else number for name, number in told.items()}
+            scoring = _Operands(tuned, told, dict(zip(tuned.buffers, buffers, strict=True)), {})
+        value_scale = numbers[-1] if self.table.has_scales else 1.0
+        layout = _Packed(taken[0].shape[0] - 1, 0, 0)
+        return _Sequences(tuned, arrays, layout, None, scoring, value_scale)
+
+    def rows_of(self, o: Any, layout: Any = None) -> tuple[int, ...]:
+        return o.shape[1], o.shape[0]
+
+
+class PackedAttention:
+    """Attention of packed sequences by a kernel made for them. Modules offer its methods as functions."""
+
+    def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
+        """`operator` names the kernel among torch's operators."""
+        (self.tuned,) = self.kernels = tuple(kernels)
+        if isinstance(self.tuned, Scored):
+            for name in ("named", "keywords", "required", "reads", "numbers", "integers", "exact"):
+                getattr(self.tuned, name)  # torch.compile reads what is there, and makes none of them
+        self._group = Attention.__new__(Attention)
+        table = _PackedTable(self.kernels)
+        self._group._serve_by(_PackedTensors(table, operator, _default_mask(kernels)))
+
+    def attention_varlen(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        *,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        causal: bool | None = None,
+        scale: float | None = None,
+        seqused_q: Any = None,
+        seqused_k: Any = None,
+        plan: SequencePlan | None = None,
+        out: Any = None,
+        return_lse: bool = False,
+        stream: Any = None,
+        scales: tuple[float, float, float] | None = None,
+        lists: TileLists | None = None,
+        **values: Any,
+    ) -> Any:
+        """Computes softmax(scale * q k^T) v of each sequence by itself, in the arrays' type, summed in
+        float32; scores are changed, and keys hidden, as the module's kernel has it.
+
+        All sequences stand one behind the other: q is (total_q, heads, head_dim), k is (total_k, kv_heads,
+        head_dim) and v (total_k, kv_heads, head_dim_v), where kv_heads divides heads; the result is (total_q,
+        heads, head_dim_v). Sequence i has the rows cu_seqlens_q[i] .. cu_seqlens_q[i + 1] of q, and the keys
+        cu_seqlens_k[i] .. cu_seqlens_k[i + 1]; both are int32 arrays of batch + 1 entries. A sequence may
+        have no rows, or no keys: then its rows are zero, their log-sum-exp -inf. Rows of no sequence are not
+        written. Strides, array libraries, `out` and `stream` are as `Attention.attention` has them.
+
+        Lengths are read on the card alone: nothing comes back to the host, and what a CUDA graph has captured
+        serves other lengths of as many rows. There offsets that fall or lead beyond the arrays are cut to
+        them; those of numpy arrays are refused. With `out` and a `plan` that has its memory nothing is
+        allocated.
+
+        max_seqlen_q, max_seqlen_k: the most rows and keys that a sequence may have, ints.
+        causal: True masks bottom-right by each sequence's own lengths; None: as the kernel was tuned.
+        scale: None for 1 / sqrt(head_dim).
+        seqused_q, seqused_k: int32 (batch): how many of each sequence's rows and keys count, the first of
+            them; None: all.
+        plan: a `SequencePlan` that keeps which block takes what for the next calls, for as long as lengths
+            stand: all layers of a step may share one. None: it is made by each call.
+        return_lse: also return the natural log-sum-exp, float32 (heads, total_q).
+        scales: of float8_e4m3fn alone, what q, k and v must be multiplied by, a number each.
+        lists: of masks that no interval says, a `TileLists` that keeps which tiles are seen, for as long as
+            lengths and what masks read stand.
+        values: what masks and changes of scores read, by keyword, as `ScoredAttention.attention` has it:
+            window, softcap, alibi_slopes and others, and what expressions read by its name. Axes of rows and
+            of keys are as long as the longest sequence may be.
+
+        Gradients are not taken. Under torch.compile it is the operator of `register_torch`.
+
+        Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU or the compiler
+        fails, ImportError without PyCUDA.
+        """
+        _check_call("bshd", scale)
+        group, value_scale = self._group, 1.0
+        if scales is not None:
+            scale, value_scale = group._fold(q, scale, scales)
+        told = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        arrays = {name: array for name, array in zip(_LENGTHS, told, strict=True) if array is not None}
+        layout: Any = _layout_of(q, arrays, max_seqlen_q, max_seqlen_k)
+        if isinstance(q, np.ndarray) and len(q.shape) == len(k.shape) == 3:
+            _check_lengths(arrays, (q.shape[0], k.shape[0]), layout)
+        scoring = self._scoring(
+            q, {name: value for name, value in values.items() if value is not None}, lists
+        )
+        beside = _Sequences(self.tuned, arrays, layout, plan, scoring, value_scale)
+        torch = sys.modules.get("torch")
+        try:
+            if torch is not None and isinstance(q, torch.Tensor):
+                return group._attend_tensors(
+                    torch, q, k, v, causal, scale, out, stream, return_lse, layout, False, beside
+                )
+            return group._attend_others(q, k, v, causal, scale, out, stream, return_lse, layout, beside)
+        except BaseException:
+            for kept in (plan, lists):
+                if kept is not None:
+                    kept.forget()
+            raise
+
+    def _scoring(self, q: Any, asked: Mapping[str, Any], lists: TileLists | None) -> _Asked | None:
+        """What a call says of masks and changes of scores; None where the kernel has none."""
+        tuned, asked = self.tuned, dict(asked)
+        if "attn_mask" in asked:
+            asked["bias"] = _either(asked.get("bias"), asked.pop("attn_mask"))
+        if not isinstance(tuned, Scored):
+            if asked:
+                raise TypeError(
+                    f"{next(iter(asked))}= is nothing that this kernel reads; kernels are made by "
+                    f"{tuned.command} with options for what is wanted"
+                )
+            return None
+        _check_asked(tuned, asked)
+        numbers = dict(tuned.scalars)
+        for keyword, value in asked.items():
+            if keyword not in tuned.required:
+                numbers |= tuned.numbers_of(keyword, value)
+        return _Asked(tuned, numbers, _arrays_of(tuned, asked, q), {}, lists)
+
+    def flash_attn_varlen_func(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: Any = None,
+        deterministic: bool = False,
+        return_attn_probs: bool = False,
+        block_table: Any = None,
+    ) -> Any:
+        """Computes what flash-attn's function of that name does, of tensors, by the module's kernel.
+
+        A window, a soft cap and ALiBi are served by kernels that were made with them, which cannot do
+        without. Rows that see no key have the log-sum-exp -inf. With return_attn_probs the result is (out,
+        lse, an empty tensor). Raises ValueError for dropout and page tables, which no kernel here has, and
+        otherwise as `attention_varlen` does.
+        """
+        if dropout_p:
+            raise ValueError(f"dropout_p is {dropout_p}, and kernels here drop nothing: pass 0")
+        if block_table is not None:
+            raise ValueError("block_table= is of paged keys, and this kernel's are packed: leave it out")
+        asked: dict[str, Any] = {}
+        named: Mapping[str, Any] = self.tuned.named if isinstance(self.tuned, Scored) else {}
+        if "window" in named or any(side is not None and side >= 0 for side in window_size):
+            asked["window"] = tuple(-1 if side is None or side < 0 else side for side in window_size)
+        if "softcap" in named or softcap > 0:
+            asked["softcap"] = softcap
+        made = self.attention_varlen(
+            *(q, k, v, cu_seqlens_q, cu_seqlens_k),
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            causal=causal,
+            scale=softmax_scale,
+            return_lse=return_attn_probs,
+            alibi_slopes=alibi_slopes,
+            **asked,
+        )
+        if not return_attn_probs:
+            return made
+        torch = _torch_of(q)
+        if torch is None:
+            raise TypeError(f"q is a {_kind(q)}; with return_attn_probs pass torch tensors")
+        return *made, q.new_empty((0,), dtype=q.dtype)
+
+    def explain(self, q: Any, k: Any, v: Any, causal: bool | None = None) -> Choice:
+        """Says which kernel `attention_varlen` runs on these arrays. Raises TypeError and ValueError as it
+        does where none serves."""
+        return self._group.explain(q, k, v, causal, layout="bshd")
+
+    def use(self, name: str | None) -> None:
+        """Makes the kernel of that name serve: there is but one. Raises ValueError for another name."""
+        self._group.use(name)
+
+    def compile(self, name: str, arch: int, causal: bool) -> bytes:
+        """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
+        cubin."""
+        return self._group.compile(name, arch, causal)
+
+    def carry(self, name: str, causal: bool, cubin: bytes) -> None:
+        """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""
+        self._group.carry(name, causal, cubin)
+
+    def register_torch(self) -> str:
+        """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. Returns the name of
+        the first:
+
+            NAME(q, k, v, causal, scale, max_seqlens, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+                 buffers, numbers) -> o
+            NAME_lse(the same) -> (o, lse)
+            NAME_out(q, k, v, out, the rest)
+
+        They take what `attention_varlen` takes, arrays and numbers that masks and changes of scores read in
+        the order of the kernel's arguments, and copy what no kernel can step by. They have no gradients.
+        Needs PyTorch 2.7 or newer."""
+        return _register(self._group._tensors.operator)
