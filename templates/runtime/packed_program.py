@@ -62,7 +62,7 @@ def _packed_check(attention: PackedAttention, tuned: Tuned) -> float:
     hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes]
     wide = [_from_host(host, tuned.dtype) for host in hosts]
     made = _to_host(np.zeros((totals[0], heads, tuned.head_dim_v), np.float32), tuned.output_dtype)
-    sizes = dict(zip(_SIZES, (len(rows), heads, kv_heads, max(rows), max(keys)), strict=True))
+    sizes: dict[str, Any] = dict(zip(_SIZES, (len(rows), heads, kv_heads, max(rows), max(keys)), strict=True))
     told = _sequences(tuned, sizes, rows, keys)
     worst = 0.0
     for causal in (False, True):

@@ -90,6 +90,11 @@ class ModuleRunner(CudaRunner):
         """
         from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
 
+        if build.kernel.problem.layout.is_packed:
+            raise LaunchError(
+                f"modules of packed sequences, as of {build.kernel.problem.name}, check themselves when they "
+                "are run; prove the .cu here"
+            )
         require_inputs(build.kernel.problem, q, k, v)
         problem = replace(
             build.kernel.problem,

@@ -1,0 +1,63 @@
+"""Operators of packed kernels in PyTorch, without a GPU: graphs hold them, and shapes follow from their fakes."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashgen.gen.emit.module import emit_module
+from flashgen.gen.scoring import Scoring
+
+from tests.support.modules import import_path
+from tests.support.stand_in_driver import D, Driver
+from tests.templates.test_packed import SAID, arrays, close, computing, kernel_of, lengths, wanted
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(softcap=2.0)])
+def test_graphs_hold_the_operator(
+    scoring: Scoring, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    if not hasattr(torch, "_C"):
+        pytest.skip("needs PyTorch, not its stand-in")
+    kernel = kernel_of(scoring=scoring)
+    path = tmp_path / f"emitted_packed{scoring.stem}.py"
+    path.write_text(emit_module(kernel, device="H200"))
+    module = import_path(path, for_good=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", lambda name: library)
+        module._driver()
+    module._TORCH_DEVICES = ("cpu", "meta")
+    module._ordinal = lambda device: 0
+    compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
+    module._compile = lambda tuned, arch, causal, cached: compiled[causal]
+    library.fake_reset(D, 9, 0, 232448)
+    library.fake_push(0xC001)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    torch._dynamo.reset()
+    given = arrays()
+    tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in (*given, *lengths())]
+    expected = wanted(kernel.problem, given, True)
+    attend = module.attention_varlen
+
+    def call(*tensors: Any) -> Any:
+        return attend(*tensors, **SAID, causal=True, return_lse=True)
+
+    with computing(Driver(library), kernel.problem):
+        for function in (call, torch.compile(call, backend="eager", fullgraph=True)):
+            o, lse = function(*tensors)
+            close(o.numpy(), expected[0])
+            close(lse.numpy(), expected[1])
+        operator = getattr(torch.ops.flashgen, module.register_torch())
+        numbers = [] if scoring.is_plain else [2.0]
+        settings = (True, None, [21, 37], *tensors[3:], None, None, [], numbers)
+        torch.library.opcheck(operator, (*tensors[:3], *settings))
+        torch.library.opcheck(
+            getattr(torch.ops.flashgen, module.register_torch() + "_lse"), (*tensors[:3], *settings)
+        )
