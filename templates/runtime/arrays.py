@@ -140,7 +140,7 @@ def _dense_like(query: _View, head_dim: int, bshd: bool) -> tuple[tuple[int, ...
     if bshd:
         lengths[1:], steps[1:] = lengths[:0:-1], steps[:0:-1]
     # Outermost first: dimensions without a stride, then by falling stride.
-    order = sorted(range(3), key=lambda i: (steps[i] != 0, -abs(steps[i])))
+    order = sorted(range(3), key=lambda i: (bool(steps[i] != 0), -abs(steps[i])))
     strides, step = [0, 0, 0, 1], head_dim
     for i in reversed(order):
         strides[i] = step

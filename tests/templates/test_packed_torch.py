@@ -1,4 +1,4 @@
-"""Operators of packed kernels in PyTorch, without a GPU: graphs hold them, and shapes follow from their fakes."""
+"""Operators of packed kernels in PyTorch, without a GPU: graphs hold them, and fakes tell shapes."""
 
 from __future__ import annotations
 
