@@ -292,11 +292,8 @@ def _times(number: int, value: Expression) -> Expression:
 def changed_tile(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileChange | None:
     """Returns a problem's change of scores as tensor cores' threads make it, tiles of ``arrays`` at hand;
     None: there is none."""
-    scores = problem.scores
-    if scores.change is None:
-        return None
-    approximate = problem.dtype != "f32"
-    return tile_change(scores.change, scores.along_keys, scores.ends, arrays, approximate=approximate)
+    change = _asked_change(problem, arrays)
+    return change and change(ends=problem.scores.ends)
 
 
 @lru_cache(maxsize=256)
@@ -305,20 +302,22 @@ def steady_change(
 ) -> TileChange | None:
     """Returns a problem's change of scores for kernels that compute once what is the same for all tiles of a
     row: shifts are of powers of two. ``ramp``: products may take one along, if a row's step is such."""
-    scores = problem.scores
-    if scores.change is None:
+    change = _asked_change(problem, arrays)
+    if change is None:
         return None
-    change = partial(
-        tile_change,
-        scores.change,
-        scores.along_keys,
-        arrays=arrays,
-        approximate=problem.dtype != "f32",
-        in_powers=True,
-    )
+    change, scores = partial(change, in_powers=True), problem.scores
     # Of steps that turn from tile to tile a ramp is no less work. It is right all the same in a build that
     # turns the flags.
     return change(ends=scores.ends, ramp=ramp and change(ends=scores.held_ends, ramp=True).has_steady_step)
+
+
+def _asked_change(problem: Problem, arrays: tuple[TileArray, ...]) -> partial[TileChange] | None:
+    """`tile_change` of what a problem asks of its scores; None: no change."""
+    scores = problem.scores
+    if scores.change is None:
+        return None
+    approximate = problem.dtype != "f32"
+    return partial(tile_change, scores.change, scores.along_keys, arrays=arrays, approximate=approximate)
 
 
 def reads_at(name: Name, *expressions: Expression) -> bool:

@@ -1,18 +1,17 @@
 """What a module of packed sequences does when it is run: it checks and times its kernel."""
 
-import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import _Buffer
-from .driver import _check, _driver, _pop_context, _push_context
 from .facts import Tuned
 from .packed_attention import PackedAttention
 from .packed_values import SequencePlan, _Packed, _Sequences
-from .program import _check_and_time, _from_host, _reference, _to_host, _visible_share
+from .plans import _Beside
+from .program import _check_and_time, _from_host, _median_time_us, _reference, _to_host, _visible_share
 from .scored_program import _Drawn
 from .scored_values import Scored
 from .table import _SIZES
@@ -105,7 +104,7 @@ def _reference_of(
 
 def _packed_time_us(attention: PackedAttention, tuned: Tuned, repeats: int = 20) -> float:
     """The median time of a call whose plan is made, by CUDA events, with a warm cache."""
-    driver, problem = _driver(), tuned.problem
+    problem = tuned.problem
     rows, keys = ((problem[each],) * problem["batch"] for each in ("seqlen_q", "seqlen_k"))
     heads, kv_heads = problem["num_q_heads"], problem["num_kv_heads"]
     shapes = [
@@ -114,41 +113,10 @@ def _packed_time_us(attention: PackedAttention, tuned: Tuned, repeats: int = 20)
         (sum(keys), kv_heads, tuned.head_dim_v),
         (sum(rows), heads, tuned.head_dim_v),
     ]
-    random = np.random.default_rng(0)
-    pushed = _push_context(driver, 0, 0)
-    buffers: list[_Buffer] = []
-    events = [ctypes.c_void_p(), ctypes.c_void_p()]
 
-    def put(host: NDArray[Any], dtype: str | None = None) -> _Buffer:
-        buffers.append(_Buffer(host.shape, host.dtype, dtype or host.dtype.name))
-        buffers[-1].write(host, 0)
-        _check(driver.cuStreamSynchronize(None), "copying to the GPU")
-        return buffers[-1]
-
-    try:
-        for shape, dtype in zip(shapes, [tuned.dtype] * 3 + [tuned.output_dtype], strict=True):
-            put(_to_host(random.standard_normal(shape, dtype=np.float32), dtype), dtype)
-        query, key, value, output = buffers
+    def place(put: Callable[..., _Buffer]) -> tuple[Any, _Beside]:
         told = _sequences(tuned, problem, rows, keys).on_device(put)
         told.plan = SequencePlan()
-        settings = (problem["causal"], None, output, None, False, told.layout, told)
-        for event in events:
-            _check(driver.cuEventCreate(ctypes.byref(event), 0), "creating an event")
-        times = []
-        for _ in range(repeats + 3):
-            driver.cuEventRecord(events[0], None)
-            attention._group._attend_others(query, key, value, *settings)
-            driver.cuEventRecord(events[1], None)
-            _check(driver.cuEventSynchronize(events[1]), "running the kernel")
-            milliseconds = ctypes.c_float()
-            driver.cuEventElapsedTime(ctypes.byref(milliseconds), *events)
-            times.append(1000 * milliseconds.value)
-        return sorted(times[3:])[repeats // 2]
-    finally:
-        for event in events:
-            if event.value is not None:
-                driver.cuEventDestroy_v2(event)
-        for buffer in buffers:
-            buffer.free()
-        if pushed:
-            _pop_context()
+        return told.layout, told
+
+    return _median_time_us(attention._group, tuned, shapes, place, repeats)

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import _address, _check_kinds, _kind, _read, _torch_of, _View
+from .arrays import _check_kinds, _kind, _read, _torch_of, _View
 from .facts import Tuned
 from .plans import _PLAN, _PLAN_MADE, _TOTALS, _Beside, _beside, _Plan
-from .scored_values import _BUFFER_TYPESTRS, _allocator, _Asked, _laid_out
+from .scored_values import _BUFFER_TYPESTRS, _allocator, _Asked, _CardMemory, _laid_out
 from .table import _TORCH_DEVICES, Choice, _ordinal, _Output, _Table
 
 #: The arrays that tell where sequences are, those that must be there first.
@@ -68,7 +68,7 @@ class _PackedTable(_Table):
         return Choice(running[0], False, f"{running[0].told}: the only kernel here")
 
 
-class SequencePlan:
+class SequencePlan(_CardMemory):
     """Which block takes what of packed sequences, for who calls `attention_varlen` again on sequences of the
     same lengths, as all layers of a model do: the first call has the card make it, others take it.
 
@@ -76,15 +76,8 @@ class SequencePlan:
     makes the plan anew each time it is replayed, of the lengths that there are then."""
 
     def __init__(self) -> None:
-        self.memory: Any = None
-        self._made_for: tuple[Any, ...] | None = None
+        super().__init__()
         self._room: tuple[int, int] | None = None
-
-    @property
-    def address(self) -> int:
-        if _torch_of(self.memory) is not None:
-            return int(self.memory.data_ptr())
-        return _address(self.memory)
 
     def fill(self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool) -> bool:
         """Makes room for the plan of such arrays; whether it is there from a call before."""

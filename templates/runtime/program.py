@@ -159,10 +159,27 @@ def _self_check(
 
 def _time_us(attention: Attention, tuned: Tuned, beside: _Beside | None = None, repeats: int = 20) -> float:
     """The median time of a call on the tuned problem's shape, by CUDA events, with a warm cache."""
-    driver, problem = _driver(), tuned.problem
+    problem = tuned.problem
     q_shape = (problem["batch"], problem["num_q_heads"], problem["seqlen_q"], tuned.head_dim)
     k_shape = (problem["batch"], problem["num_kv_heads"], problem["seqlen_k"], tuned.head_dim)
     shapes = (q_shape, k_shape, (*k_shape[:3], tuned.head_dim_v), (*q_shape[:3], tuned.head_dim_v))
+
+    def place(put: Callable[..., _Buffer]) -> tuple[Any, _Beside]:
+        return "bhsd", (beside or attention._usual_beside).on_device(put)
+
+    return _median_time_us(attention, tuned, shapes, place, repeats)
+
+
+def _median_time_us(
+    attention: Attention,
+    tuned: Tuned,
+    shapes: Sequence[tuple[int, ...]],
+    place: Callable[[Callable[..., _Buffer]], tuple[Any, _Beside]],
+    repeats: int,
+) -> float:
+    """The median time of calls on random arrays of those shapes of q, k, v and o; `place` returns their
+    layout and what stands beside them, once it has put that on the GPU."""
+    driver, problem = _driver(), tuned.problem
     random = np.random.default_rng(0)
     pushed = _push_context(driver, 0, 0)
     buffers: list[_Buffer] = []
@@ -178,8 +195,7 @@ def _time_us(attention: Attention, tuned: Tuned, beside: _Beside | None = None, 
         for shape, dtype in zip(shapes, [tuned.dtype] * 3 + [tuned.output_dtype], strict=True):
             put(_to_host(random.standard_normal(shape, dtype=np.float32), dtype), dtype)
         query, key, value, output = buffers
-        placed = (beside or attention._usual_beside).on_device(put)
-        settings = (problem["causal"], None, output, None, False, "bhsd", placed)
+        settings = (problem["causal"], None, output, None, False, *place(put))
         for event in events:
             _check(driver.cuEventCreate(ctypes.byref(event), 0), "creating an event")
         times = []

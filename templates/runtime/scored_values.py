@@ -256,10 +256,8 @@ class _Asked(_Beside):
         return _Asked(self.tuned, self.scalars, made, self.sizes, self.lists)
 
 
-class TileLists:
-    """Memory for lists of the tiles of keys that rows see, where a mask is no interval, for who calls
-    `attention` again while what masks read stands: the first call has a kernel make the lists, others of the
-    same sizes use them. To be filled before a CUDA graph is captured."""
+class _CardMemory:
+    """Memory that a call has filled on the card, for the calls that take what is there."""
 
     def __init__(self) -> None:
         self.memory: Any = None
@@ -270,6 +268,12 @@ class TileLists:
         if _torch_of(self.memory) is not None:
             return int(self.memory.data_ptr())
         return _address(self.memory)
+
+
+class TileLists(_CardMemory):
+    """Memory for lists of the tiles of keys that rows see, where a mask is no interval, for who calls
+    `attention` again while what masks read stands: the first call has a kernel make the lists, others of the
+    same sizes use them. To be filled before a CUDA graph is captured."""
 
     def fill(self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool) -> bool:
         """Makes room for a plan's lists; whether they are there from a call before."""

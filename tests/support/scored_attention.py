@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,15 @@ def attend(
     runner = SimRunner(preset("h200"), seed=rows + keys, sanitize=sanitize)
     found = runner.attend(build, *case, scale=scale, want_lse=True, values=values)
     return found, reference.attention(*case, scale=scale, scores=problem.scores, values=values)
+
+
+def hiding_biases(heads: int, rows: int, keys: int) -> Iterator[np.ndarray]:
+    """Biases (1, heads, rows, keys) that hide keys before or behind others by a large number, beside which
+    nothing is left of a score."""
+    for size, hidden in product((1e9, 3e9, 1e12), (slice(0, 100), slice(50, 150))):
+        bias = np.zeros((1, heads, rows, keys), np.float32)
+        bias[..., hidden] = -size
+        yield bias
 
 
 def assert_close(found, expected: reference.Reference, tolerance: float) -> None:

@@ -54,6 +54,11 @@ def draw_table(
     return PageTable(table, num_pages, page_size)
 
 
+def told_of_pages(lengths: tuple[int, ...], pages: PageTable) -> dict[str, np.ndarray]:
+    """Returns what tells a kernel of sequences of so many keys in pages."""
+    return {"page_table": pages.table, "seqused_k": np.array(lengths, _INT32)}
+
+
 def scatter(array: np.ndarray, lengths: tuple[int, ...], pages: PageTable) -> np.ndarray:
     """Returns the cache (pages, heads, page_size, columns) of an array (1, heads, all keys, columns) of
     sequences one behind the other. What is of no sequence is no number; a page of several has the last

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
-from .pages import draw_table
+from .pages import draw_table, told_of_pages
 
 _INT32 = np.dtype(np.int32)
 
@@ -105,6 +105,5 @@ def typical_indices(problem: Problem) -> dict[str, np.ndarray]:
     if problem.layout.is_packed:
         told = lengths_as_values(lengths.q, lengths.k)
     if problem.layout.is_paged:
-        told["page_table"] = draw_table(lengths.k, problem.page_size).table
-        told["seqused_k"] = np.array(lengths.k, _INT32)
+        told |= told_of_pages(lengths.k, draw_table(lengths.k, problem.page_size))
     return index_arrays(problem, told)

@@ -7,10 +7,11 @@ import math
 import numpy as np
 
 from ...gen.problem import Problem
+from ..cards.pages import told_of_pages
 from ..cards.sequences import lengths_as_values, sequence_slices
 from . import reference
 from .cases import Case
-from .paged import case_table, in_pages, told_of_pages
+from .paged import case_table, in_pages
 
 #: Rows of packed arrays behind those of the last sequence.
 ROWS_BEHIND = 3

@@ -19,11 +19,6 @@ def case_table(case: Case) -> PageTable:
     return draw_table(case.counted.k, case.page_size, hostile=True, share=True)
 
 
-def told_of_pages(lengths: tuple[int, ...], pages: PageTable) -> dict[str, np.ndarray]:
-    """Returns what tells a kernel of sequences of so many keys in pages."""
-    return {"page_table": pages.table, "seqused_k": np.array(lengths, np.int32)}
-
-
 def in_pages(
     problem: Problem,
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray],

@@ -15,7 +15,7 @@ from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Runner
-from ..cards.pages import draw_table
+from ..cards.pages import draw_table, told_of_pages
 from . import reference
 from .asked_values import case_values
 from .cases import Case, Depth, cases
@@ -23,7 +23,7 @@ from .comparison import compare
 from .error_bounds import tanh_error
 from .inputs import lengths_of, make_inputs
 from .packed import compare_sequences, draw_packed_sample, packed_sample_problem
-from .paged import in_pages, out_of_pages, row_after_row, told_of_pages
+from .paged import in_pages, out_of_pages, row_after_row
 from .sampled_problem import SAMPLE_SEEDS, draw_sample, sample_problem
 
 
