@@ -143,7 +143,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         as_json = bool(kwargs.get("json_"))
         try:
-            with notes_shown():
+            with interrupts.raised(), notes_shown():
                 command(*args, **kwargs)
         except FlashgenError as error:
             _fail(str(error), 2 if isinstance(error, UsageError) else 1, as_json)

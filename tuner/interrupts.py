@@ -1,8 +1,8 @@
-"""Ctrl-C before and after there is anything to end softly: one line, and exit code 130.
+"""Ctrl-C at any moment of the program: one line, and exit code 130.
 
-An interrupt that is raised inside an import leaves modules half made, which tell of it in tracebacks or not
-at all; nothing is lost by leaving at once. Anywhere else it is KeyboardInterrupt, and what holds files and
-processes lets go of them.
+Before a command begins, and after it, nothing is lost by leaving at once. While it runs an interrupt is
+KeyboardInterrupt, and what holds files and processes lets go of them; but inside an import it would leave
+modules half made, which tell of it in tracebacks or not at all, so there too the process leaves at once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,26 @@ WORD = "interrupted"
 IMPORTS = "<frozen importlib._bootstrap>"
 
 
-def handle_interrupts(*, at_once: bool = False) -> None:
-    """Makes Ctrl-C do from here on what the module's text says, or ``at_once`` end the process."""
+def leave_at_once() -> None:
+    """Makes Ctrl-C end the process from here on."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, _leave if at_once else _interrupted)
+        signal.signal(signal.SIGINT, _leave)
 
 
-def leave() -> NoReturn:
-    """Ends the process at once, with a line that says why."""
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """Makes Ctrl-C raise KeyboardInterrupt within it, in a program that is left at once elsewhere."""
+    if signal.getsignal(signal.SIGINT) is not _leave:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, f"{WORD}\n".encode())
     os._exit(EXIT_CODE)
@@ -39,12 +51,8 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
     # Whoever asks again does not want to wait for what is being put away.
     signal.signal(signal.SIGINT, _leave)
     if any(each.f_code.co_filename == IMPORTS for each in _callers(frame)):
-        leave()
+        _leave(signum, frame)
     raise KeyboardInterrupt
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    leave()
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:

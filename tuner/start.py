@@ -6,22 +6,16 @@ import io
 import os
 import sys
 
-from .interrupts import handle_interrupts, leave
+from .interrupts import leave_at_once
 
 
 def main() -> None:
     """Runs the ``flashgen`` program."""
-    handle_interrupts()
-    try:
-        _open_streams()
-        from .cli import main as run
+    leave_at_once()
+    _open_streams()
+    from .cli import main as run
 
-        run()
-    except KeyboardInterrupt:
-        leave()
-    finally:
-        # Modules are taken apart now, where an interrupt would be a traceback.
-        handle_interrupts(at_once=True)
+    run()
 
 
 def _open_streams() -> None:

@@ -37,7 +37,7 @@ WAYS = {name: way for name, way in PACKED_WAYS.items() if PAGED.layout in way[0]
 RAGGED = "uniform:1-4/uniform:3-90"
 #: Sizes of pages: of which tiles are made, which are made of tiles, and neither.
 SIZES = (1, 7, 16, 64, 128, 256)
-MASKED = [name for name in SCORINGS if name.startswith(("mask", "dilation"))]
+MASKED = [name for name, scoring in SCORINGS.items() if replace(PAGED, scoring=scoring).scores.predicate]
 INTERVALS = [name for name in SCORINGS if name not in ("plain", *MASKED)]
 
 
