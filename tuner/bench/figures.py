@@ -20,6 +20,8 @@ OURS, FLASH, CUDNN = "flashgen", "flash", "cudnn"
 #: What `Row.ratio` takes beside the names of contenders.
 BEST = "best"
 FORMAT = 1
+#: How far the floating-point operations of one problem may lie apart as two runs count them.
+SAME_WORK = 0.01
 
 
 def require_time(name: str, value: float | None) -> None:
@@ -64,6 +66,10 @@ class Row:
     cells: dict[str, Cell] = field(default_factory=dict)
     scaled: dict[str, float] = field(default_factory=dict)
     """Milliseconds of contenders that another run timed, times this run's cuDNN over that run's."""
+    reference: str = ""
+    """The file, card and library versions that `scaled` was scaled from."""
+    began: str = ""
+    """When its run began, where that is not the one it now stands in."""
     disturbances: tuple[str, ...] = ()
     """What makes the figures doubtful: throttling, other processes."""
 
@@ -180,8 +186,6 @@ class BenchRun:
     host_us: dict[str, dict[str, float]] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     errors: tuple[KernelErrors, ...] = ()
-    reference: str = ""
-    """The file, card and library versions that `Row.scaled` was scaled from."""
     notes: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row | None:
@@ -205,11 +209,16 @@ class BenchRun:
         if given.pop("format", None) != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, not {FORMAT}")
         given.pop("summary")
+        # Earlier runs told of one reference for all rows.
+        reference = given.pop("reference", "")
+        rows = map(Row.from_dict, data["rows"])
+        if reference:
+            rows = (replace(row, reference=row.reference or reference) if row.scaled else row for row in rows)
         return cls(
             **given
             | {
                 "ceilings": Ceilings.from_dict(data["ceilings"]),
-                "rows": tuple(map(Row.from_dict, data["rows"])),
+                "rows": tuple(rows),
                 "errors": tuple(map(KernelErrors.from_dict, data["errors"])),
                 "notes": tuple(data["notes"]),
             }
@@ -299,8 +308,8 @@ def read(path: Path) -> BenchRun:
 
 
 def merged(runs: Sequence[BenchRun]) -> BenchRun:
-    """Merges several runs on one card: each workload's row is from the last run that has it, and all else is
-    what the last run says.
+    """Merges several runs on one card: each workload's row is from the last run that has it and keeps when
+    that began, libraries are those of all, and all else is what the last run says.
 
     Raises:
         FlashgenError: the runs are of different cards.
@@ -308,11 +317,17 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
     cards = list(dict.fromkeys(run.device for run in runs))
     if len(cards) > 1:
         raise FlashgenError(f"the runs are of different cards, {' and '.join(cards)}; name those of one")
-    rows = {row.name: row for run in runs for row in run.rows}
+    last = runs[-1]
+    rows = {
+        row.name: row if (began := row.began or run.began) == last.began else replace(row, began=began)
+        for run in runs
+        for row in run.rows
+    }
     errors = {(e.kernel, e.inputs, e.problem): e for run in runs for e in run.errors}
     order = {name: i for i, name in enumerate(w.name for s in SUITES.values() for w in s.workloads)}
     return replace(
-        runs[-1],
+        last,
+        libraries={name: version for run in runs for name, version in run.libraries.items()},
         rows=tuple(sorted(rows.values(), key=lambda row: order.get(row.name, len(order)))),
         errors=tuple(errors.values()),
         host_us={dtype: times for run in runs for dtype, times in run.host_us.items()},
@@ -325,28 +340,39 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
 def with_reference(run: BenchRun, path: Path) -> BenchRun:
     """Returns the run with what another timed and this one did not, such as FlashAttention-3, scaled by
     cuDNN: a workload's milliseconds there, times cuDNN's here over cuDNN's there; where either lacks it, by
-    the fastest there that both timed. What is scaled by is what stood beside flashgen in its own turn.
+    the fastest there that both timed. What is scaled by is what stood beside flashgen in its own turn. Of
+    runs put together each is one by itself. Workloads that the other did not time stay as they are.
 
     ``path``: JSON with ``rows`` of ``ms`` by contender and of ``dtype``, ``shape`` (batch, query heads, key
     heads, query length, key length, head dim), ``causal`` and, if any, ``scoring``; or in the place of these
-    of ``section``, a suite, and ``name``, a workload of it.
+    of ``section``, a suite, and ``name``, a workload of it. What it counted other ``gflop`` of was another
+    problem, say of other documents, and scales nothing.
 
     Raises:
         FlashgenError: it cannot be read, or is none.
     """
     try:
         data = json.loads(read_text(path))
-        there = {_key_of(row): {_name_of(n): ms for n, ms in row["ms"].items()} for row in data["rows"]}
+        there = {_key_of(row): row for row in data["rows"]}
+        times = {key: {_name_of(n): ms for n, ms in row["ms"].items()} for key, row in there.items()}
         versions = ", ".join(str(data[key]) for key in ("device", "torch", "fa3", "date") if key in data)
     except OSError as error:
         raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FlashgenError(f"{path} is not a table of reference times ({error!r})") from error
-    timed = set(contenders_of(run.rows))
+    reference = f"{path.name} ({versions})"
+
     suites = {row.name: suite for suite, members in by_suite(run.rows).items() for row in members}
+    timed = {
+        began: set(contenders_of(row for row in run.rows if row.began == began))
+        for began in {row.began for row in run.rows}
+    }
 
     def scaled(row: Row) -> dict[str, float]:
-        theirs = there.get(_key(row.problem)) or there.get((suites[row.name], row.name), {})
+        key = next((key for key in (_key(row.problem), (suites[row.name], row.name)) if key in there), None)
+        if key is None or not _same_work(row.problem, there[key].get("gflop")):
+            return {}
+        theirs = times[key]
         both = {name: ms for name, ms in theirs.items() if ms and name != OURS and row.ms(name)}
         by = CUDNN if CUDNN in both else min(both, key=both.__getitem__, default=None)
         here = None if by is None else row.ms(by)
@@ -356,10 +382,15 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
         beside = row.ratio(by)
         ours = row.ms(OURS)
         speed = (beside * ours if beside and ours else here) / both[by]
-        return {name: ms * speed for name, ms in theirs.items() if name not in timed and ms}
+        return {name: ms * speed for name, ms in theirs.items() if name not in timed[row.began] and ms}
 
-    rows = tuple(replace(row, scaled=scaled(row)) for row in run.rows)
-    return replace(run, rows=rows, reference=f"{path.name} ({versions})")
+    found = [(row, scaled(row)) for row in run.rows]
+    rows = [replace(row, scaled=theirs, reference=reference) if theirs else row for row, theirs in found]
+    return replace(run, rows=tuple(rows))
+
+
+def _same_work(problem: Problem, gflop: float | None) -> bool:
+    return not gflop or abs(problem.flops / 1e9 / gflop - 1) < SAME_WORK
 
 
 def _key(problem: Problem) -> tuple[Any, ...]:

@@ -97,7 +97,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         )
     if scaled:
         by = "cuDNN's" if all(row.ms(CUDNN) for row in rows if row.scaled) else "others'"
-        notes.append(f"Scaled: as {run.reference} has it, times {by} here over {by} there.")
+        told = " and ".join(dict.fromkeys(row.reference for row in rows if row.scaled))
+        notes.append(f"Scaled: as told by {told}, times {by} here over {by} there.")
     return Table(
         title,
         tuple(name for name, _ in kept),
@@ -174,27 +175,29 @@ def title_of(suite: str) -> str:
 
 def summary_table(run: BenchRun) -> Table:
     """Returns a table with a row for each suite: geometric means, least ratios, the share of the roofline."""
-    groups = {name: (rows, summary(rows, run.ceilings)) for name, rows in by_suite(run.rows).items()}
-    known = dict.fromkeys(name for _, found in groups.values() for name in found)
-    over = [
-        n
-        for n in (*(n for n in known if not n.startswith(LADDER) and n not in (BEST, "roofline")), BEST)
-        if n in known
-    ]
-    scaled = scaled_of(run.rows)
-    words = {name: f"over {name}" + (" (scaled)" if name in scaled else "") for name in over}
-    rows = []
-    for name, (members, found) in groups.items():
-        cells = [name, str(len(members))]
-        for each in over:
-            figures = found.get(each)
-            cells.append(NOTHING if figures is None else f"{figures['geomean']:.2f} ({figures['least']:.2f})")
-        share = found.get("roofline")
-        cells.append(NOTHING if share is None else percent(share["geomean"]))
-        rows.append(tuple(cells))
+    lines: list[tuple[list[str], dict[str, str], str]] = []
+    for name, members in by_suite(run.rows).items():
+        found, scaled = summary(members, run.ceilings), scaled_of(members)
+        share = found.pop("roofline", None)
+        cells = {
+            f"over {each}" + (" (scaled)" if each in scaled else ""): (
+                f"{figures['geomean']:.2f} ({figures['least']:.2f})"
+            )
+            for each, figures in found.items()
+            if not each.startswith(LADDER)
+        }
+        lines.append(
+            ([name, str(len(members))], cells, NOTHING if share is None else percent(share["geomean"]))
+        )
+    known = dict.fromkeys(words for _, cells, _ in lines for words in cells)
+    best = f"over {BEST}"
+    # Those timed in the run, then those of another day.
+    over = sorted((words for words in known if words != best), key=lambda words: words.endswith("(scaled)"))
+    over += [best] if best in known else []
+    rows = [(*first, *(cells.get(words, NOTHING) for words in over), share) for first, cells, share in lines]
     return Table(
         f"{run.device}: times faster, geometric mean (least) by suite",
-        ("suite", "workloads", *(words[name] for name in over), "of roofline"),
+        ("suite", "workloads", *over, "of roofline"),
         tuple(rows),
         left=1,
     )
@@ -307,7 +310,7 @@ def about(run: BenchRun) -> str:
         f"driver {run.driver}",
         run.toolkit,
         f"flashgen {run.flashgen}",
-        run.began,
+        " and ".join(sorted({row.began or run.began for row in run.rows} or {run.began})),
     ]
     return ", ".join(parts)
 

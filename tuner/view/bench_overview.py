@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_INCHES, INCHES_PER_SUITE, MARGIN_INCHES = 9.0, 0.46, 1.25
+WIDTH_INCHES, INCHES_PER_SUITE, MARGIN_INCHES = 9.0, 0.46, 1.4
 #: How far apart the dots of one suite lie across the line, so that equal ones show, and where the lines of
 #: those timed on another day lie below.
 SPREAD, BELOW, NEXT_BELOW = 0.09, 0.22, 0.13
+#: The highest of what is drawn up to which all ticks have room.
+DENSE_UP_TO = 15
 COLOUR, OTHER_COLOUR = COLOURS[OURS], "#555555"
 #: Those of contenders timed on another day, one after the other.
 MARKERS = "os^D"
@@ -51,11 +53,14 @@ def overview(run: BenchRun) -> Figure:
         for place, (_, rows) in enumerate(suites):
             y, marker = place + BELOW + NEXT_BELOW * number, MARKERS[number % len(MARKERS)]
             label = f"than {name}, of another day, scaled"
-            _dots(axis, y, ratios(rows, name), marker=marker, label=label)
+            _dots(axis, y, ratios(_with_scaled(rows, name), name), marker=marker, label=label)
     axis.axvline(1.0, color=OTHER_COLOUR, linewidth=0.8)
     axis.set_xscale("log")
     highest = max((r for _, rows in suites for r in ratios(rows, BEST)), default=2.0)
-    ticks = [x for x in (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20) if x <= highest * 1.1]
+    dense = (1.25, 6) if highest < DENSE_UP_TO else ()
+    ticks = sorted(
+        x for x in (0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 8, 10, 15, 20, 30, *dense) if x <= highest * 1.1
+    )
     axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
     axis.set_xlim(min(0.93, *ratios(run.rows, BEST), *_of_scaled(run)) * 0.98, highest * 1.1)
     axis.xaxis.set_minor_locator(NullLocator())
@@ -70,10 +75,11 @@ def overview(run: BenchRun) -> Figure:
     axis.tick_params(axis="y", length=0)
     handles, labels = axis.get_legend_handles_labels()
     unique = dict(zip(reversed(labels), reversed(handles), strict=True))
-    axis.legend(
+    figure.legend(
         [unique[label] for label in dict.fromkeys(labels)],
         list(dict.fromkeys(labels)),
-        loc="lower right",
+        loc="outside lower center",
+        ncols=2,
         frameon=False,
         fontsize=8,
     )
@@ -86,7 +92,12 @@ def ratios(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def _of_scaled(run: BenchRun) -> list[float]:
-    return [ratio for name in scaled_of(run.rows) for ratio in ratios(run.rows, name)]
+    return [ratio for name in scaled_of(run.rows) for ratio in ratios(_with_scaled(run.rows, name), name)]
+
+
+def _with_scaled(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows that have a contender's time of another day: others may have timed it themselves."""
+    return [row for row in rows if name in row.scaled]
 
 
 def _dots(axis: Axes, y: float, values: Sequence[float], *, label: str, marker: str = "") -> None:

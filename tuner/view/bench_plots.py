@@ -29,7 +29,8 @@ INCHES_PER_GROUP, LEAST_INCHES, PANEL_INCHES = 0.75, 5.0, 2.9
 INCHES_PER_NAME = 1.3
 GRID_COLUMNS = 2
 #: After the name of a contender that another run timed.
-SCALED, SCALED_NOTE = ", scaled", "scaled: another run's times, by cuDNN's in this run over those in that one"
+SCALED = ", scaled"
+SCALED_NOTE = "scaled: another run's times, by those here over those there of a contender of both"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = {"report": "s", "gpt2": "D", "fp32": "o", "llm": "o", "odd": "^", "decode": "v", "shapes": "P"}
+MARKERS = {
+    "report": "s",
+    "gpt2": "D",
+    "fp32": "o",
+    "llm": "o",
+    "odd": "^",
+    "decode": "v",
+    "masks": "X",
+    "shapes": "P",
+}
 INCHES = (10.0, 5.8)
 #: What the ceilings' words are written in, and how far apart their lines stand, of the axis's height.
 GREY, WORDS_SIZE, LINE_PITCH = "#555555", 8, 0.042

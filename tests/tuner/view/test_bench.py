@@ -15,6 +15,7 @@ from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cel
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
 from flashgen.tuner.view.bench import (
+    about,
     errors_table,
     host_table,
     ladder_table,
@@ -190,6 +191,7 @@ def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_who
     path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
     run = replace(RUN, rows=tuple(timed(each, 1.0, flex=2.0) for each in (window, document, softcap, dense)))
     found = figures.with_reference(run, path)
+    assert [row.reference for row in found.rows] == [*["there.json (NVIDIA H200)"] * 3, ""]
     # The dense problem of the same shape is another one.
     assert [row.scaled for row in found.rows] == [{"fa3": 1.0, "fa4": 1.5}, {"fa4": 2.5}, {"fa4": 0.5}, {}]
     # In its own turn the other stood beside a flashgen of 0.8 ms, which the table has at 1.0.
@@ -210,6 +212,46 @@ def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     figures.write(path, RUN)
     assert figures.read(path) == RUN
+
+
+def test_runs_of_two_days_say_so_and_what_was_timed_in_one_is_scaled_in_the_other(tmp_path: Path) -> None:
+    llm, masks = rows_of("llm")[0], rows_of("masks")[0]
+    timed_there = replace(masks, cells={**masks.cells, "fa4": Cell(ms=3.0)})
+    night = replace(RUN, rows=(timed_there,), began="2026-11-23", libraries={"flash-attn-4": "4"})
+    both = figures.merged([night, replace(RUN, rows=(llm,))])
+    assert [row.began for row in both.rows] == ["", "2026-11-23"] and "flash-attn-4" in both.libraries
+    assert about(both).endswith(f"{RUN.began} and 2026-11-23") and figures.merged([both]).rows == both.rows
+    path = tmp_path / "there.json"
+    p = llm.problem
+    shape = [p.batch, p.num_q_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim]
+    ms = {"sdpa-cudnn": 1.0, "fa4": 2.0}
+    rows = [
+        {"dtype": "bf16", "shape": shape, "causal": 0, "ms": ms},
+        {
+            "section": "masks",
+            "name": masks.name,
+            "gflop": masks.problem.flops / 1e9,
+            "ms": {**ms, "fa3": 2.0},
+        },
+    ]
+    path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    found = figures.with_reference(both, path)
+    # The run that timed it has no other time of it, and the summary takes neither for the other.
+    assert [list(row.scaled) for row in found.rows] == [["fa4"], ["fa3"]]
+    table = summary_table(found)
+    assert {"over fa4", "over fa4 (scaled)", "over fa3 (scaled)"} < set(table.columns)
+    assert [bool(cell) for cell in column(table, "over fa4")] == [False, True]
+    assert [bool(cell) for cell in column(table, "over fa4 (scaled)")] == [True, False]
+    # Another reference leaves what it does not know, and what it counted otherwise.
+    rows[1]["gflop"] = 2 * masks.problem.flops / 1e9
+    path.write_text(json.dumps({"device": "A100", "rows": rows[1:]}))
+    assert figures.with_reference(found, path) == found
+    # As earlier versions wrote it, with one reference for all.
+    data = found.to_dict()
+    for row in data["rows"]:
+        del row["reference"], row["began"]
+    again = BenchRun.from_dict({**data, "reference": "there"})
+    assert [row.reference for row in again.rows] == ["there", "there"]
 
 
 # -- tables --------------------------------------------------------------------------------------------------
