@@ -7,8 +7,10 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TypeVar
 
+from ..gen.layout import knows_page_size
 from ..gen.lengths import most_lengths, num_listed
 from ..gen.problem import ITEM_BYTES, MAX_SIZE, PRECISIONS, Problem
+from ..gen.variant import Variant
 from .asked_scoring import NOTHING_ASKED, AskedScoring
 from .errors import UsageError, checked, suggestion
 from .suites import SUITES
@@ -31,6 +33,7 @@ class Shape:
     seqlen_q: int | None = None
     seqlen_k: int | None = None
     causal: bool | None = None
+    page_size: int | None = None
     varlen: str | None = None
     scoring: AskedScoring = NOTHING_ASKED
 
@@ -59,6 +62,8 @@ class Shape:
         # 0 stands for --d's in a Problem, but is no head dim to ask for.
         if self.head_dim_v == 0:
             raise UsageError("head_dim_v is 0; leave --dv out for values as wide as keys")
+        if self.page_size is not None:
+            _check_page_size(self.page_size)
         heads = _or(self.heads, default.num_q_heads)
         return self.scoring.made(
             lambda: Problem(
@@ -74,6 +79,7 @@ class Shape:
                 causal=_or(self.causal, default.causal),
                 scoring=self.scoring.of(dtype),
                 varlen=varlen,
+                page_size=_or(self.page_size, default.page_size),
             )
         )
 
@@ -88,6 +94,20 @@ def with_lengths(problem: Problem, varlen: str) -> Problem:
     return checked(
         lambda: replace(problem, varlen=varlen, batch=batch, seqlen_q=longest[0], seqlen_k=longest[1])
     )
+
+
+def with_pages(problem: Problem, page_size: int, variant: Variant) -> Problem:
+    """Returns a problem of keys in pages with pages of another size, for a kernel of that variant. Raises
+    UsageError for a problem without pages, and where the kernel takes those of its own size alone."""
+    if not problem.layout.is_paged:
+        raise UsageError(f"{problem.name} has keys that lie in no pages; leave --page-size out")
+    _check_page_size(page_size)
+    if page_size != problem.page_size and knows_page_size(problem.page_size, getattr(variant, "bc", 1)):
+        raise UsageError(
+            f"the kernel is made for pages of {problem.page_size} keys, not of {page_size}; leave "
+            f"--page-size out, or emit one with --page-size {page_size}"
+        )
+    return replace(problem, page_size=page_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +126,7 @@ class Shapes:
     seqlen_q: tuple[int, ...] = ()
     seqlen_k: tuple[int, ...] = ()
     causal: tuple[bool, ...] = ()
+    page_size: tuple[int, ...] = ()
     varlen: str | None = None
     scoring: AskedScoring = NOTHING_ASKED
 
@@ -117,7 +138,7 @@ class Shapes:
             _check_dtype(dtype)
         for precision in self.precision:
             _check_precision(precision, self.dtype or tuple(PRECISIONS))
-        for name in ("head_dim", "head_dim_v", "batch", "seqlen_q", "seqlen_k"):
+        for name in ("head_dim", "head_dim_v", "batch", "seqlen_q", "seqlen_k", "page_size"):
             for value in getattr(self, name):
                 Shape(**{name: value}).problem()
         for length in self.seqlen:
@@ -156,6 +177,7 @@ class Shapes:
                 seqlen_q=p.seqlen_q,
                 seqlen_k=p.seqlen_k,
                 causal=p.causal,
+                page_size=p.page_size or None,
                 varlen=p.varlen or None,
                 scoring=AskedScoring(scoring=p.scoring),
             )
@@ -189,6 +211,7 @@ class Shapes:
             "seqlen_q": self.seqlen_q or self.seqlen,
             "seqlen_k": self.seqlen_k or self.seqlen,
             "causal": self.causal,
+            "page_size": self.page_size,
         }
         listed = all(getattr(problem, name) in values for name, values in given.items() if values)
         listed &= self.varlen is None or problem.varlen == self.varlen
@@ -203,6 +226,7 @@ class Shapes:
             "kv_heads": "kv-heads",
             "seqlen_q": "seqlen-q",
             "seqlen_k": "seqlen-k",
+            "page_size": "page-size",
         }
         words = []
         for name in self._lists():
@@ -250,6 +274,14 @@ def _check_dtype(dtype: str) -> None:
     if dtype not in ITEM_BYTES:
         hint = suggestion(dtype, list(ITEM_BYTES))
         raise UsageError(f"unknown dtype {dtype!r}; {hint} (there are {', '.join(ITEM_BYTES)})")
+
+
+def _check_page_size(page_size: int) -> None:
+    if page_size < 1:
+        raise UsageError(
+            f"page_size is {page_size}, and a page has 1 key or more; leave --page-size out for keys that "
+            "lie in no pages"
+        )
 
 
 def _check_precision(precision: str, dtypes: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ def shape_options(problem: Problem) -> list[str]:
     options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
     options.append(f"--d {problem.head_dim}")
     options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
+    options += [f"--page-size {problem.page_size}"] if problem.page_size else []
     options += ["--causal"] if problem.causal else []
     return options + scoring_options(problem.scoring)
 

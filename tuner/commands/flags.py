@@ -142,7 +142,11 @@ class _ShapeOption:
     parse: Callable[[str], Any]
     meaning: str
     default: str = ""
+    panel: str = "Options"
 
+
+#: The panel of help of what tells where sequences lie and how long they are.
+SEQUENCES_PANEL = "Packed sequences and pages"
 
 #: By the field of `Shapes` that each fills; `causal` stands apart, for it is a flag.
 SHAPE_OPTIONS = {
@@ -171,6 +175,13 @@ SHAPE_OPTIONS = {
     "seqlen": _ShapeOption(("--seqlen",), "NUMBERS", int, "Length of queries and keys", "4096"),
     "seqlen_q": _ShapeOption(("--seqlen-q",), "NUMBERS", int, "Length of the queries alone"),
     "seqlen_k": _ShapeOption(("--seqlen-k",), "NUMBERS", int, "Length of keys and values alone"),
+    "page_size": _ShapeOption(
+        ("--page-size",),
+        "NUMBERS",
+        int,
+        "Keys and values lie in a cache of pages of so many keys, which a table lists",
+        panel=SEQUENCES_PANEL,
+    ),
 }
 
 
@@ -241,8 +252,7 @@ SCORING_OPTIONS = (
 )
 
 
-#: The panel of help of packed sequences, and what says how long these are.
-SEQUENCES_PANEL = "Packed sequences"
+#: What says how long packed sequences are.
 VARLEN = typer.Option(
     "--varlen",
     metavar="LENGTHS",
@@ -254,6 +264,14 @@ SEQLENS = typer.Option(
     "--seqlens",
     metavar="FILE",
     help="The same with lengths of a file: a line each of one number, or of two (queries, keys).",
+    rich_help_panel=SEQUENCES_PANEL,
+)
+
+
+PAGE_SIZE = typer.Option(
+    *SHAPE_OPTIONS["page_size"].flags,
+    metavar="NUMBER",
+    help="The same caches with pages of so many keys, where the kernel takes others than it was tuned for.",
     rich_help_panel=SEQUENCES_PANEL,
 )
 
@@ -274,7 +292,8 @@ def _shape_parameters(
             continue
         default = f"; {each.default} by default" if each.default and not filters else ""
         told = f"{each.meaning}{default}."
-        yield parameter(name, str | None, None, typer.Option(*each.flags, metavar=each.metavar, help=told))
+        option = typer.Option(*each.flags, metavar=each.metavar, help=told, rich_help_panel=each.panel)
+        yield parameter(name, str | None, None, option)
     told = "With or without the causal mask, aligned bottom-right; `--causal both` means either."
     yield parameter("causal", bool | None, None, typer.Option("--causal/--no-causal", help=told))
     yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))

@@ -12,6 +12,7 @@ from ..request import Shapes
 from .flags import (
     DEFAULT_OUT,
     NO_SHAPES,
+    PAGE_SIZE,
     SEQLENS,
     VARLEN,
     Json,
@@ -143,6 +144,7 @@ def validate_command(
     seed: Seed = 0,
     varlen: Annotated[str | None, VARLEN] = None,
     seqlens: Annotated[Path | None, SEQLENS] = None,
+    page_size: Annotated[int | None, PAGE_SIZE] = None,
     json_: Json = False,
 ) -> None:
     """Proves an emitted kernel correct again, on this machine, against float64.
@@ -170,7 +172,13 @@ def validate_command(
     with waiting(console, f"reading {file}") as doing:
         for kernel in kernels:
             proof = prove_emitted(
-                kernel, device=device, sanitize=sanitize, seed=seed, varlen=lengths, doing=doing
+                kernel,
+                device=device,
+                sanitize=sanitize,
+                seed=seed,
+                varlen=lengths,
+                page_size=page_size,
+                doing=doing,
             )
             proofs.append(proof.to_dict())
             masks = ", ".join(f"{mask} mask {error:.1e}" for mask, error in proof.errors.items())

@@ -24,7 +24,7 @@ from ..cards.names import resolve
 from ..errors import FlashgenError
 from ..evaluate.cases import Depth, cases
 from ..evaluate.worker import DEADLINE_S, Worker
-from ..request import with_lengths
+from ..request import with_lengths, with_pages
 from ..shelf.emitted_kernels import EmittedKernel, read_emitted
 from .module_device import ModuleDevice
 from .sanitizers import sanitize_emulated, sanitize_on_card
@@ -80,16 +80,20 @@ def prove_emitted(
     sanitize: bool = False,
     seed: int = 0,
     varlen: str | None = None,
+    page_size: int | None = None,
     doing: Callable[[str], None] = lambda text: None,
 ) -> Proof:
     """Proves a kernel that was read from an emitted file, as `prove` does a file's only one; ``doing`` hears
     what is done or waited for. ``varlen`` are the lengths of packed sequences at which it is tried beside the
-    suite, by default those that it was tuned for. Raises UsageError for lengths that are none of its."""
+    suite, by default those that it was tuned for; ``page_size`` is that of the pages. Raises UsageError for
+    lengths and pages that are none of its."""
     path = emitted.path
     target = resolve(device) if device is not None else default_device(emitted)
     kernel = replace(emitted.kernel, arch=target.limits.arch)
     if varlen is not None:
         kernel = replace(kernel, problem=with_lengths(kernel.problem, varlen))
+    if page_size is not None:
+        kernel = replace(kernel, problem=with_pages(kernel.problem, page_size, kernel.variant))
     check_fits(emitted, target.limits)
     depth: Depth = "quick" if sanitize else "full"
     errors: dict[str, float] = {}

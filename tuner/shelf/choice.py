@@ -147,7 +147,7 @@ def nearest_variants(
     count: int = 2,
 ) -> list[Variant]:
     """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, masks
-    and changes of scores, and then as `find` has it in rows, mask and shape."""
+    and changes of scores, layout and pages, and then as `find` has it in rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
@@ -157,6 +157,8 @@ def nearest_variants(
             abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
             tuned.precision != problem.precision,
             scores_differ(tuned, problem),
+            tuned.layout is not problem.layout,
+            tuned.page_size != problem.page_size,
             entry.predicted,
             tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),

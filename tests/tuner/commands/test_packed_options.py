@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flashgen.gen.emit.options import shape_options, size_options
+from flashgen.gen.families import FAMILIES
 from flashgen.gen.lengths import draw_lengths
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cli import Commands
 from flashgen.tuner.commands import flags
 from flashgen.tuner.errors import UsageError
-from flashgen.tuner.request import Shape, Shapes, with_lengths
+from flashgen.tuner.request import Shape, Shapes, with_lengths, with_pages
 from flashgen.tuner.search.nearness import shape_distance
 
 from tests.support.command_line import command_runner
@@ -79,10 +81,13 @@ def test_what_says_no_lengths_is_told(words: str, why: str) -> None:
         Problem(varlen="list:30x70,5,0x3", batch=3, seqlen_q=30, seqlen_k=70),
         Problem(varlen="uniform:5-90", seqlen_q=1),
         Problem(varlen="same"),
+        Problem(dtype="bf16", page_size=16, seqlen_q=1, num_q_heads=32, num_kv_heads=8),
+        Problem(varlen="uniform:1-16/uniform:5-90", seqlen_q=16, seqlen_k=90, page_size=7),
     ],
 )
 def test_options_of_a_problem_mean_that_problem(problem: Problem) -> None:
     words = " ".join([*shape_options(problem), *size_options(problem)])
+    assert Problem.from_dict(problem.to_dict()) == problem
     shapes = asked(words)
     assert shapes.problems() == [problem]
     assert shapes.fits(problem) and not shapes.fits(Problem(dtype=problem.dtype, causal=problem.causal))
@@ -96,6 +101,37 @@ def test_kernels_of_other_lengths_do_for_validation() -> None:
     assert with_lengths(tuned, "uniform:1-7").lengths == draw_lengths("uniform:1-7", 8, 7, 7)
     with pytest.raises(UsageError, match="leave --varlen and --seqlens out"):
         with_lengths(Problem(), "same")
+
+
+def test_pages_are_asked_for_alone_or_of_packed_sequences() -> None:
+    several = asked("--page-size 16,256 --seqlen-q 1 --heads 8 --kv-heads 2").problems()
+    assert [each.page_size for each in several] == [16, 256]
+    assert several[0].name == "f32_d64_paged16_h8_kv2_n1_m4096"
+    (both,) = asked("--page-size 16 --varlen uniform:5-9 --batch 2").problems()
+    assert both.layout.is_packed and both.layout.is_paged
+    assert both.name == "f32_d64_packed_paged16_uniform5to9_b2_n9"
+    assert asked("--page-size 16").fits(both) and not asked("--page-size 32").fits(both)
+    assert asked("").fits(both) and not asked("--page-size 16").fits(Problem())
+
+
+@pytest.mark.parametrize(("size", "told"), [("0", "0"), ("-3", "-3"), ("2147483648", "2147483648")])
+def test_pages_without_keys_are_none(size: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"page_size is {told}"):
+        asked(f"--page-size {size}").problems()
+    with pytest.raises(UsageError, match="'x' is no whole number"):
+        asked("--page-size x")
+
+
+def test_kernels_are_validated_with_the_pages_that_they_take() -> None:
+    tuned, variant = Problem(page_size=16), FAMILIES["simt"](bc=32)
+    assert with_pages(tuned, 16, variant) == tuned
+    with pytest.raises(UsageError, match=r"made for pages of 16 keys, not of 32; .* --page-size 32"):
+        with_pages(tuned, 32, variant)
+    assert with_pages(replace(tuned, page_size=48), 5, variant).page_size == 5
+    with pytest.raises(UsageError, match="lie in no pages; leave --page-size out"):
+        with_pages(Problem(), 16, variant)
+    with pytest.raises(UsageError, match="page_size is 0, and a page has 1 key or more"):
+        with_pages(tuned, 0, variant)
 
 
 def test_the_nearest_lengths_are_those_of_as_many_rows() -> None:
