@@ -117,6 +117,28 @@ def test_the_full_suite(problem, variant):
     assert 0 < check(Setting(variant, problem, H200), seed=3, depth="full") <= problem.tolerance
 
 
+#: As models have it whose keys carry positions in columns of their own.
+NARROW_VALUES = replace(BRAIN, head_dim=192, head_dim_v=128, causal=True)
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("varlen", ["", "uniform:1-4096"])
+def test_values_may_be_narrower_than_keys(dtype, varlen):
+    problem = replace(NARROW_VALUES, dtype=dtype, varlen=varlen)
+    variant = Wgmma(br=128, bc=96, q_in_registers=True, o_apart=True)
+    assert 0 < check(Setting(variant, problem, H200), seed=3) <= problem.tolerance
+
+
+def test_narrow_values_leave_room_for_tiles_of_many_keys():
+    for variant in (Wgmma(br=128, bc=128), Wgmma(br=192, bc=80, schedule="chained", o_apart=True)):
+        variant.check(NARROW_VALUES, H200)
+        assert variant.advice(NARROW_VALUES, H200) is None
+        with pytest.raises(Illegal):
+            variant.check(replace(NARROW_VALUES, head_dim_v=192), H200)
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("problem", "variant"),
