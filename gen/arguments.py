@@ -152,7 +152,7 @@ def argument_struct(
     if layout.is_packed:
         addresses.append((Field(PLAN, ADDRESS, pointee="int", comment="memory for which block takes what"),))
         made.append((Field(PLAN_MADE, INT, comment="whether it is there from a call before"),))
-    if scores.predicate is not None:
+    if scores.needs_lists:
         addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
         made.append((Field(LISTS_MADE, INT, comment="whether they are there from a call before"),))
     strides = [

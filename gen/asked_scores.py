@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from .expression import Constant, Expression, Kind, Load, Name, apply, loads_of, maximum
+from .expression import Constant, Expression, Kind, Load, Name, apply, loads_of, maximum, minimum
 from .formula.intervals import split_mask
 from .formula.parse import parse
 from .scores import (
@@ -25,7 +25,7 @@ from .scores import (
     Scores,
     scores_of,
 )
-from .scoring import BOOLEAN, Scoring
+from .scoring import BOOLEAN, TREE_ROWS, Scoring
 
 #: Where a row stands among the keys.
 PLACE = ROW + DIAGONAL
@@ -48,11 +48,14 @@ def asked_scores(scoring: Scoring, *, causal: bool) -> Scores:
         prefix = Load("prefix", (BATCH,), Kind.INT)
         ends[1] = Bound(maximum(CAUSAL_BOUND.key, prefix), CAUSAL_BOUND.flag)
     predicates = list(_predicates(scoring))
+    predicate_from = DIAGONAL if scoring.tree else None
     if scoring.mask:
         split = split_mask(_parsed(scoring, scoring.mask, NAMES, Kind.BOOL))
         begins += [Bound(_by_row(each)) for each in split.begins]
         ends += [Bound(_by_row(each)) for each in split.ends]
         predicates += [split.rest] if split.rest is not None else []
+    if len(predicates) > 1:
+        predicate_from = None
     predicate = None
     for each in predicates:
         predicate = each if predicate is None else apply("and", predicate, each)
@@ -73,6 +76,7 @@ def asked_scores(scoring: Scoring, *, causal: bool) -> Scores:
         ends=tuple(ends),
         flags=plain.flags,
         predicate=predicate,
+        predicate_from=predicate_from,
         change=change,
         sinks=scoring.sinks,
         buffers=buffers,
@@ -122,8 +126,22 @@ def _predicates(scoring: Scoring) -> Iterator[Expression]:
         steps = Name("dilation", positive=True)
         place = QUERY + NUM_KEYS - NUM_ROWS
         yield apply("eq", apply("floor_mod", place, steps), apply("floor_mod", KEY, steps))
+    if scoring.tree:
+        yield _is_above()
     if scoring.bias == BOOLEAN:
         yield apply("ne", Load("bias", (BATCH, HEAD, QUERY, KEY), Kind.INT), Constant(0))
+
+
+def _is_above() -> Expression:
+    """Whether a key is before those of a tree, or one that the row's word names. Nothing is computed on a
+    condition, so that a row's word is read once."""
+    place = KEY + NUM_ROWS - NUM_KEYS  # among the keys of the rows
+    word = Load("tree", (BATCH, QUERY), Kind.INT)
+    within = minimum(maximum(place, Constant(0)), Constant(TREE_ROWS - 1))
+    named = apply("bit_and", apply("shift_right", word, within), Constant(1))
+    before = apply("int", apply("lt", place, Constant(0)))
+    seen = apply("ne", apply("bit_or", named, before), Constant(0))
+    return apply("and", seen, apply("lt", place, Constant(TREE_ROWS)))
 
 
 def _change(scoring: Scoring) -> Expression | None:
@@ -149,6 +167,7 @@ def _named_buffers(scoring: Scoring) -> dict[str, str]:
         "lengths": (scoring.lengths, "i32"),
         "document_begin": (scoring.documents, "i32"),
         "document_end": (scoring.documents, "i32"),
+        "tree": (scoring.tree, "i64"),
         "slopes": (scoring.alibi, "f32"),
         "bias": (scoring.bias, scoring.bias),
         "sinks": (scoring.sinks, "f32"),

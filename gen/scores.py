@@ -90,7 +90,8 @@ class Bound:
 @dataclass(frozen=True)
 class Scores:
     """Which keys each row sees: from the greatest of ``begins`` up to the least of ``ends``, and of these the
-    keys for which the ``predicate`` is true; and what becomes of a score.
+    keys for which the ``predicate`` is true; and what becomes of a score. Of keys before ``predicate_from``,
+    the same for all rows, the predicate is known to be true.
 
     ``flags`` are the compile-time constants that are set for this problem. ``change`` takes the place of a
     scaled score. With ``sinks`` each query head has a logit beside its scores, which counts in the
@@ -101,6 +102,7 @@ class Scores:
     ends: tuple[Bound, ...] = (Bound(NUM_KEYS),)
     flags: frozenset[str] = frozenset()
     predicate: Expression | None = None
+    predicate_from: Expression | None = None
     change: Expression | None = None
     sinks: bool = False
     buffers: tuple[Buffer, ...] = ()
@@ -111,6 +113,12 @@ class Scores:
         """Whether nothing but a flagged bound limits rows, and nothing changes scores."""
         limited = self.begins or any(not each.flag for each in self.ends[1:]) or self.buffers or self.scalars
         return not (limited or self.predicate or self.change or self.sinks)
+
+    @property
+    def needs_lists(self) -> bool:
+        """Whether only lists of tiles tell which keys rows see: no interval and no key from which on a
+        predicate is asked."""
+        return self.predicate is not None and self.predicate_from is None
 
     @property
     def steepness(self) -> float:

@@ -26,6 +26,8 @@ BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8
 BUFFER_DTYPES = tuple(BUFFER_BYTES)
 #: The longest text of an expression.
 MAX_TEXT = 20_000
+#: The rows that a mask of a tree tells of: the bits of a word.
+TREE_ROWS = 64
 #: What no expression has: comments, lines of their own, what is not printed.
 _UNREAD = re.compile(r"[^ -~]|[#\\]")
 
@@ -42,6 +44,8 @@ class Scoring:
     - ``prefix``: under a causal mask, the first keys of each batch that all rows see; tuned with up to it.
     - ``lengths``: each batch has a number of keys of its own.
     - ``documents``: rows see keys of their own document, one behind the other; tuned with so many.
+    - ``tree``: the last keys are those of the rows, nodes of a tree; a row has a word of 64 bits that says
+      which of them it sees, bit j of the j-th, and sees all keys before them. For up to 64 rows.
     - ``dilation``: of the others, rows see keys at distances that are multiples of this.
     - ``softcap``: scaled scores s become softcap · tanh(s / softcap).
     - ``alibi``: slopes[b, h] times the distance is subtracted.
@@ -65,6 +69,7 @@ class Scoring:
     lengths: bool = False
     documents: int = 0
     dilation: int = 0
+    tree: bool = False
     softcap: float = 0.0
     alibi: bool = False
     bias: str = ""
@@ -138,7 +143,7 @@ class Scoring:
         """What is asked, and of which kind it is."""
         if self.window is not None:
             yield ("window", "always" if self.always else "")
-        for name in ("chunk", "prefix", "lengths", "documents", "dilation", "softcap", "alibi"):
+        for name in ("chunk", "prefix", "lengths", "documents", "dilation", "tree", "softcap", "alibi"):
             if getattr(self, name):
                 yield (name, "")
         if self.bias:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .lengths import Lengths
 from .operation import ITEM_BYTES, Sizes
 from .scores import BATCH, Buffer, Scores, laid_over
-from .scoring import BOOLEAN, BUFFER_BYTES, FLOAT_DTYPES, Scoring
+from .scoring import BOOLEAN, BUFFER_BYTES, FLOAT_DTYPES, TREE_ROWS, Scoring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +36,8 @@ COUNTED_ROWS = 64
 SHOWN = 0.9
 #: Of integers of no known meaning, how many there are: sorted, as segments' are.
 SEGMENTS = 16
+#: A tree's nodes hang from one of so many before them.
+TREE_BRANCHES = 4
 #: Rows are alike that see on average so much of what the one sees that sees most.
 ALIKE = 0.9
 
@@ -80,6 +82,8 @@ def _drawn(buffer: Buffer, scoring: Scoring, sizes: Sizes, rng: np.random.Genera
             return rng.integers(0, scoring.prefix + 1, shape)
         case "lengths" if scoring.lengths:
             return rng.integers(max(1, sizes.seqlen_k // 2), sizes.seqlen_k + 1, shape)
+        case "tree" if scoring.tree:
+            return _tree(shape, rng)
         case "slopes" if scoring.alibi:
             slopes = 2.0 ** (-8.0 * np.arange(1, shape[1] + 1) / shape[1])
             return np.broadcast_to(slopes.astype(np.float32), shape)
@@ -99,6 +103,21 @@ def _drawn(buffer: Buffer, scoring: Scoring, sizes: Sizes, rng: np.random.Genera
 def _shown(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Truths, by bytes: a mask of all pairs of a long sequence is large."""
     return rng.integers(0, 256, shape, "uint8") < round(256 * SHOWN)
+
+
+def _tree(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Words of trees whose nodes hang from those before them, one or several: of each node the bits of
+    itself and of all above it. Rows that no word has a bit for see what their parents do."""
+    import numpy as np
+
+    words = np.zeros(shape, np.uint64)
+    for row in range(shape[1]):
+        parents = (
+            rng.integers(max(0, row - TREE_BRANCHES) - 1, row, shape[0]) if row else np.full(shape[0], -1)
+        )
+        above = words[np.arange(shape[0]), parents]  # the last is still empty: no parent
+        words[:, row] = above | np.uint64(1 << row if row < TREE_ROWS else 0)
+    return words.view(np.int64)
 
 
 def _documents(count: int, sizes: Sizes, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

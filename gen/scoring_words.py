@@ -36,6 +36,8 @@ def _asked(scoring: Scoring) -> Iterator[tuple[str, str]]:
         yield "documents", f"{scoring.documents} documents"
     if scoring.dilation:
         yield "dilation", f"dilation {scoring.dilation}"
+    if scoring.tree:
+        yield "tree", "tree"
     if scoring.softcap:
         yield "soft cap", f"soft cap {scoring.softcap:g}"
     if scoring.alibi:

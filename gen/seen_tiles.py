@@ -44,9 +44,9 @@ class _Stretch:
 
 @lru_cache(maxsize=65536)
 def seen_shares(problem: Problem, br: int, bc: int, count: int) -> np.ndarray:
-    """Returns the share that each of ``count`` tiles of ``br`` rows, from the first on, sees of the tiles of
+    """Returns the share that each of ``count`` tiles of ``br`` rows, from the first on, walks of the tiles of
     ``bc`` keys between its bounds."""
-    if problem.scores.predicate is None:
+    if not problem.scores.needs_lists:
         return np.ones(count)
     shares = _shares_of_tiles(problem, br, bc)
     # Whether what is seen grows as the bounds do or stays, the inverse of the share is a straight line.

@@ -39,7 +39,7 @@ class Serves:
         if problem.layout not in self.layouts:
             names = ", ".join(each.name for each in self.layouts)
             return f"family {family} takes {names} arrays, this problem has {problem.layout.name} ones"
-        if problem.layout is PAGED and problem.scores.predicate is not None:
+        if problem.layout is PAGED and problem.scores.needs_lists:
             return (
                 "a mask by expression lists tiles of sequences of one length; beside pages they need "
                 "packed queries; give varlen"

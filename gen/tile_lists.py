@@ -61,8 +61,8 @@ def list_ints(lists: Launch, keys: int) -> Expression:
 
 def tile_lists(scores: Scores, main: Launch, keys: int) -> TileLists | None:
     """Returns the lists that kernels with such a main launch and tiles of ``keys`` keys walk; None where an
-    interval says all."""
-    if scores.predicate is None or main.rows_per_block is None:
+    interval, or what is asked of the last keys alone, says all."""
+    if not scores.needs_lists or main.rows_per_block is None:
         return None
     rows = main.rows_per_block * main.cluster
     return TileLists(

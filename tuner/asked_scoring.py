@@ -10,7 +10,7 @@ from typing import Any
 
 from ..gen.formula.error import FormulaError
 from ..gen.problem import Problem
-from ..gen.scoring import BIAS_DTYPES, MAX_REACH, PLAIN, Scoring
+from ..gen.scoring import BIAS_DTYPES, MAX_REACH, PLAIN, TREE_ROWS, Scoring
 from .errors import UsageError, checked
 
 #: What a bias is of where no type is named: the problem's own, or float32 where none is served of that.
@@ -43,7 +43,7 @@ class AskedScoring:
 
     def made(self, make: Callable[[], Problem]) -> Problem:
         """Returns the problem that ``make`` makes with what is asked. Raises UsageError for values out of
-        range, expressions that are none, and a prefix without a causal mask."""
+        range, expressions that are none, a prefix without a causal mask, and a tree of too many rows."""
         try:
             problem = make()
         except FormulaError as error:
@@ -55,6 +55,11 @@ class AskedScoring:
             raise UsageError(
                 f"prefix is {self.scoring.prefix}, but it widens a causal mask, and none is asked for; add "
                 "--causal, or leave --prefix out"
+            )
+        if self.scoring.tree and problem.seqlen_q > TREE_ROWS:
+            raise UsageError(
+                f"a tree's rows have words of {TREE_ROWS} bits, one for each row, but seqlen_q is "
+                f"{problem.seqlen_q}; give --seqlen-q of at most {TREE_ROWS}, or a mask by --mask"
             )
         return problem
 
@@ -85,6 +90,7 @@ def parse_scoring(
     alibi: bool = False,
     sinks: bool = False,
     lengths: bool = False,
+    tree: bool = False,
     mask: str | None = None,
     score: str | None = None,
     **counts: str | None,
@@ -108,6 +114,7 @@ def parse_scoring(
             alibi=alibi,
             sinks=sinks,
             lengths=lengths,
+            tree=tree,
             buffers=tuple((name, text) for name, text in _pairs("buffer", "doc=i16", buffers).items()),
             scalars=tuple(
                 (name, _scalar(name, text)) for name, text in _pairs("scalar", "n=4", scalars).items()

@@ -203,7 +203,7 @@ SUITES: dict[str, Suite] = {
 #: What `Problem.name` writes.
 _NAME = re.compile(
     r"(?P<dtype>[a-z0-9]+?)(_(?P<precision>{precisions}))?_d(?P<d>\d+)(v(?P<dv>\d+))?"
-    r"(?P<asked>(_(window|chunk|prefix|lengths|documents|dilation|softcap|alibi|bias|sinks)[a-z0-9]*)*)"
+    r"(?P<asked>(_(window|chunk|prefix|lengths|documents|dilation|tree|softcap|alibi|bias|sinks)[a-z0-9]*)*)"
     r"(?P<causal>_causal)?"
     r"(_b(?P<batch>\d+))?(_h(?P<heads>\d+))?(_kv(?P<kv>\d+))?(_n(?P<n>\d+))?(_m(?P<m>\d+))?".format(
         precisions="|".join(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
@@ -215,7 +215,7 @@ _FORMS = {
     **{name: re.compile(rf"{name}(\d+)") for name in ("chunk", "prefix", "documents", "dilation")},
     "softcap": re.compile(r"softcap(\d+(?:p\d+)?(?:em?\d+)?)"),
     "bias": re.compile(f"bias({'|'.join((*BIAS_DTYPES, BOOLEAN))})"),
-    **{name: re.compile(name) for name in ("lengths", "alibi", "sinks")},
+    **{name: re.compile(name) for name in ("lengths", "tree", "alibi", "sinks")},
 }
 
 

@@ -36,6 +36,7 @@ KEYWORDS = {
     "lengths": ("lengths", "lengths"),
     "documents": ("documents", "doc_ids"),
     "dilation": ("dilation", ""),
+    "tree": ("tree", "words"),
     "softcap": ("softcap", ""),
     "alibi": ("alibi_slopes", "slopes"),
     "bias": ("attn_mask", "mask"),
@@ -57,8 +58,9 @@ class Picture:
     def command(self) -> str:
         """How kernels for it are tuned, with the usual numbers."""
         causal = ["--causal"] if self.problem.causal else []
+        few = ["--seqlen-q 16"] if self.problem.scoring.tree else []
         return " ".join(
-            ["flashgen tune", *causal, *scoring_options(replace(self.problem.scoring, **self.usual))]
+            ["flashgen tune", *few, *causal, *scoring_options(replace(self.problem.scoring, **self.usual))]
         )
 
     @property
@@ -97,6 +99,7 @@ NAMED = {
     "lengths": named(causal=False, lengths=True),
     "documents": named(documents=4, usual={"documents": 16}),
     "dilation": named(dilation=3, usual={"dilation": 2}),
+    "tree": named(causal=False, rows=12, tree=True),
     "softcap": named(softcap=4.0, usual={"softcap": 50.0}),
     "alibi": named(alibi=True),
     "bias": named(causal=False, bias="f16"),

@@ -307,7 +307,9 @@ def _calls(problems: Sequence[Problem]) -> list[str]:
         words += [
             f"{each}={values[each]:g}" for each in ("chunk", "dilation", "softcap") if getattr(scoring, each)
         ]
-        words += [f"{each}={each}" for each in ("prefix", "lengths", "documents") if getattr(scoring, each)]
+        words += [
+            f"{each}={each}" for each in ("prefix", "lengths", "documents", "tree") if getattr(scoring, each)
+        ]
         words += ["alibi_slopes=slopes"] if scoring.alibi else []
         words += ["bias=mask" if scoring.bias == BOOLEAN else "bias=bias"] if scoring.bias else []
         words += ["sinks=sinks"] if scoring.sinks else []
@@ -327,6 +329,7 @@ def _own_buffers(problem: Problem) -> list[str]:
         "lengths": scoring.lengths,
         "document_begin": scoring.documents,
         "document_end": scoring.documents,
+        "tree": scoring.tree,
         "slopes": scoring.alibi,
         "bias": scoring.bias,
         "sinks": scoring.sinks,

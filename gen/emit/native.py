@@ -72,7 +72,7 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
             arguments=struct_of(problem),
             elements=VOID_ELEMENTS,
             entry=_entry(problem),
-            lists=problem.scores.predicate is not None,
+            lists=problem.scores.needs_lists,
             told=wrap(mask_words(problem), WIDTH - 5).split("\n"),
             scalars=_scalars(problem),
             buffers=[_buffer(each, problem) for each in problem.scores.buffers],
@@ -174,6 +174,9 @@ def _fill(buffer: Buffer, problem: Problem, last: str) -> str:
             return place
         case "document_end" if scoring.documents:
             return f"std::min({place} + 40, kKeys)"
+        case "tree" if scoring.tree:
+            # Two branches, of the even and of the odd rows.
+            return "0x5555555555555555LL << i % kRows % 2 & ((2LL << i % kRows % 64) - 1)"
         case "slopes" if scoring.alibi:
             return "std::exp2(-2.0f * (i % kHeads + 1))"
     return _FILLS.get(buffer.dtype, f"int(8 * (i % {last}) / {last})")

@@ -9,6 +9,9 @@ from ..problem import Problem
 from ..scoring import Scoring
 from ..variant import Variant
 
+#: Masks and changes that have an option of their own name.
+_BY_NAME = ("chunk", "prefix", "lengths", "documents", "dilation", "tree", "softcap", "alibi")
+
 
 def shape_options(problem: Problem) -> list[str]:
     """Returns the command-line options, besides the lengths, that say which problem a kernel is made for."""
@@ -27,7 +30,7 @@ def scoring_options(scoring: Scoring) -> list[str]:
     if scoring.window is not None:
         sides = ["all" if side < 0 else f"{side}" for side in scoring.window]
         options.append(f"--window {','.join(sides + [f'{scoring.always}'] * bool(scoring.always))}")
-    for name in ("chunk", "prefix", "lengths", "documents", "dilation", "softcap", "alibi", "bias", "sinks"):
+    for name in (*_BY_NAME, "bias", "sinks"):
         value = getattr(scoring, name)
         if value is True:
             options.append(f"--{name}")

@@ -174,6 +174,7 @@ class ScoredAttention:
         lengths: Any = ...,
         documents: Any = ...,
         dilation: int | None = ...,
+        tree: Any = ...,
         softcap: float | None = ...,
         alibi_slopes: Any = ...,
         bias: Any = ...,
@@ -206,6 +207,7 @@ class ScoredAttention:
         lengths: Any = ...,
         documents: Any = ...,
         dilation: int | None = ...,
+        tree: Any = ...,
         softcap: float | None = ...,
         alibi_slopes: Any = ...,
         bias: Any = ...,
@@ -237,6 +239,7 @@ class ScoredAttention:
         lengths: Any = None,
         documents: Any = None,
         dilation: int | None = None,
+        tree: Any = None,
         softcap: float | None = None,
         alibi_slopes: Any = None,
         bias: Any = None,
@@ -273,6 +276,8 @@ class ScoredAttention:
         documents: rows see keys of their own document: sorted ids of the keys, (batch, seqlen_k), of any
             integers, or what `document_bounds` returns of them, which is then made but once.
         dilation: rows see keys at distances from their place that are multiples of this.
+        tree: int64 (batch, seqlen_q), of at most 64 rows: row i sees the keys before the last seqlen_q, and
+            of these the j-th where bit j of its word is set, its own only if bit i is.
         softcap: scores s become softcap * tanh(s / softcap).
         alibi_slopes: float32 (heads) or (batch, heads): times a key's distance from the row's place, this is
             subtracted.
@@ -298,6 +303,7 @@ class ScoredAttention:
             lengths=lengths,
             documents=documents,
             dilation=dilation,
+            tree=tree,
             softcap=softcap,
             alibi_slopes=alibi_slopes,
             bias=_either(bias, attn_mask),

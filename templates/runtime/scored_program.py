@@ -136,6 +136,8 @@ def _draw(
     if name in named and name in ("prefix", "lengths"):
         drawn: NDArray[Any] = random.integers(0 if name == "prefix" else keys // 2, keys + 1, shape)
         return drawn.astype(np.int32)
+    if name in named and name == "tree":
+        return random.integers(0, 2**63, shape) * 2 + 1
     if name in named and name == "slopes":
         heads = np.arange(1, shape[-1] + 1) / shape[-1]
         return np.broadcast_to(2.0 ** (-8.0 * heads), shape).astype(np.float32)

@@ -23,6 +23,7 @@ _FEATURES = {
     "lengths": ("lengths", ("lengths",)),
     "documents": ("documents", ("document_begin", "document_end")),
     "dilation": ("dilation", ("dilation",)),
+    "tree": ("tree", ("tree",)),
     "softcap": ("softcap", ("softcap",)),
     "alibi": ("alibi_slopes", ("slopes",)),
     "bias": ("bias", ("bias",)),
@@ -44,6 +45,8 @@ _BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u
 _INT_END = 2**31
 #: The greatest window, chunk or dilation.
 _MAX_REACH = 2**30
+#: The rows that a tree may have: the bits of a word.
+_TREE_ROWS = 64
 
 
 class Buffer(NamedTuple):
@@ -195,6 +198,12 @@ class _Asked(_Beside):
     def values(self, plan: _Plan, q: Any, may_make: bool) -> dict[str, float]:
         """Returns the same by name."""
         self.sizes = plan.sizes
+        rows = self.sizes["seqlen_q"]
+        if "tree" in self.tuned.named and rows > _TREE_ROWS:
+            raise ValueError(
+                f"tree= tells of {_TREE_ROWS} rows by a bit each, but q has {rows}: pass at most "
+                f'{_TREE_ROWS}, or take a kernel with a mask of bias="u8" for more'
+            )
         values = dict(self.scalars)
         streams = set()
         arrays = self.buffers(may_make)

@@ -24,6 +24,7 @@ ASKED = {
     "lengths": Scoring(lengths=True),
     "documents": Scoring(documents=4),
     "dilation": Scoring(dilation=3),
+    "tree": Scoring(tree=True),
     "boolean": Scoring(bias="u8"),
 }
 
@@ -55,6 +56,8 @@ def by_definition(name: str, values, b: int, h: int, i: int, j: int, *, causal: 
             seen = values["document_begin"][b, i] <= j < values["document_end"][b, i]
         case "dilation":
             seen = (place - j) % 3 == 0
+        case "tree":
+            seen = j < KEYS - ROWS or bool(int(values["tree"][b, i]) >> (j - (KEYS - ROWS)) & 1)
         case _:
             seen = bool(values["bias"][b, h, i, j])
     return seen and (before_diagonal or not causal)
@@ -234,3 +237,31 @@ def test_values_for_timing_are_the_same_each_time_and_drawn_when_asked_for() -> 
     for name in one:
         assert (np.asarray(one[name]) == np.asarray(other[name])).all()
     assert one["bias"].strides[:2] == (0, 0)
+
+
+def test_only_the_last_keys_ask_for_a_trees_words() -> None:
+    alone, beside = (
+        replace(SMALL, scoring=Scoring(tree=True, **more)).scores for more in ({}, {"dilation": 2})
+    )
+    assert alone.predicate is not None and not alone.needs_lists
+    assert alone.predicate_from is not None and alone.predicate_from.value({"diagonal": 14}) == 14
+    assert beside.needs_lists and beside.predicate_from is None
+    fields = [each.name for each in struct_of(replace(SMALL, scoring=Scoring(tree=True))).fields]
+    assert "tree" in fields and "tile_lists" not in fields
+
+
+def test_keys_that_have_no_bit_in_a_trees_word_are_hidden() -> None:
+    problem = replace(SMALL, seqlen_q=70, seqlen_k=75, scoring=Scoring(tree=True))
+    words = np.full((2, 70), -1, np.int64)
+    seen = problem.scores.visible({"tree": words}, 0, 0, np.arange(70), np.arange(75), 70, 75)
+    assert (seen == (np.arange(75) < 5 + 64)).all()
+
+
+def test_typical_trees_have_their_nodes_above_them() -> None:
+    problem = replace(SMALL, seqlen_q=64, seqlen_k=100, scoring=Scoring(tree=True))
+    words = typical_values(problem)["tree"].view(np.uint64)
+    for row in range(64):
+        bits = [j for j in range(64) if int(words[1, row]) >> j & 1]
+        assert bits[-1] == row and len(bits) <= row + 1
+        if len(bits) > 1:
+            assert int(words[1, row]) == int(words[1, bits[-2]]) | 1 << row

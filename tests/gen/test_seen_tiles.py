@@ -51,6 +51,12 @@ def test_intervals_need_no_sample():
     assert (seen_shares(problem, 128, 64, 5) == 1.0).all()
 
 
+def test_of_a_tree_the_last_tiles_alone_are_partial():
+    problem = Problem(scoring=Scoring(tree=True), seqlen_q=16, seqlen_k=16 * 64)
+    assert (seen_shares(problem, 16, 64, 1) == 1.0).all()
+    assert partial_share(problem, 16, 64) == pytest.approx(1 / 16)
+
+
 def test_warps_walk_no_more_than_their_block():
     problem = Problem(scoring=SCORINGS["always"], seqlen_q=4096, seqlen_k=4096)
     for walk in walk_tiles(problem, 128, 64, 4, skips=True):

@@ -26,6 +26,7 @@ SCORINGS: dict[str, Scoring] = {
     "lengths": Scoring(lengths=True),
     "documents": Scoring(documents=4),
     "dilation": Scoring(dilation=3),
+    "tree": Scoring(tree=True),
     "soft cap": Scoring(softcap=2.5),
     "alibi": Scoring(alibi=True),
     "bias f32": Scoring(bias="f32"),
@@ -48,6 +49,8 @@ SCORINGS: dict[str, Scoring] = {
         score="score * 0.5 + 0.03 * (k - q) - 0.02 * column[h, q] * abs(2 * k - q) + step * abs(q - k - 7)",
         scalars=(("step", 0.02),),
     ),
+    "tree in a window": Scoring(tree=True, window=(30, -1), bias="f32", sinks=True),
+    "tree and mask": Scoring(tree=True, mask="k % 3 != h", alibi=True),
     "segments": Scoring(documents=3, lengths=True, dilation=2, bias="f16", sinks=True),
     "formulas": Scoring(
         mask="doc[q] <= doc[k] and k < q + 50",

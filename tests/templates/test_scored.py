@@ -39,6 +39,7 @@ SCORINGS = {
     "lengths": Scoring(lengths=True),
     "documents": Scoring(documents=4),
     "dilation": Scoring(dilation=3),
+    "tree": Scoring(tree=True),
     "softcap": Scoring(softcap=2.0),
     "alibi": Scoring(alibi=True),
     "bias": Scoring(bias="f32"),
@@ -113,6 +114,14 @@ def test_what_is_said_reaches_the_kernel(name: str, causal: bool, driver: Driver
 @pytest.fixture
 def arrays(driver: Driver) -> list[np.ndarray]:
     return [host(*shape, seed=i) for i, shape in enumerate((Q, K, K))]
+
+
+def test_a_tree_has_a_bit_for_each_row(driver: Driver, tmp_path: Path, arrays: Any) -> None:
+    module = load_scored(tmp_path, Scoring(tree=True))
+    q, words = np.tile(arrays[0], (1, 1, 4, 1)), np.zeros((2, 84), np.int64)
+    with pytest.raises(ValueError, match="64 rows by a bit each, but q has 84"):
+        module.attention(q, *arrays[1:], tree=words)
+    assert not driver.launches()
 
 
 def test_numbers_change_without_a_compile(driver: Driver, tmp_path: Path, arrays: Any) -> None:

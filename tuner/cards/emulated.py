@@ -286,7 +286,7 @@ class SimRunner:
         read = score_values(problem.scores, values, sizes)
         buffers = {name: _Array.like(array) for name, array in read.arrays.items()}
         scoring = read.arguments(_addresses(buffers))
-        if problem.scores.predicate is not None:
+        if problem.scores.needs_lists:
             ints = build.kernel.num_list_ints(sizes)
             buffers[TILE_LISTS] = _Array.like(np.empty((1, max(1, ints)), np.int32), copy=False)
             scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}

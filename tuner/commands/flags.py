@@ -219,6 +219,9 @@ SCORING_OPTIONS = (
     _ScoringOption(
         "dilation", "--dilation", "COUNT", str, "Rows see keys at distances that are multiples of this."
     ),
+    _ScoringOption(
+        "tree", "--tree", "", bool, "Rows are a tree's nodes, each with a word of bits of those it sees."
+    ),
     _ScoringOption("softcap", "--softcap", "NUMBER", str, "Scores s become n tanh(s / n)."),
     _ScoringOption("alibi", "--alibi", "", bool, "Slopes times distances are subtracted (ALiBi)."),
     _ScoringOption(

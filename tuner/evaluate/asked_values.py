@@ -65,6 +65,8 @@ def _extreme(
             array[:] = rng.permutation(np.resize([case.seqlen_k, 1, 0], array.size))
         case "prefix" if scoring.prefix:
             array[:] = rng.permutation(np.resize([case.seqlen_k + 1, 0, 1], array.size))
+        case "tree" if scoring.tree:
+            array[...] = rng.choice([-1, 0, 1, np.iinfo(np.int64).min], array.shape)
         case "slopes" if scoring.alibi:
             array[...] = rng.permutation(np.resize([0.0, 1.0, -0.01], array.size)).reshape(array.shape)
         case "sinks" if scoring.sinks:
@@ -94,6 +96,8 @@ def _hiding(
     match buffer.name:
         case "lengths" if scoring.lengths:
             array[rng.integers(array.size)] = 0
+        case "tree" if scoring.tree:
+            array[:, rows] = 0
         case "sinks" if scoring.sinks:
             array[rng.integers(array.size)] = -np.inf
         case "bias" if scoring.bias == BOOLEAN:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.scores import Buffer
-from ...gen.scoring import FLOAT_DTYPES
+from ...gen.scoring import FLOAT_DTYPES, TREE_ROWS
 from ...gen.scoring_values import scalar_values, shape_of
 
 #: Lengths of documents beside each other, to be repeated.
@@ -48,6 +48,8 @@ def _array(buffer: Buffer, problem: Problem) -> np.ndarray:
             places = np.arange(problem.seqlen_q) + keys - problem.seqlen_q
             of_row = np.searchsorted(cuts[1:-1], places, side="right")
             return _along(cuts[of_row + (buffer.name == "document_end")], shape)
+        case "tree" if scoring.tree:
+            return _along(_words(shape[-1]), shape)
         case "slopes" if scoring.alibi:
             return _along(2.0 ** (-8.0 * np.arange(1, shape[1] + 1) / shape[1]), shape)
         case "sinks" if scoring.sinks:
@@ -57,6 +59,14 @@ def _array(buffer: Buffer, problem: Problem) -> np.ndarray:
         if _is_line(buffer)
         else _drawn(buffer, shape)
     )
+
+
+def _words(count: int) -> np.ndarray:
+    """The words of a tree of so many nodes, two of which hang from each."""
+    words: list[int] = []
+    for node in range(count):
+        words.append((1 << node if node < TREE_ROWS else 0) | (words[(node - 1) // 2] if node else 0))
+    return np.array(words, np.uint64).view(np.int64)
 
 
 def _is_line(buffer: Buffer) -> bool:

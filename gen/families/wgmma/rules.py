@@ -193,7 +193,7 @@ class RuledParameters(Parameters):
         if self.tail and (self.p_in_shared or problem.has_scales):
             what = "weights that pass by shared memory" if self.p_in_shared else problem.dtype
             return f"tail={self.tail}: not made for {what}"
-        if self.tail and problem.scores.predicate is not None:
+        if self.tail and problem.scores.needs_lists:
             return f"tail={self.tail}: not made for lists of tiles, which may end before the last"
         return None
 

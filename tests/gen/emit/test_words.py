@@ -29,6 +29,7 @@ CASES = [
         "chunks of 1024 keys, prefixes of up to 256 keys, lengths of keys, 16 documents, dilation 2, ALiBi",
         ["--chunk 1024", "--prefix 256", "--lengths", "--documents 16", "--dilation 2", "--alibi"],
     ),
+    (Scoring(tree=True, sinks=True), "tree, sinks", "tree, sinks", ["--tree", "--sinks"]),
     (Scoring(bias="u8"), "boolean mask", "boolean mask", ["--bias u8"]),
     (Scoring(bias="f16", softcap=0.5), "soft cap, bias of f16", "soft cap 0.5, bias of f16", None),
     (

@@ -81,6 +81,7 @@ SCORINGS = {
     "mask by head": Scoring(mask="(q + h * 16) // 32 == k // 32 or k < 3"),
     "mask by batch": Scoring(mask="doc[b, q] == doc[b, k]", lengths=True),
     "dilation": Scoring(dilation=3),
+    "tree": Scoring(tree=True),
     "sinks, soft cap": Scoring(sinks=True, softcap=20.0),
     "alibi, lengths": Scoring(alibi=True, lengths=True),
     "documents": Scoring(documents=3),
@@ -92,7 +93,7 @@ SCORINGS = {
 
 def is_asked(way: str, name: str) -> bool:
     """Whether a family has such masks or changes; a narrow last tile is not made for lists of tiles."""
-    has_lists = replace(PACKED, scoring=SCORINGS[name]).scores.predicate is not None
+    has_lists = replace(PACKED, scoring=SCORINGS[name]).scores.needs_lists
     return name != "plain" and not (has_lists and "tail" in way)
 
 

@@ -32,6 +32,7 @@ ASKED = {
     "--lengths": Scoring(lengths=True),
     "--documents 16": Scoring(documents=16),
     "--dilation 2": Scoring(dilation=2),
+    "--tree": Scoring(tree=True),
     "--softcap 30": Scoring(softcap=30.0),
     "--softcap 0.5": Scoring(softcap=0.5),
     "--alibi": Scoring(alibi=True),

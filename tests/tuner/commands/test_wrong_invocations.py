@@ -100,6 +100,7 @@ WRONG: list[tuple[str, int, str]] = [
     (f"tune {SIM} --chunk 4294967296", 2, "chunk is 4294967296; it must lie in 1..1073741824"),
     (f"tune {SIM} --dilation -2", 2, "dilation is -2; it must lie in 1..1073741824"),
     (f"tune {SIM} --prefix 256", 2, "prefix is 256, but it widens a causal mask, and none is asked for"),
+    (f"tune {SIM} --tree", 2, "rows have words of 64 bits, one for each row, but seqlen_q is 4096"),
     (f"tune {SIM} --prefix 256 --causal both", 2, "add --causal, or leave --prefix out"),
     (f"tune {SIM} --softcap 0", 2, "--softcap '0' is no positive number"),
     (f"tune {SIM} --softcap nan", 2, "--softcap 'nan' is no positive number"),
