@@ -177,9 +177,9 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it under a causal mask; of
-        visible pairs alone under others, and of packed sequences."""
-        if self.varlen or not self.scoring.is_plain:
+        """Floating-point operations: 2·batch·heads·Nq·Nk·(d + dv), half of it where a causal mask lies on a
+        square; of visible pairs alone under others, and of packed sequences."""
+        if self.varlen or not self.scoring.is_plain or (self.causal and self.seqlen_q != self.seqlen_k):
             return self.operation.flops(self, self.num_attended)
         pairs = self.batch * self.num_q_heads * self.seqlen_q * self.seqlen_k
         return self.operation.flops(self, pairs) // (2 if self.causal else 1)

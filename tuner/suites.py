@@ -3,69 +3,20 @@
 `report` are the cases of an optimisation report of float32 kernels, `gpt2` GPT-2 in training, `fp32` float32
 by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries serve less well
 (Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence against a long
-cache of grouped heads, `masks` windows, soft caps and all else that changes scores or hides keys.
+cache of grouped heads, `masks` windows, soft caps and all else that changes scores or hides keys. What serves
+many users at once is in `few`, `paged`, `varlen` and `mla`: see `flashgen.tuner.serving_suites`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 from ..gen.scoring import BIAS_DTYPES, BOOLEAN, Scoring
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A problem by the name that tables and plots give it."""
-
-    name: str
-    problem: Problem
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Workloads that are shown together; their names are unique over all suites."""
-
-    name: str
-    title: str
-    workloads: tuple[Workload, ...]
-
-    @property
-    def problems(self) -> dict[str, Problem]:
-        """The problems by their workloads' names."""
-        return {workload.name: workload.problem for workload in self.workloads}
-
-
-def _workload(
-    name: str,
-    dtype: str,
-    batch: int,
-    heads: int | tuple[int, int],
-    seqlen: int | tuple[int, int],
-    head_dim: int,
-    causal: bool = False,
-    **asked: Any,
-) -> Workload:
-    """``heads``: of queries, and of keys where fewer; ``seqlen``: of queries, and of keys where another;
-    ``asked``: fields of `Scoring`."""
-    num_q_heads, num_kv_heads = (heads, heads) if isinstance(heads, int) else heads
-    seqlen_q, seqlen_k = (seqlen, seqlen) if isinstance(seqlen, int) else seqlen
-    problem = Problem(
-        dtype=dtype,
-        batch=batch,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        head_dim=head_dim,
-        causal=causal,
-        scoring=Scoring(**asked),
-    )
-    return Workload(name, problem)
-
+from .serving_suites import SERVING_SUITES
+from .workload import Suite, Workload, workload
 
 #: Tokens of a batch, and columns of all heads, whatever the length and the head dim.
 LLM_TOKENS, LLM_WIDTH = 16384, 2048
@@ -73,7 +24,7 @@ LLM_TOKENS, LLM_WIDTH = 16384, 2048
 
 def _llm() -> tuple[Workload, ...]:
     return tuple(
-        _workload(
+        workload(
             f"bf16-d{head_dim}-{seqlen}{'c' if causal else ''}",
             "bf16",
             LLM_TOKENS // seqlen,
@@ -90,12 +41,12 @@ def _llm() -> tuple[Workload, ...]:
 
 def _fp32() -> tuple[Workload, ...]:
     by_head_dim = tuple(
-        _workload(f"f32-d{head_dim}-4096{'c' if causal else ''}", "f32", 4, 16, 4096, head_dim, causal)
+        workload(f"f32-d{head_dim}-4096{'c' if causal else ''}", "f32", 4, 16, 4096, head_dim, causal)
         for head_dim in (32, 40, 64, 80, 96, 128, 160, 256)
         for causal in (False, True)
         if not causal or head_dim in (64, 128)
     )
-    return (*by_head_dim, _workload("f32-vit-197", "f32", 64, 12, 197, 64))
+    return (*by_head_dim, workload("f32-vit-197", "f32", 64, 12, 197, 64))
 
 
 #: A row's own pixel and eight around it in each direction, of images of 64 by 64.
@@ -111,38 +62,38 @@ def _masks() -> tuple[Workload, ...]:
         return {"window": (keys - 1, 0)}
 
     return (
-        _workload("window128-d64-16384c", "bf16", 1, 32, 16384, 64, True, **window(128)),
-        _workload("window128-d128-16384c", "bf16", 1, 16, 16384, 128, True, **window(128)),
-        _workload("window1024-d128-16384c", "bf16", 1, 16, 16384, 128, True, **window(1024)),
-        _workload("window4096-d128-8192c", "bf16", 1, 16, 8192, 128, True, **window(4096)),
-        _workload("window1024-d256-8192c", "bf16", 1, 8, 8192, 256, True, **window(1024)),
-        _workload("softcap30-d128-8192c", "bf16", 2, 16, 8192, 128, True, softcap=30.0),
-        _workload("softcap50-d256-8192c", "bf16", 2, 8, 8192, 256, True, softcap=50.0),
-        _workload("alibi-d64-8192c", "bf16", 2, 32, 8192, 64, True, alibi=True),
-        _workload("relbias-d128-8192c", "bf16", 2, 16, 8192, 128, True, score=RELATIVE_BIAS),
-        _workload("document16-d128-16384c", "bf16", 1, 16, 16384, 128, True, documents=16),
-        _workload("sink-d64-8192c-gqa4-windowNone", "bf16", 2, (32, 8), 8192, 64, True, sinks=True),
-        _workload(
+        workload("window128-d64-16384c", "bf16", 1, 32, 16384, 64, True, **window(128)),
+        workload("window128-d128-16384c", "bf16", 1, 16, 16384, 128, True, **window(128)),
+        workload("window1024-d128-16384c", "bf16", 1, 16, 16384, 128, True, **window(1024)),
+        workload("window4096-d128-8192c", "bf16", 1, 16, 8192, 128, True, **window(4096)),
+        workload("window1024-d256-8192c", "bf16", 1, 8, 8192, 256, True, **window(1024)),
+        workload("softcap30-d128-8192c", "bf16", 2, 16, 8192, 128, True, softcap=30.0),
+        workload("softcap50-d256-8192c", "bf16", 2, 8, 8192, 256, True, softcap=50.0),
+        workload("alibi-d64-8192c", "bf16", 2, 32, 8192, 64, True, alibi=True),
+        workload("relbias-d128-8192c", "bf16", 2, 16, 8192, 128, True, score=RELATIVE_BIAS),
+        workload("document16-d128-16384c", "bf16", 1, 16, 16384, 128, True, documents=16),
+        workload("sink-d64-8192c-gqa4-windowNone", "bf16", 2, (32, 8), 8192, 64, True, sinks=True),
+        workload(
             *("sink-d64-8192c-gqa4-window128", "bf16", 2, (32, 8), 8192, 64, True), **window(128), sinks=True
         ),
-        _workload("addmask-d128-4096", "bf16", 4, 16, 4096, 128, bias="bf16"),
-        _workload("boolmask-d64-4096", "bf16", 4, 32, 4096, 64, bias="u8"),
-        _workload("chunk1024-d128-16384c", "bf16", 1, 16, 16384, 128, True, chunk=1024),
-        _workload("prefix1024-d128-8192c", "bf16", 2, 16, 8192, 128, True, prefix=1024),
-        _workload("lengths-d128-4096", "bf16", 4, 16, 4096, 128, lengths=True),
-        _workload("dilation2-d64-8192c", "bf16", 2, 32, 8192, 64, True, **window(1024), dilation=2),
-        _workload("image64x64-d64", "bf16", 4, 32, 4096, 64, mask=NEIGHBOURS),
-        _workload("window1024-f16-d128-16384c", "f16", 1, 16, 16384, 128, True, **window(1024)),
-        _workload("softcap30-f16-d128-8192c", "f16", 2, 16, 8192, 128, True, softcap=30.0),
-        _workload("addmask-f16-d64-4096", "f16", 4, 32, 4096, 64, bias="f16"),
-        _workload("window1024-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, **window(1024)),
-        _workload("softcap30-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, softcap=30.0),
-        _workload("alibi-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, alibi=True),
-        _workload("addmask-f32-d64-4096", "f32", 4, 16, 4096, 64, bias="f32"),
-        _workload("window4096-gqa4-8192c", "bf16", 2, (32, 8), 8192, 128, True, **window(4096)),
-        _workload("gemma-d256-8192c", "bf16", 2, (8, 4), 8192, 256, True, **window(4096), softcap=50.0),
-        _workload("dec-window4096-128k-b1", "bf16", 1, (32, 8), (1, 131072), 128, **window(4096)),
-        _workload("dec-4k-b1", "bf16", 1, (32, 8), (1, 4096), 128),
+        workload("addmask-d128-4096", "bf16", 4, 16, 4096, 128, bias="bf16"),
+        workload("boolmask-d64-4096", "bf16", 4, 32, 4096, 64, bias="u8"),
+        workload("chunk1024-d128-16384c", "bf16", 1, 16, 16384, 128, True, chunk=1024),
+        workload("prefix1024-d128-8192c", "bf16", 2, 16, 8192, 128, True, prefix=1024),
+        workload("lengths-d128-4096", "bf16", 4, 16, 4096, 128, lengths=True),
+        workload("dilation2-d64-8192c", "bf16", 2, 32, 8192, 64, True, **window(1024), dilation=2),
+        workload("image64x64-d64", "bf16", 4, 32, 4096, 64, mask=NEIGHBOURS),
+        workload("window1024-f16-d128-16384c", "f16", 1, 16, 16384, 128, True, **window(1024)),
+        workload("softcap30-f16-d128-8192c", "f16", 2, 16, 8192, 128, True, softcap=30.0),
+        workload("addmask-f16-d64-4096", "f16", 4, 32, 4096, 64, bias="f16"),
+        workload("window1024-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, **window(1024)),
+        workload("softcap30-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, softcap=30.0),
+        workload("alibi-f32-d64-4096c", "f32", 4, 16, 4096, 64, True, alibi=True),
+        workload("addmask-f32-d64-4096", "f32", 4, 16, 4096, 64, bias="f32"),
+        workload("window4096-gqa4-8192c", "bf16", 2, (32, 8), 8192, 128, True, **window(4096)),
+        workload("gemma-d256-8192c", "bf16", 2, (8, 4), 8192, 256, True, **window(4096), softcap=50.0),
+        workload("dec-window4096-128k-b1", "bf16", 1, (32, 8), (1, 131072), 128, **window(4096)),
+        workload("dec-4k-b1", "bf16", 1, (32, 8), (1, 4096), 128),
     )
 
 
@@ -153,49 +104,50 @@ SUITES: dict[str, Suite] = {
             "report",
             "float32, the report's cases",
             (
-                _workload("t10", "f32", 10, 1, 2048, 64),
-                _workload("t11", "f32", 13600, 1, 128, 32),
-                _workload("t22", "f32", 500, 1, 2048, 64),
-                _workload("t29", "f32", 4, 1, 32768, 32),
-                _workload("t30", "f32", 2, 1, 32768, 64),
+                workload("t10", "f32", 10, 1, 2048, 64),
+                workload("t11", "f32", 13600, 1, 128, 32),
+                workload("t22", "f32", 500, 1, 2048, 64),
+                workload("t29", "f32", 4, 1, 32768, 32),
+                workload("t30", "f32", 2, 1, 32768, 64),
             ),
         ),
-        Suite("gpt2", "float32, GPT-2", (_workload("gpt2", "f32", 8, 12, 1024, 64, True),)),
+        Suite("gpt2", "float32, GPT-2", (workload("gpt2", "f32", 8, 12, 1024, 64, True),)),
         Suite("fp32", "float32 by head dim", _fp32()),
         Suite("llm", "bfloat16, 16384 tokens, 2048 columns of heads", _llm()),
         Suite(
             "odd",
             "other head dims, ragged and short sequences",
             (
-                _workload("sd-d40-4096", "f16", 4, 8, 4096, 40),
-                _workload("sd-d80-1024", "f16", 8, 8, 1024, 80),
-                _workload("sd-d160-256", "f16", 16, 8, 256, 160),
-                _workload("d72-2048", "bf16", 8, 16, 2048, 72),
-                _workload("d96-2048", "bf16", 8, 16, 2048, 96),
-                _workload("d112-2048", "bf16", 8, 16, 2048, 112),
-                _workload("d192-2048c", "bf16", 4, 16, 2048, 192, True),
-                _workload("vit-197", "bf16", 128, 12, 197, 64),
-                _workload("ragged-1000x777", "bf16", 16, 16, (1000, 777), 128),
-                _workload("swin-49-d32", "f16", 4096, 4, 49, 32),
-                _workload("f16-d128-8192", "f16", 2, 16, 8192, 128),
-                _workload("gqa-8192c", "bf16", 2, (32, 8), 8192, 128, True),
+                workload("sd-d40-4096", "f16", 4, 8, 4096, 40),
+                workload("sd-d80-1024", "f16", 8, 8, 1024, 80),
+                workload("sd-d160-256", "f16", 16, 8, 256, 160),
+                workload("d72-2048", "bf16", 8, 16, 2048, 72),
+                workload("d96-2048", "bf16", 8, 16, 2048, 96),
+                workload("d112-2048", "bf16", 8, 16, 2048, 112),
+                workload("d192-2048c", "bf16", 4, 16, 2048, 192, True),
+                workload("vit-197", "bf16", 128, 12, 197, 64),
+                workload("ragged-1000x777", "bf16", 16, 16, (1000, 777), 128),
+                workload("swin-49-d32", "f16", 4096, 4, 49, 32),
+                workload("f16-d128-8192", "f16", 2, 16, 8192, 128),
+                workload("gqa-8192c", "bf16", 2, (32, 8), 8192, 128, True),
             ),
         ),
         Suite(
             "decode",
             "one query row against a long cache",
             (
-                _workload("dec-2k-b64", "bf16", 64, (32, 8), (1, 2048), 128),
-                _workload("dec-8k", "bf16", 32, (32, 8), (1, 8192), 128),
-                _workload("dec-8k-b1", "bf16", 1, (32, 8), (1, 8192), 128),
-                _workload("dec-32k-b4", "bf16", 4, (32, 8), (1, 32768), 128),
-                _workload("dec-128k-b1", "bf16", 1, (32, 8), (1, 131072), 128),
-                _workload("dec-8k-h64", "bf16", 8, (64, 8), (1, 8192), 128),
-                _workload("dec-8k-d64", "bf16", 16, (32, 8), (1, 8192), 64),
-                _workload("dec-8k-d256", "bf16", 16, (16, 8), (1, 8192), 256),
+                workload("dec-2k-b64", "bf16", 64, (32, 8), (1, 2048), 128),
+                workload("dec-8k", "bf16", 32, (32, 8), (1, 8192), 128),
+                workload("dec-8k-b1", "bf16", 1, (32, 8), (1, 8192), 128),
+                workload("dec-32k-b4", "bf16", 4, (32, 8), (1, 32768), 128),
+                workload("dec-128k-b1", "bf16", 1, (32, 8), (1, 131072), 128),
+                workload("dec-8k-h64", "bf16", 8, (64, 8), (1, 8192), 128),
+                workload("dec-8k-d64", "bf16", 16, (32, 8), (1, 8192), 64),
+                workload("dec-8k-d256", "bf16", 16, (16, 8), (1, 8192), 256),
             ),
         ),
         Suite("masks", "windows, soft caps, biases, documents", _masks()),
+        *SERVING_SUITES,
     )
 }
 

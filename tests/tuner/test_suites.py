@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import Scoring
@@ -7,10 +9,11 @@ from flashgen.tuner.bench.ladder_result import CASES
 from flashgen.tuner.suites import SUITES, workload_named, workloads
 
 
-def test_names_and_problems_are_unique_over_all_suites() -> None:
+def test_names_are_unique_over_all_suites_and_problems_in_each() -> None:
     every = workloads(list(SUITES))
     assert len({w.name for w in every}) == len(every)
-    assert len({w.problem for w in every}) == len(every)
+    for suite in SUITES.values():
+        assert len(set(suite.problems.values())) == len(suite.workloads)
 
 
 def test_llm_is_every_head_dim_length_and_mask_at_one_number_of_tokens() -> None:
@@ -42,6 +45,27 @@ def test_masks_are_the_rows_that_rivals_were_timed_on() -> None:
     assert {name: problems[name].flops / 1e9 for name in known} == known
     whole, windowed = problems["dec-4k-b1"], problems["dec-window4096-128k-b1"]
     assert (whole.flops, whole.min_bytes) == (windowed.flops, windowed.min_bytes)
+
+
+def test_packed_sequences_are_those_that_rivals_were_timed_on() -> None:
+    """Their floating-point operations, of causal ones within the half that a diagonal is counted as."""
+    problems = SUITES["varlen"].problems
+    known = {
+        "16x..4096-d128-h32-8c": 1061.975711744,
+        "128x..512-d64-h16-16": 49.258655744,
+        "4x..16384-d128-h16-16c": 1047.943438336,
+    }
+    assert {name: problem.flops / 1e9 for name, problem in problems.items()} == pytest.approx(known, rel=1e-3)
+    assert problems["128x..512-d64-h16-16"].flops / 1e9 == known["128x..512-d64-h16-16"]
+
+
+def test_few_queries_are_in_pages_too() -> None:
+    few, paged = SUITES["few"].problems, SUITES["paged"].problems
+    assert few["b32-q4-k8192-h32/8-d128"].causal and not few["b32-q1-k8192-h32/8-d128"].causal
+    for name, problem in few.items():
+        for size in (16, 128):
+            assert paged[f"{name}-page{size}"] == replace(problem, page_size=size)
+    assert {(p.head_dim, p.head_dim_v) for p in SUITES["mla"].problems.values()} == {(192, 128)}
 
 
 def test_a_problem_is_found_again_by_its_name() -> None:

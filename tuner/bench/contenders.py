@@ -12,10 +12,12 @@ from dataclasses import dataclass, fields
 from math import sqrt
 from typing import Any
 
+from ...gen.layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from ...gen.scoring import Scoring
-from .flash_attention import FEATURES_3, FEATURES_4, by_rows, flash_3, flash_4
+from .flash_attention import FEATURES_2, FEATURES_3, FEATURES_4, by_rows, flash_2, flash_3, flash_4
 from .inputs import Inputs
 from .torch_attention import flex, sdpa, unserved
+from .torch_sequences import flex_packed, nested, varlen
 from .unserved import Call, Unserved, check_memory
 
 #: Bytes that the unfused form holds at once for each pair of a query and a key: scores, weights, copies.
@@ -41,6 +43,7 @@ class Contender:
     bytes_per_pair: int = 0
     features: frozenset[str] = frozenset()
     """What it knows of `Scoring`, beside causal masks."""
+    layouts: tuple[Layout, ...] = (DENSE,)
 
     def missing(self) -> str:
         """Returns why the contender cannot run here; empty where it can."""
@@ -56,6 +59,9 @@ class Contender:
         if reason := self.missing():
             raise Unserved(reason)
         p = inputs.problem
+        if p.layout not in self.layouts:
+            told = [LAYOUT_WORDS[each.name] for each in self.layouts]
+            raise Unserved(f"takes {' or '.join(told)}, not {LAYOUT_WORDS[p.layout.name]}")
         if unknown := [name for name in p.scoring.to_dict() if name not in self.features]:
             raise Unserved(f"knows no {', '.join(unknown)}")
         if self.bytes_per_pair:
@@ -105,22 +111,47 @@ def _cupy(inputs: Inputs) -> Call:
     return call
 
 
-def _backend(name: str) -> Callable[[Inputs], Call]:
-    return lambda inputs: sdpa(inputs, name)
+def _backend(name: str, *, masked: bool = True) -> Callable[[Inputs], Call]:
+    return lambda inputs: sdpa(inputs, name, masked=masked)
+
+
+def _flex(inputs: Inputs) -> Call:
+    return flex_packed(inputs) if inputs.problem.layout.is_packed else flex(inputs)
 
 
 HALVES = ("f16", "bf16")
+SERVING = (DENSE, PACKED, PAGED, PACKED_PAGED)
+#: What sequences of each layout are called, where one is not served.
+LAYOUT_WORDS = {
+    DENSE.name: "sequences of one length",
+    PACKED.name: "packed sequences",
+    PAGED.name: "keys in pages",
+    PACKED_PAGED.name: "packed queries on keys in pages",
+}
 CONTENDERS: Mapping[str, Contender] = {
     each.name: each
     for each in (
-        Contender("flash", "PyTorch, FlashAttention-2", _backend("FLASH_ATTENTION"), HALVES),
+        Contender("flash", "PyTorch, FlashAttention-2", _backend("FLASH_ATTENTION", masked=False), HALVES),
         Contender("cudnn", "PyTorch, cuDNN", _backend("CUDNN_ATTENTION"), HALVES, features=BY_SUMS),
         Contender("mem-eff", "PyTorch, memory-efficient", _backend("EFFICIENT_ATTENTION"), features=BY_SUMS),
         Contender(
             *("fa3", "FlashAttention-3", flash_3, HALVES),
             module="flash_attn_interface",
             features=FEATURES_3,
+            layouts=SERVING,
         ),
+        Contender(
+            *("fa2", "FlashAttention-2, by itself", flash_2, HALVES),
+            module="flash_attn.flash_attn_interface",
+            features=FEATURES_2,
+            layouts=SERVING[1:],
+        ),
+        Contender(
+            *("torch-varlen", "PyTorch, packed", varlen, HALVES),
+            module="torch.nn.attention.varlen",
+            layouts=SERVING[1:],
+        ),
+        Contender("nested", "PyTorch, jagged tensors", nested, layouts=(PACKED,)),
         Contender("xformers", "xFormers", _xformers, module="xformers"),
         Contender(
             "math",
@@ -145,8 +176,9 @@ CONTENDERS: Mapping[str, Contender] = {
             turn=1,
             module="flash_attn.cute",
             features=FEATURES_4,
+            layouts=SERVING,
         ),
-        Contender("flex", "FlexAttention", flex, turn=2, features=EVERYTHING),
+        Contender("flex", "FlexAttention", _flex, turn=2, features=EVERYTHING, layouts=(DENSE, PACKED)),
     )
 }
 #: The report's steps are contenders too, on its own cases: ``ladder-4.2.10``.

@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...gen.layout import PACKED
 from ..cards.score_values import by_keyword
 from .inputs import Inputs
+from .unserved import Call
 
 
 def load(path: Path) -> ModuleType:
@@ -27,6 +29,20 @@ def asked_of(module: ModuleType, inputs: Inputs) -> dict[str, Any]:
     asked = by_keyword(keywords, {**inputs.values, **inputs.arrays})
     lists = getattr(module, "TileLists", None)
     return asked if lists is None else {**asked, "lists": lists()}
+
+
+def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
+    """Returns the call of a module's attention on inputs, into ``out`` where it is given. Which block takes
+    what of packed sequences is planned anew by each call."""
+    p, given = inputs.problem, inputs.indices
+    options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if p.layout.is_packed:
+        options |= {f"max_seqlen_{of}": max(getattr(p.lengths, of)) for of in "qk"}
+    if p.layout is PACKED:
+        starts = given["cu_seqlens_q"], given["cu_seqlens_k"]
+        return lambda: module.attention_varlen(q, k, v, *starts, **options)
+    return lambda: module.attention(q, k, v, **options)
 
 
 def compile_module(module: ModuleType, arch: int, causal: bool) -> bytes:

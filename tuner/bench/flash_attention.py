@@ -1,4 +1,4 @@
-"""FlashAttention-3 and -4, which know windows, soft caps, chunks, sinks and packed documents."""
+"""FlashAttention-2, -3 and -4, which know windows, soft caps, chunks, sinks, packed sequences and pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .inputs import Inputs
 from .unserved import Call, Unserved
 
 #: What each knows of `Scoring`.
+FEATURES_2 = frozenset({"window", "softcap", "documents"})
 FEATURES_3 = frozenset({"window", "chunk", "softcap", "documents"})
 FEATURES_4 = frozenset({"window", "softcap", "sinks", "documents"})
 
@@ -19,6 +20,17 @@ def by_rows(inputs: Inputs) -> list[Any]:
     """Returns q, k and v as (batch, seqlen, heads, head_dim), the layout that these libraries are fastest
     with."""
     return [x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v)]
+
+
+def flash_2(inputs: Inputs) -> Call:
+    """Returns a call of FlashAttention-2 by its own library. Raises `Unserved`."""
+    from flash_attn import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
+
+    asked = inputs.problem.scoring
+    options: dict[str, Any] = {} if asked.window is None else {"window_size": asked.window}
+    if inputs.problem.layout.is_paged:
+        return _of_cache(library, inputs, options, table="block_table")
+    return _call(library, inputs, options)
 
 
 def flash_3(inputs: Inputs) -> Call:
@@ -31,6 +43,8 @@ def flash_3(inputs: Inputs) -> Call:
         options["window_size"] = asked.window
     if asked.chunk:
         options["attention_chunk"] = asked.chunk
+    if inputs.problem.layout.is_paged:
+        return _of_cache(library, inputs, options, table="page_table")
     return _call(library, inputs, options)
 
 
@@ -44,31 +58,74 @@ def flash_4(inputs: Inputs) -> Call:
         options["window_size"] = tuple(None if side < 0 else side for side in asked.window)
     if asked.sinks:
         options["learnable_sink"] = inputs.arrays["sinks"].to(inputs.torch.bfloat16)
+    if inputs.problem.layout.is_paged:
+        options |= {name: inputs.indices[name] for name in ("page_table", "seqused_k")}
+        return _of_pages(library.flash_attn_varlen_func, inputs, options)
     return _call(library, inputs, options)
 
 
 def _call(library: Any, inputs: Inputs, options: dict[str, Any]) -> Call:
-    """The call of a library, in its packed form where there are documents."""
-    options["causal"] = inputs.problem.causal
-    if inputs.problem.scoring.softcap:
-        options["softcap"] = inputs.problem.scoring.softcap
+    """The call of a library, in its packed form where there are packed sequences, or documents."""
+    options = {**_usual(inputs), **options}
+    if inputs.problem.layout.is_packed:
+        arrays = (inputs.q, inputs.k, inputs.v)
+        options |= _starts(inputs, "q") | _starts(inputs, "k")
+        return _first_of(lambda: library.flash_attn_varlen_func(*arrays, **options), lambda o: o)
     q, k, v = by_rows(inputs)
+    shape = (*q.shape[:3], inputs.problem.head_dim_v)
     if not inputs.problem.scoring.documents:
-        return _first_of(lambda: library.flash_attn_func(q, k, v, **options), q.shape[:3], inputs)
+        return _first_of(lambda: library.flash_attn_func(q, k, v, **options), _heads_first(shape))
     bounds, longest = document_bounds(inputs)
     packed = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
     starts = inputs.torch.from_numpy(bounds).to("cuda")
     options |= {f"cu_seqlens_{of}": starts for of in "qk"} | {f"max_seqlen_{of}": longest for of in "qk"}
-    return _first_of(lambda: library.flash_attn_varlen_func(*packed, **options), q.shape[:3], inputs)
+    return _first_of(lambda: library.flash_attn_varlen_func(*packed, **options), _heads_first(shape))
 
 
-def _first_of(function: Callable[[], Any], rows: tuple[int, ...], inputs: Inputs) -> Call:
-    """The call that returns o as (batch, heads, seqlen, head_dim), where a library may return more."""
-    shape = (*rows, inputs.problem.head_dim_v)
+def _of_cache(library: Any, inputs: Inputs, options: dict[str, Any], *, table: str) -> Call:
+    """The call of a library that calls what lies in pages a cache."""
+    options = {
+        **options,
+        "cache_seqlens": inputs.indices["seqused_k"],
+        table: inputs.indices["page_table"],
+    }
+    return _of_pages(library.flash_attn_with_kvcache, inputs, options)
+
+
+def _of_pages(function: Callable[..., Any], inputs: Inputs, options: dict[str, Any]) -> Call:
+    """The call of a function of keys in pages, of packed queries or of as many in each sequence."""
+    options = {**_usual(inputs), **options}
+    if inputs.problem.layout.is_packed:
+        options |= _starts(inputs, "q")
+        return _first_of(lambda: function(inputs.q, inputs.k, inputs.v, **options), lambda o: o)
+    q = inputs.q.transpose(1, 2).contiguous()
+    shape = (*q.shape[:3], inputs.problem.head_dim_v)
+    return _first_of(lambda: function(q, inputs.k, inputs.v, **options), _heads_first(shape))
+
+
+def _usual(inputs: Inputs) -> dict[str, Any]:
+    """What each of them calls the same."""
+    softcap = inputs.problem.scoring.softcap
+    return {"causal": inputs.problem.causal} | ({"softcap": softcap} if softcap else {})
+
+
+def _starts(inputs: Inputs, of: str) -> dict[str, Any]:
+    """Where packed sequences begin, and the most rows that one has."""
+    longest = max(getattr(inputs.problem.lengths, of))
+    return {f"cu_seqlens_{of}": inputs.indices[f"cu_seqlens_{of}"], f"max_seqlen_{of}": longest}
+
+
+def _heads_first(shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """What makes (batch, heads, seqlen, head_dim) of rows of (batch, seqlen, heads)."""
+    return lambda o: o.reshape(shape).transpose(1, 2)
+
+
+def _first_of(function: Callable[[], Any], shaped: Callable[[Any], Any]) -> Call:
+    """The call that returns o, where a library may return more."""
 
     def call() -> Any:
         found = function()
-        return (found[0] if isinstance(found, tuple) else found).reshape(shape).transpose(1, 2)
+        return shaped(found[0] if isinstance(found, tuple) else found)
 
     return call
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.operation import Array
 from ...gen.problem import Problem
 from ...gen.scoring_values import typical_values
 from ..cards.score_values import values_as_read
+from ..cards.sequences import typical_indices
 
 #: torch's name of a dtype.
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -19,8 +21,10 @@ TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k and v on torch's current card, shaped (batch, heads, seqlen, head_dim); in ``values``, by name, is
-    what the problem's masks and changes of scores read, as a kernel reads it."""
+    """q, k and v on torch's current card as the problem's layout has them: (batch, heads, seqlen, head_dim);
+    of packed sequences (total, heads, head_dim); keys and values in caches (pages, page_size, heads,
+    head_dim). In ``values``, by name, is what the problem's masks and changes of scores read, as a kernel
+    reads it, and in ``indices`` what tells of sequences and pages, of 32-bit integers."""
 
     torch: Any
     problem: Problem
@@ -28,29 +32,54 @@ class Inputs:
     k: Any
     v: Any
     values: Mapping[str, Any] = field(default_factory=dict)
+    indices: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def draw(cls, torch: Any, problem: Problem, distribution: str = "normal") -> Inputs:
         """Draws the inputs of a problem, standard ``normal`` or ``uniform`` in ±3, as float32, and rounds
         them to its type."""
 
-        def random(heads: int, length: int, columns: int) -> Any:
-            shape = (problem.batch, heads, length, columns)
+        def random(shape: tuple[int, ...]) -> Any:
             if distribution == "uniform":
                 drawn = 6 * torch.rand(*shape, device="cuda") - 3
             else:
                 drawn = torch.randn(*shape, device="cuda")
             return drawn if problem.dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[problem.dtype]))
 
-        p = problem
+        q, k, v = (random(_shape(each, problem)) for each in problem.operation.strided if not each.is_output)
+        indices = typical_indices(problem)
         return cls(
             torch,
             problem,
-            random(p.num_q_heads, p.seqlen_q, p.head_dim),
-            random(p.num_kv_heads, p.seqlen_k, p.head_dim),
-            random(p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-            values_as_read(p, typical_values(p)),
+            q,
+            k,
+            v,
+            values_as_read(problem, typical_values(problem)),
+            {name: torch.from_numpy(array).to("cuda") for name, array in indices.items()},
         )
+
+    def output(self, value: float) -> Any:
+        """Returns an array for outputs, full of a value."""
+        shape = (*self.q.shape[:-1], self.problem.head_dim_v)
+        return self.torch.full(shape, value, dtype=self.q.dtype, device="cuda")
+
+    def queries_of(self, array: Any, batch: int, head: int) -> Any:
+        """Returns the rows of one sequence and head, (rows, columns), of q or of what is computed from it."""
+        if not self.problem.layout.is_packed:
+            return array[batch, head]
+        first = sum(self.problem.lengths.q[:batch])
+        return array[first : first + self.problem.lengths.q[batch], head]
+
+    def keys_of(self, array: Any, batch: int, head: int) -> Any:
+        """Returns the rows of one sequence and head, (rows, columns), of k or v."""
+        p, length = self.problem, self.problem.lengths.k[batch]
+        if p.layout.is_paged:
+            pages = self.indices["page_table"][batch, : -(-length // p.page_size)]
+            return array[pages][:, :, head].reshape(-1, array.shape[3])[:length]
+        if not p.layout.is_packed:
+            return array[batch, head]
+        first = sum(p.lengths.k[:batch])
+        return array[first : first + length, head]
 
     @property
     def grouped(self) -> bool:
@@ -69,6 +98,15 @@ class Inputs:
             each.name: _tensor(self.torch, each.dtype, self.values[each.name])
             for each in self.problem.scores.buffers
         }
+
+
+def _shape(array: Array, problem: Problem) -> tuple[int, ...]:
+    """An array's shape in memory: sequences one behind the other have no batches, and a page's rows stand
+    before its heads."""
+    batch, heads, rows, columns = array.stored_shape(problem)
+    if problem.layout.in_pages(array.rows):
+        return batch, rows, heads, columns
+    return (rows, heads, columns) if problem.layout.is_packed else (batch, heads, rows, columns)
 
 
 def _tensor(torch: Any, dtype: str, array: np.ndarray) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...gen.emit.module import emit_module
 from ...gen.families.ladder.family import STEPS, steps
+from ...gen.layout import DENSE
 from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ...gen.variant import Illegal
@@ -62,7 +63,8 @@ class Plan:
             seen: dict[str, int] = {}
             for i in indices:
                 module = self.modules[i]
-                if module is not None:
+                # Their inputs are of sequences of one length.
+                if module is not None and self.rows[i].problem.layout is DENSE:
                     seen.setdefault(module, i)
             return [(0, i) for i in seen.values()]
         last = max((turn for row in self.contenders for turn in row.values()), default=0)
@@ -115,9 +117,15 @@ def make_plan(options: BenchOptions, folder: Path) -> Plan:
 
 
 def _contenders(workload: Workload, wanted: Sequence[str] | None) -> dict[str, int]:
-    """The turns of the contenders for a workload: all of its dtype, and the ladder on the report's cases."""
-    dtype = workload.problem.dtype
-    found = {c.name: c.turn for c in CONTENDERS.values() if dtype in c.dtypes}
+    """The turns of the contenders for a workload: all of its dtype, and the ladder on the report's cases.
+    Those of other layouts alone are left out where sequences are of one length, and elsewhere say why they do
+    not serve."""
+    dtype, layout = workload.problem.dtype, workload.problem.layout
+    found = {
+        c.name: c.turn
+        for c in CONTENDERS.values()
+        if dtype in c.dtypes and (layout is not DENSE or DENSE in c.layouts)
+    }
     if SUITES[LADDER_SUITE].problems.get(workload.name) == workload.problem:
         found |= {LADDER + name: LADDER_TURN for name in STEPS}
     return {name: turn for name, turn in found.items() if wanted is None or name in wanted}

@@ -21,20 +21,24 @@ class Sample:
 
     def __init__(self, inputs: Inputs, problem: Problem) -> None:
         rng = np.random.default_rng(SEED)
-        length = problem.seqlen_q
-        self._rows = np.sort(rng.permutation(length)[:SAMPLED_ROWS])
-        group = problem.num_q_heads // problem.num_kv_heads
+        self._inputs = inputs
+        self._rows: dict[int, np.ndarray] = {}
         self._expected: dict[tuple[int, int], np.ndarray] = {}
-        for batch, head in ((0, 0), (problem.batch - 1, problem.num_q_heads - 1)):
-            q = _host(inputs.q[batch, head])[None, None]
-            k, v = (_host(x[batch, head // group])[None, None] for x in (inputs.k, inputs.v))
+        some = [i for i, (rows, keys) in enumerate(problem.lengths.pairs) if rows and keys]
+        for batch, head in ((some[0], 0), (some[-1], problem.num_q_heads - 1)):
+            self._rows[batch] = np.sort(rng.permutation(problem.lengths.q[batch])[:SAMPLED_ROWS])
+            q = _host(inputs.queries_of(inputs.q, batch, head))[None, None]
+            k, v = (
+                _host(inputs.keys_of(x, batch, head // problem.group))[None, None]
+                for x in (inputs.k, inputs.v)
+            )
             found = reference.attention(
                 *(q, k, v),
                 scale=problem.head_dim**-0.5,
                 scores=problem.scores,
                 values=inputs.values,
                 first=(batch, head),
-                rows=self._rows,
+                rows=self._rows[batch],
             )
             self._expected[batch, head] = found.o[0, 0]
 
@@ -42,7 +46,8 @@ class Sample:
         """Returns the largest ‖o - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
         found = []
         for (batch, head), expected in self._expected.items():
-            difference = _host(o[batch, head])[self._rows] - expected
+            rows = _host(self._inputs.queries_of(o, batch, head))[self._rows[batch]]
+            difference = rows - expected
             found.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
         return next(filter(isnan, found), max(found))
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..cards.nvml import CardMonitor
 from ..evaluate.measure import median, spread
 from .ceilings import measure
 from .contenders import CONTENDERS, LADDER
-from .emitted import asked_of, give_cubin, load
+from .emitted import call_of, give_cubin, load
 from .event_timer import EventTimer
 from .figures import OURS, Cell, KernelErrors
 from .inputs import Inputs
@@ -154,15 +155,10 @@ class _Server:
         if name != OURS and not name.startswith(LADDER):
             return lambda: CONTENDERS[name].call(inputs)
         path = self._rows[index]["module"] if name == OURS else self._rows[index]["steps"][name]
-        causal = inputs.problem.causal
 
         def make() -> Callable[[], Any]:
-            module = self._module(path)
             # NaN where nobody writes.
-            shape = (*inputs.q.shape[:3], inputs.v.shape[3])
-            out = self._torch.full(shape, float("nan"), dtype=inputs.q.dtype, device="cuda")
-            asked = asked_of(module, inputs)
-            return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=causal, out=out, **asked)
+            return call_of(self._module(path), inputs, inputs.output(float("nan")))
 
         return make
 
@@ -195,7 +191,8 @@ class _Server:
         """The caller's microseconds per call on a tiny problem: each dtype's first kernel, and PyTorch."""
         done: set[str] = set()
         for index, (row, problem) in enumerate(zip(self._rows, self._problems, strict=True)):
-            if problem.dtype in done or row["module"] is None or OURS in self._skip.get(index, {}):
+            skipped = problem.layout is not DENSE or OURS in self._skip.get(index, {})
+            if problem.dtype in done or row["module"] is None or skipped:
                 continue
             done.add(problem.dtype)
             # Under the mask that was compiled ahead.
@@ -213,9 +210,7 @@ class _Server:
             self._tell("host", dtype=problem.dtype, microseconds=found)
 
     def _without_out(self, index: int, inputs: Inputs) -> Callable[[], Any]:
-        module = self._module(self._rows[index]["module"])
-        asked = asked_of(module, inputs)
-        return lambda: module.attention(inputs.q, inputs.k, inputs.v, causal=inputs.problem.causal, **asked)
+        return call_of(self._module(self._rows[index]["module"]), inputs)
 
     def _host_us(self, call: Callable[[], Any]) -> float:
         """The least of some means: what interrupts the caller is not the call's."""

@@ -17,7 +17,7 @@ _MASK_MAKING_BYTES = 32
 
 
 def unserved(problem: Problem) -> str:
-    """Returns why PyTorch does not compute that problem, whatever the backend; empty where it does."""
+    """Returns why PyTorch does not compute that problem without a mask; empty where it does."""
     if not problem.scoring.is_plain:
         return ""
     if problem.causal and problem.seqlen_q != problem.seqlen_k:
@@ -28,19 +28,20 @@ def unserved(problem: Problem) -> str:
     return ""
 
 
-def sdpa(inputs: Inputs, backend: str | None) -> Call:
+def sdpa(inputs: Inputs, backend: str | None, *, masked: bool = False) -> Call:
     """Returns a call of scaled_dot_product_attention, with one backend forced where it is named (SDPBackend's
-    member). Raises `Unserved`."""
+    member). ``masked``: a mask says what PyTorch's causal one does not. Raises `Unserved`."""
     from torch.nn.attention import SDPBackend, sdpa_kernel  # pyright: ignore[reportMissingImports]
     from torch.nn.functional import (  # pyright: ignore[reportMissingImports]
         scaled_dot_product_attention,
     )
 
-    if reason := unserved(inputs.problem):
+    reason = unserved(inputs.problem)
+    if reason and not masked:
         raise Unserved(reason)
     # PyTorch before 2.5 does not know the option; where heads are not grouped it is not needed.
     options: dict[str, Any] = {"enable_gqa": True} if inputs.grouped else {}
-    if inputs.problem.scoring.is_plain:
+    if inputs.problem.scoring.is_plain and not reason:
         options["is_causal"] = inputs.problem.causal
     else:
         options["attn_mask"] = dense_mask(inputs)

@@ -27,7 +27,8 @@ class BenchWords:
     suites: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SUITE]...", help="Of report, gpt2, fp32, llm, odd, decode, masks; all by default."
+            metavar="[SUITE]...",
+            help="Of report, gpt2, fp32, llm, odd, decode, masks, varlen, few, paged, mla; all by default.",
         ),
     ] = None
     device: DeviceOption = "0"
@@ -118,6 +119,7 @@ def bench_command(words: BenchWords, json_: Json = False) -> None:
     tuned for just it, else by the nearest. What fails leaves an empty cell, and its reason in the JSON.
     """
     from ..bench import figures
+    from ..bench.reference_times import with_reference
     from ..shelf.library import check_writable
     from ..view.bench import show
     from ..view.drawing import require_matplotlib
@@ -133,7 +135,7 @@ def bench_command(words: BenchWords, json_: Json = False) -> None:
     run = _recorded(words) if words.from_ else _timed(words, say)
     to = words.to if words.from_ else words.target
     if words.reference is not None:
-        run = figures.with_reference(run, words.reference)
+        run = with_reference(run, words.reference)
     if to is not None:
         figures.write(to, run)
         say(f"wrote {to}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Console
 
 from ...gen.families.ladder.family import STEPS
+from ...gen.lengths import lengths_words
 from ...gen.problem import Problem
 from ..bench.contenders import LADDER
 from ..bench.figures import (
@@ -49,6 +50,10 @@ def percent(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.0f} %"
 
 
+def speed(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:#.3g}".rstrip(".")
+
+
 def error(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1e}"
 
@@ -63,15 +68,15 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     shown = [name for name in contenders_of(rows) if name not in ladder and name != OURS]
     scaled = scaled_of(rows)
     over = [name for name in (FLASH, CUDNN) if name in shown]
+    counted = {row.name for suite, of in by_suite(rows).items() if counts_keys(suite) for row in of}
     columns: list[tuple[str, Callable[[Row], str]]] = []
     if names:
         columns.append(("workload", lambda row: row.name))
     else:
         columns += SHAPE_COLUMNS
     columns.append((OURS, lambda row: milliseconds(row.ours) + ("" if row.exact or not row.ours else "*")))
-    columns.append(
-        ("TFLOP/s", lambda row: NOTHING if row.tflops is None else f"{row.tflops:#.3g}".rstrip("."))
-    )
+    columns.append(("TFLOP/s", lambda row: NOTHING if row.name in counted else speed(row.tflops)))
+    columns.append(("TB/s", lambda row: speed(row.key_tbps) if row.name in counted else NOTHING))
     columns += [(name, lambda row, name=name: _cell(row, name)) for name in shown]
     columns += [
         (f"{name}, scaled", lambda row, name=name: milliseconds(row.scaled.get(name))) for name in scaled
@@ -85,6 +90,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     made = [(name, [cell(row) for row in rows]) for name, cell in columns]
     kept = [(name, cells) for name, cells in made if any(cells) or name in (OURS, "mask")]
     notes = [mean_words(rows, run)]
+    if counted:
+        notes.append("TB/s: of keys and values, read once.")
     nearest = [row.name for row in rows if row.ours and not row.exact]
     if nearest:
         notes.append(f"\\* by the nearest kernel, tuned for another shape: {', '.join(nearest)}.")
@@ -143,6 +150,8 @@ SHAPE_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("heads", lambda row: _heads(row.problem)),
     ("seqlen", lambda row: _seqlen(row.problem)),
     ("head dim", lambda row: _head_dims(row.problem)),
+    ("lengths", lambda row: lengths_words(row.problem.varlen) if row.problem.varlen else NOTHING),
+    ("page", lambda row: str(row.problem.page_size or NOTHING)),
     ("mask", lambda row: asked_words(row.problem) or NOTHING),
 ]
 
@@ -167,6 +176,11 @@ def mean_words(rows: Sequence[Row], run: BenchRun) -> str:
 
 
 # -- the whole run -------------------------------------------------------------------------------------------
+
+
+def counts_keys(suite: str) -> bool:
+    """Returns whether a suite's speed is told in bytes of keys and values."""
+    return suite in SUITES and SUITES[suite].counts_keys
 
 
 def title_of(suite: str) -> str:
@@ -250,9 +264,7 @@ def ceilings_table(run: BenchRun) -> Table | None:
     rows = []
     for name, rate in run.ceilings.rates.items():
         unit, scale = units.get(name, ("TFLOP/s", 1e12))
-        rows.append(
-            (CEILING_WORDS.get(name, name.replace("_", " ")), f"{rate / scale:#.3g}".rstrip("."), unit)
-        )
+        rows.append((CEILING_WORDS.get(name, name.replace("_", " ")), speed(rate / scale), unit))
     return Table("ceilings", ("what", "at most", "unit"), tuple(rows), left=1) if rows else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...gen.problem import Problem
 from ..bench.contenders import LADDER
-from ..bench.figures import BEST, BenchRun, Row, by_suite, contenders_of, scaled_of
+from ..bench.figures import BEST, BenchRun, Row, by_suite, contenders_of, key_bytes, scaled_of
 from ..errors import FlashgenError
 from ..files import write_bytes
-from .bench import LAST_STEP, title_of
+from .bench import LAST_STEP, counts_keys, title_of
 from .bench_colours import COLOURS, OTHER_COLOUR
 from .bench_overview import overview
 from .bench_roofline import roofline
@@ -81,13 +81,11 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, `masks` by what is
     asked for, others in one panel. Contenders that another run timed stand there by their scaled times, as in
     the tables.
-
-    Decoding is bound by what it reads, so that bytes say more of it than operations.
     """
-    unit = "GB/s" if suite == "decode" else "TFLOP/s"
+    unit, work_of = _speed_of(suite)
 
     def values(row: Row) -> dict[str, float]:
-        work = row.problem.min_bytes * 1e-6 if suite == "decode" else row.problem.flops * 1e-9
+        work = work_of(row)
         shown = [n for n in row.cells if not n.startswith(LADDER) or n == LAST_STEP]
         here = {name: work / ms for name in shown if (ms := row.ms(name))}
         return here | {name + SCALED: work / ms for name, ms in row.scaled.items()}
@@ -99,6 +97,20 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
         return unit, [
             Panel(title, "workload", tuple((row.name, values(row)) for row in members))
             for title, members in kinds.items()
+        ]
+    if suite == "paged":
+        sizes = sorted({row.problem.page_size for row in rows})
+        return unit, [
+            Panel(
+                f"pages of {size} keys",
+                "workload",
+                tuple(
+                    (row.name.removesuffix(f"-page{size}"), values(row))
+                    for row in rows
+                    if row.problem.page_size == size
+                ),
+            )
+            for size in sizes
         ]
     if suite != "llm":
         return unit, [Panel("", "workload", tuple((row.name, values(row)) for row in rows))]
@@ -112,6 +124,16 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
         title = f"head dim {head_dim}{', causal' if causal else ''}"
         panels.append(Panel(title, "sequence length", groups))
     return unit, panels
+
+
+def _speed_of(suite: str) -> tuple[str, Callable[[Row], float]]:
+    """The unit of a suite's speed, and how many of it a row is times milliseconds. Decoding is bound by what
+    it reads, so that bytes say more of it than operations."""
+    if counts_keys(suite):
+        return "TB/s of keys and values", lambda row: key_bytes(row.problem) * 1e-9
+    if suite == "decode":
+        return "GB/s", lambda row: row.problem.min_bytes * 1e-6
+    return "TFLOP/s", lambda row: row.problem.flops * 1e-9
 
 
 def _kind(problem: Problem) -> str:

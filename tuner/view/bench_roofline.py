@@ -21,6 +21,10 @@ MARKERS = {
     "odd": "^",
     "decode": "v",
     "masks": "X",
+    "varlen": "p",
+    "few": "<",
+    "paged": ">",
+    "mla": "h",
     "shapes": "P",
 }
 INCHES = (10.0, 5.8)

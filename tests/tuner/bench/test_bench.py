@@ -270,6 +270,59 @@ def test_an_emitted_module_is_told_what_its_kernels_read(clock, tmp_path):
     assert emitted.asked_of(plain, Inputs.draw(clock, SINGLE)) == {}
 
 
+#: One of packed sequences.
+PACKED_MODULE = (
+    MODULE.partition("def attention")[0]
+    + """
+def attention_varlen(q, k, v, starts_q, starts_k, *, max_seqlen_q, max_seqlen_k, causal, out):
+    lengths = starts_k.array[1:] - starts_k.array[:-1]
+    assert max(lengths) == max_seqlen_k and max_seqlen_q == 9
+    o = torch.packed_attention("ours", q, k, v, starts_q.array, starts_k.array, causal)
+    out.array[...] = o.array
+    return out
+"""
+)
+
+
+def test_packed_sequences_are_timed_beside_who_takes_them(fake, monkeypatch):
+    monkeypatch.syspath_prepend(str(FLASH))
+    fake.behave(ms={"ours": 1.0, "fa4": 2.0, "varlen": 3.0, "nested": 4.0, "flex": 5.0})
+    packed = replace(HALF, varlen="list:3,9,1,5", batch=4, causal=True)
+    unequal = replace(packed, varlen="list:3x12,0x4,9x2,5x5")
+    for problem in (packed, unequal):
+        keep(fake.out, problem, PACKED_MODULE)
+    run = run_bench(options(fake.out, packed, unequal))
+    equal, other = ({name: cell.ms for name, cell in row.cells.items() if cell.ms} for row in run.rows)
+    assert equal == {OURS: 1.0, "fa4": 2.0, "torch-varlen": 3.0, "nested": 4.0, "flex": 5.0}
+    assert other == {OURS: 1.0, "fa4": 2.0, "torch-varlen": 3.0, "flex": 5.0}
+    for row in run.rows:
+        assert all(cell.error < 1e-6 for cell in row.cells.values() if cell.ms)
+        assert row.cells["flash"].reason == "takes sequences of one length, not packed sequences"
+        assert row.cells["fa3"].reason and row.cells["fa2"].reason
+    assert "top-left" in run.rows[1].cells["nested"].reason
+    # The caller's time is told of sequences of one length alone.
+    assert not run.host_us and run.rows[0].tflops == pytest.approx(packed.flops / 1e9)
+
+
+def test_keys_in_pages_are_timed_beside_who_finds_them(fake, monkeypatch):
+    monkeypatch.syspath_prepend(str(FLASH))
+    fake.behave(ms={"fa4": 2.0, "varlen": 3.0})
+    paged = replace(HALF, seqlen_q=2, seqlen_k=37, page_size=8, causal=True)
+    run = run_bench(options(fake.out, paged))
+    (row,) = run.rows
+    assert {name: cell.ms for name, cell in row.cells.items() if cell.ms} == {"fa4": 2.0, "torch-varlen": 3.0}
+    assert all(cell.error < 1e-6 for cell in row.cells.values() if cell.ms)
+    assert row.cells["flex"].reason == "takes sequences of one length or packed sequences, not keys in pages"
+
+
+def test_a_causal_mask_of_few_queries_is_given_to_who_takes_masks(fake):
+    fake.behave(ms={"CUDNN_ATTENTION": 2.0})
+    few = replace(HALF, seqlen_q=2, seqlen_k=37, causal=True)
+    (row,) = run_bench(options(fake.out, few, contenders=("flash", "cudnn"))).rows
+    assert row.ms("cudnn") == 2.0 and row.cells["cudnn"].error < 1e-3
+    assert "top-left" in row.cells["flash"].reason
+
+
 def test_who_computes_something_else_is_not_timed(fake):
     fake.behave(noise={"FLASH_ATTENTION": 0.2, "CUDNN_ATTENTION": float("nan")})
     keep(fake.out, HALF)
@@ -396,12 +449,9 @@ def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
     plan = make_plan(BenchOptions(device=Card(), workloads=workloads, out=tmp_path), tmp_path)  # type: ignore[arg-type]
     assert all(len(steps) == 9 for steps in plan.steps[:5]) and not plan.steps[5]
     assert len(list(tmp_path.glob("ladder_*.py"))) == 18  # one for each step and head dim
-    assert set(contender_names()) == {name for row in plan.contenders for name in row} | {
-        "flash",
-        "cudnn",
-        "fa3",
-        "fa4",
-    }
+    of_halves = {"flash", "cudnn", "fa3", "fa4"}
+    of_sequences = {"fa2", "torch-varlen", "nested"}
+    assert set(contender_names()) == {n for row in plan.contenders for n in row} | of_halves | of_sequences
     assert set(plan.modules) - {None} and all(row.exact for row in plan.rows)
 
 

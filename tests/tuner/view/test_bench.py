@@ -12,6 +12,7 @@ from flashgen.gen.scoring import Scoring
 from flashgen.tuner.bench import ceilings, figures
 from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
 from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row, by_suite
+from flashgen.tuner.bench.reference_times import with_reference
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
 from flashgen.tuner.view.bench import (
@@ -152,7 +153,7 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     rows = [{"dtype": "bf16", "shape": shape, "causal": 0, "ms": there}]
     path.write_text(json.dumps({"device": "NVIDIA H200", "torch": "2.11", "rows": rows}))
     run = replace(RUN, rows=(timed(workload, 0.5, cudnn=1.0, flash=2.0), RUN.rows[0]))
-    run = figures.with_reference(run, path)
+    run = with_reference(run, path)
     # What was timed here is not taken from there.
     assert run.rows[0].scaled == {"fa3": 0.75}
     assert run.rows[0].ratio("fa3") == 1.5 and not run.rows[1].scaled
@@ -163,7 +164,7 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     assert "over fa3 (scaled) 1.500" in table.notes[0]
     path.write_text("{}")
     with pytest.raises(FlashgenError, match="not a table of reference times"):
-        figures.with_reference(run, path)
+        with_reference(run, path)
 
 
 def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_whom_both_timed(
@@ -190,13 +191,13 @@ def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_who
     path = tmp_path / "there.json"
     path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
     run = replace(RUN, rows=tuple(timed(each, 1.0, flex=2.0) for each in (window, document, softcap, dense)))
-    found = figures.with_reference(run, path)
+    found = with_reference(run, path)
     assert [row.reference for row in found.rows] == [*["there.json (NVIDIA H200)"] * 3, ""]
     # The dense problem of the same shape is another one.
     assert [row.scaled for row in found.rows] == [{"fa3": 1.0, "fa4": 1.5}, {"fa4": 2.5}, {"fa4": 0.5}, {}]
     # In its own turn the other stood beside a flashgen of 0.8 ms, which the table has at 1.0.
     cells = {**run.rows[0].cells, "flex": Cell(ms=2.0, ours_ms=0.8)}
-    (row,) = figures.with_reference(replace(run, rows=(replace(run.rows[0], cells=cells),)), path).rows
+    (row,) = with_reference(replace(run, rows=(replace(run.rows[0], cells=cells),)), path).rows
     assert row.ratio("flex") == 2.5 and row.ratio("fa3") == pytest.approx(1.25)
 
 
@@ -235,7 +236,7 @@ def test_runs_of_two_days_say_so_and_what_was_timed_in_one_is_scaled_in_the_othe
         },
     ]
     path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
-    found = figures.with_reference(both, path)
+    found = with_reference(both, path)
     # The run that timed it has no other time of it, and the summary takes neither for the other.
     assert [list(row.scaled) for row in found.rows] == [["fa4"], ["fa3"]]
     table = summary_table(found)
@@ -245,13 +246,29 @@ def test_runs_of_two_days_say_so_and_what_was_timed_in_one_is_scaled_in_the_othe
     # Another reference leaves what it does not know, and what it counted otherwise.
     rows[1]["gflop"] = 2 * masks.problem.flops / 1e9
     path.write_text(json.dumps({"device": "A100", "rows": rows[1:]}))
-    assert figures.with_reference(found, path) == found
+    assert with_reference(found, path) == found
     # As earlier versions wrote it, with one reference for all.
     data = found.to_dict()
     for row in data["rows"]:
         del row["reference"], row["began"]
     again = BenchRun.from_dict({**data, "reference": "there"})
     assert [row.reference for row in again.rows] == ["there", "there"]
+
+
+def test_times_on_pages_stand_in_rows_of_their_own_and_unmasked_ones_nowhere(tmp_path: Path) -> None:
+    name = "b32-q4-k8192-h32/8-d128"
+    names = (name, f"{name}-page16", f"{name}-page128", "b32-q1-k8192-h32/8-d128")
+    problems = SUITES["few"].problems | SUITES["paged"].problems
+    ms = {"flashgen": 0.25, "cudnn-nomask": 0.5, "fa4-s1": 0.2, "fa4-page16": 0.4, "fa4-page128": 0.3}
+    rows = [{"section": "few", "name": names[i], "gflop": None, "ms": ms | {"fa3": 0.1}} for i in (0, 3)]
+    path = tmp_path / "there.json"
+    path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    timed_here = tuple(timed(Workload(each, problems[each]), 1.0, fa4=2.0) for each in names)
+    found = with_reference(replace(RUN, rows=timed_here), path)
+    assert [row.scaled for row in found.rows] == [{"fa3": 1.0}, {}, {}, {"cudnn": 5.0, "fa3": 1.0}]
+    # Those on pages are scaled by who was timed on pages.
+    alone = replace(RUN, rows=(timed(Workload(names[1], problems[names[1]]), 1.0, cudnn=1.0), timed_here[1]))
+    assert not with_reference(alone, path).rows[0].scaled
 
 
 # -- tables --------------------------------------------------------------------------------------------------
@@ -290,10 +307,30 @@ def test_the_ladder_has_a_table_of_its_own() -> None:
     assert ladder_table(replace(RUN, rows=tuple(rows_of("llm")))) is None
 
 
+def test_few_queries_are_told_by_the_bytes_of_their_keys() -> None:
+    for suite in ("few", "paged"):
+        rows = rows_of(suite)
+        table = suite_table(suite, rows, RUN, names=False)
+        assert "TFLOP/s" not in table.columns and "TB/s" in table.columns
+        assert ("page" in table.columns) == (suite == "paged")
+        first, ms = rows[0].problem, rows[0].ours
+        assert ms and float(column(table, "TB/s")[0]) == pytest.approx(
+            2 * first.batch * first.seqlen_k * 8 * 128 * 2 / ms / 1e9, rel=5e-3
+        )
+        assert "TB/s: of keys and values, read once." in table.notes
+        unit, panels = panels_of(suite, rows)
+        assert unit == "TB/s of keys and values" and len(panels) == (2 if suite == "paged" else 1)
+        assert panels[0].groups[0][0] == "b32-q1-k8192-h32/8-d128"
+    varlen = suite_table("varlen", rows_of("varlen"), RUN, names=False)
+    assert "TFLOP/s" in varlen.columns and "TB/s" not in varlen.columns
+    assert column(varlen, "lengths")[0] == "16 sequences of 43125 queries and 43125 keys in all"
+    assert column(suite_table("mla", rows_of("mla"), RUN, names=False), "head dim")[0] == "192 / 128"
+
+
 def test_the_summary_has_a_row_for_each_suite() -> None:
     table = summary_table(RUN)
     assert [row[0] for row in table.rows] == list(SUITES)
-    assert column(table, "over flash") == ["", "", ""] + ["2.00 (2.00)"] * 4
+    assert column(table, "over flash") == ["", "", ""] + ["2.00 (2.00)"] * (len(SUITES) - 3)
     assert column(table, "workloads")[3] == "36"
 
 

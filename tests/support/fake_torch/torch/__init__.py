@@ -53,7 +53,9 @@ class Tensor(np.lib.mixins.NDArrayOperatorsMixin):
             return Tensor(getattr(ufunc, method)(*arrays), self.dtype)
 
     def __getitem__(self, key):
-        key = tuple(getattr(each, "array", each) for each in key) if isinstance(key, tuple) else key
+        if isinstance(key, tuple):
+            key = tuple(getattr(each, "array", each) for each in key)
+        key = getattr(key, "array", key)
         return Tensor(self.array[key], self.dtype)
 
     def __setitem__(self, key, value):
@@ -180,6 +182,29 @@ class Event:
         return end.at - self.at
 
 
+class _Nested:
+    """Sequences of their own lengths: (batch, rows, heads, columns), or heads before rows."""
+
+    def __init__(self, array, starts):
+        self.array, self.starts = array, starts
+
+    def transpose(self, a, b):
+        assert (a, b) == (1, 2)
+        return self
+
+    def values(self):
+        return self.array
+
+
+def nested_tensor_from_jagged(values, offsets, min_seqlen, max_seqlen):
+    lengths = np.diff(offsets.array)
+    assert (min_seqlen, max_seqlen) == (lengths.min(), lengths.max())
+    return _Nested(values, offsets.array)
+
+
+nested = SimpleNamespace(nested_tensor_from_jagged=nested_tensor_from_jagged)
+
+
 def _nothing(*_):
     return None
 
@@ -206,6 +231,29 @@ _dynamo = SimpleNamespace(reset=_nothing)
 def compile(function, *, dynamic, fullgraph):
     assert fullgraph and not dynamic
     return function
+
+
+def packed_attention(name, q, k, v, starts_q, starts_k, is_causal=False, **options):
+    """The same of sequences one behind the other, as one launch: (total, heads, head_dim)."""
+    o = q[:] * 0
+    ended = len(launches)
+    for i in range(len(starts_q) - 1):
+        rows, keys = slice(*starts_q[i : i + 2]), slice(*starts_k[i : i + 2])
+        parts = [x[None, of].transpose(1, 2) for x, of in ((q, rows), (k, keys), (v, keys))]
+        o[rows] = attention(name, *parts, is_causal, **options).transpose(1, 2)[0]
+    global clock_ms
+    clock_ms -= BEHAVIOUR.get("ms", {}).get(name, 1.0) * (len(launches) - ended - 1)
+    del launches[ended + 1 :]
+    return o
+
+
+def from_pages(cache, table, lengths):
+    """Keys of pages (pages, page_size, heads, columns) one behind the other, and where sequences begin."""
+    parts = [
+        cache.array[row[: -(-length // cache.shape[1])]].reshape(-1, *cache.shape[2:])[:length]
+        for row, length in zip(table.array, lengths.array, strict=True)
+    ]
+    return Tensor(np.concatenate(parts), cache.dtype), np.cumsum([0, *lengths.array])
 
 
 def attention(

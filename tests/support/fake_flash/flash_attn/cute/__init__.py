@@ -1,6 +1,5 @@
-"""A stand-in for FlashAttention-4, beside that for PyTorch: (batch, seqlen, heads, head_dim), packed too."""
-
-from itertools import pairwise
+"""A stand-in for FlashAttention-4, beside that for PyTorch: (batch, seqlen, heads, head_dim), packed
+sequences and keys in pages."""
 
 import torch
 
@@ -16,19 +15,27 @@ def flash_attn_varlen_func(
     q,
     k,
     v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    causal,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_k=None,
+    page_table=None,
+    causal=False,
     window_size=(None, None),
     softcap=0.0,
 ):
-    o = q[:] * 0
-    bounds = cu_seqlens_q.array
-    assert cu_seqlens_k is cu_seqlens_q and max_seqlen_q == max_seqlen_k == max(bounds[1:] - bounds[:-1])
-    for begin, end in pairwise(bounds):
-        part = [x[None, begin:end] for x in (q, k, v)]
-        found, _ = flash_attn_func(*part, causal, window_size, softcap)
-        o[begin:end] = found[0]
-    return o, None
+    options = {"window": window_size, "softcap": softcap}
+    if page_table is not None:
+        v, _ = torch.from_pages(v, page_table, seqused_k)
+        k, starts = torch.from_pages(k, page_table, seqused_k)
+        batch, rows = q.shape[:2]
+        flat = q.reshape(-1, *q.shape[2:])
+        o = torch.packed_attention(
+            "fa4", flat, k, v, range(0, batch * rows + 1, rows), starts, causal, **options
+        )
+        return o.reshape(*q.shape), None
+    starts_q, starts_k = cu_seqlens_q.array, cu_seqlens_k.array
+    assert max_seqlen_q == max(starts_q[1:] - starts_q[:-1])
+    assert max_seqlen_k == max(starts_k[1:] - starts_k[:-1])
+    return torch.packed_attention("fa4", q, k, v, starts_q, starts_k, causal, **options), None
