@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from ..layout import DENSE, Layout
 from ..render import TEMPLATES
 
 FOLDER = TEMPLATES / "runtime"
@@ -27,6 +28,8 @@ PARTS = (
 SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scored_program")
 #: What stands behind those where kernels take packed sequences.
 PACKED_PARTS = ("packed_values", "packed_attention", "packed_program")
+#: What stands behind those where keys lie in pages.
+PAGED_PARTS = ("paged_values", "paged_attention", "paged_program")
 #: What it imports beside the standard library, and modules that stand alone therefore too.
 THIRD_PARTY = ("numpy",)
 _WIDTH = 110
@@ -41,12 +44,15 @@ class Inlined:
 
 
 @cache
-def inline_runtime(*, scored: bool = False, packed: bool = False) -> Inlined:
+def inline_runtime(*, scored: bool = False, layout: Layout = DENSE) -> Inlined:
     """Returns the runtime's files, one after the other, as the text of one module; with ``scored`` those for
-    masks and changes of scores, too, with ``packed`` those and the ones for packed sequences."""
+    masks and changes of scores, too, of another ``layout`` those and the ones for packed sequences and for
+    pages."""
     imports: list[ast.Import | ast.ImportFrom] = []
     sections: list[str] = []
-    more = (*SCORED_PARTS, *PACKED_PARTS) if packed else SCORED_PARTS if scored else ()
+    more = SCORED_PARTS if scored or layout is not DENSE else ()
+    more += () if layout is DENSE else PACKED_PARTS
+    more += PAGED_PARTS if layout.is_paged else ()
     for part in (*PARTS, *more):
         text = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
         body = ast.parse(text).body

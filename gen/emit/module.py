@@ -14,6 +14,7 @@ from typing import Any
 from ..arguments import struct_of
 from ..kernel import Kernel
 from ..launch import LISTS_ROLE, PLAN_ROLE, Launch
+from ..layout import DENSE
 from ..problem import Problem
 from ..render import environment
 from ..scoring import BOOLEAN
@@ -22,6 +23,7 @@ from .inline import heading, import_lines, inline_runtime
 from .literals import packed_literal, source_literal, to_literal, value_literal
 from .made import Made
 from .numpy_text import changed_text, seen_text
+from .offers import offer_of
 from .options import scoring_options
 from .words import (
     class_words,
@@ -36,35 +38,13 @@ from .words import (
     wrap,
 )
 
-#: What a module offers of its functions; of tensors with scales only the first.
-_FUNCTIONS = ("attention", "explain", "register_torch", "use")
-_WITHOUT_SCALES = ("register_transformers", "sdpa")
-
-
-#: Those of packed sequences.
-_PACKED_FUNCTIONS = ("attention_varlen", "explain", "register_torch", "use")
-
-
-def why_no_module(problem: Problem) -> str | None:
-    """Says why no module can be made of a problem's kernels; None where one can."""
-    if problem.layout.is_paged:
-        return (
-            "modules take arrays and packed sequences; caches of pages are taken by the launcher of a .cu: "
-            "name the file so"
-        )
-    return None
-
 
 def why_alone(problem: Problem) -> str | None:
     """Says why a problem's kernels make no module with others; None where they do."""
-    if reason := why_no_module(problem):
-        return reason
-    if problem.layout.is_packed:
-        return (
-            f"{problem.name} takes packed sequences, as calls of several kernels do not; make a module of it "
-            "alone"
-        )
-    return None
+    if problem.layout is DENSE:
+        return None
+    takes = "keys in pages" if problem.layout.is_paged else "packed sequences"
+    return f"{problem.name} takes {takes}, as calls of several kernels do not; make a module of it alone"
 
 
 def emit_module(
@@ -189,13 +169,10 @@ def _render(
     # Kernels that read the same are told by one list of arguments.
     kinds = {problem.scoring.stem: problem for problem in problems}
     kernels = {_source_key(each): each.kernel for each in made}
-    packed = problems[0].layout.is_packed
+    offer = offer_of(problems[0], scored=scored)
     imports, code = _imports_and_code(made, thin, scored)
-    if packed:
-        functions = _PACKED_FUNCTIONS if has_scales else (*_PACKED_FUNCTIONS, "flash_attn_varlen_func")
-    else:
-        functions = _FUNCTIONS if has_scales else (*_FUNCTIONS, *_WITHOUT_SCALES)
-    if not packed and any(problem.scoring.documents for problem in problems):
+    functions = offer.functions
+    if problems[0].layout is DENSE and any(problem.scoring.documents for problem in problems):
         functions = (*functions, "document_bounds")
     data = (
         ["KERNELS", "SOURCES"]
@@ -206,7 +183,7 @@ def _render(
     classes += ["Buffer", "Scored"] if scored and not thin else []
     lists = any(each.kernel.has_tile_lists for each in made)
     classes += ["TileLists"] if lists else []
-    classes += ["SequencePlan"] if packed else []
+    classes += ["SequencePlan"] if problems[0].layout.is_packed else []
     return (
         environment()
         .get_template("module/module.py.jinja")
@@ -219,9 +196,10 @@ def _render(
             exported=[*data, *sorted(classes), *sorted(functions)],
             functions=functions,
             scored=scored,
-            packed=packed,
-            bound="PackedAttention" if packed else "ScoredAttention" if scored else "Attention",
-            rows="total_q" if packed else "seqlen_q",
+            packed=problems[0].layout.is_packed,
+            paged=problems[0].layout.is_paged,
+            offer=offer,
+            rows="total_q" if problems[0].layout.is_packed else "seqlen_q",
             calls=_calls(problems),
             kernels_heading=heading("kernels" if several else "the kernel"),
             kinds=[
@@ -252,12 +230,12 @@ def _render(
 def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[str, str]:
     """What the module imports, and what of the runtime is in it."""
     if not thin:
-        runtime = inline_runtime(scored=scored, packed=made[0].kernel.problem.layout.is_packed)
+        runtime = inline_runtime(scored=scored, layout=made[0].kernel.problem.layout)
         return import_lines(runtime.imports), runtime.code.rstrip("\n")
     maps = ", TensorMap" if any(launch.tensor_maps for launch in made[0].kernel.launches) else ""
     runtime_names = f"Attention, Launch{maps}, Tuned, run_module"
-    if made[0].kernel.problem.layout.is_packed:
-        return _packed_imports(made[0], maps, scored), ""
+    if made[0].kernel.problem.layout is not DENSE:
+        return _sequence_imports(made[0], maps, scored), ""
     if not scored:
         return (
             "import sys\nfrom pathlib import Path\n\n"
@@ -276,8 +254,10 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
     )
 
 
-def _packed_imports(made: Made, maps: str, scored: bool) -> str:
-    """What a thin module of packed sequences imports."""
+def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
+    """What a thin module of packed sequences, or of keys in pages, imports."""
+    offer, layout = offer_of(made.kernel.problem), made.kernel.problem.layout
+    kind = "paged" if layout.is_paged else "packed"
     values = ["Buffer"] if made.kernel.problem.scores.buffers else []
     values += ["Scored"] if scored else []
     values += ["TileLists"] if made.kernel.has_tile_lists else []
@@ -285,10 +265,10 @@ def _packed_imports(made: Made, maps: str, scored: bool) -> str:
     lines += ["from typing import Any", "", "import numpy as np"] if scored else [""]
     lines += [
         f"from flashgen.templates.runtime import Launch, Tuned{maps}",
-        "from flashgen.templates.runtime.packed_attention import PackedAttention",
-        "from flashgen.templates.runtime.packed_program import run_packed_module",
-        "from flashgen.templates.runtime.packed_values import SequencePlan",
+        f"from flashgen.templates.runtime.{kind}_attention import {offer.bound}",
+        f"from flashgen.templates.runtime.{kind}_program import {offer.program}",
     ]
+    lines += ["from flashgen.templates.runtime.packed_values import SequencePlan"] * layout.is_packed
     lines += [f"from flashgen.templates.runtime.scored_values import {', '.join(values)}"] if values else []
     return "\n".join(lines)
 
@@ -296,10 +276,7 @@ def _packed_imports(made: Made, maps: str, scored: bool) -> str:
 def _calls(problems: Sequence[Problem]) -> list[str]:
     """What a call is told beside arrays for each kind of masks and changes of scores."""
     told: dict[str, None] = {}
-    usual = "q, k, v"
-    if problems[0].layout.is_packed:
-        usual = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=most, max_seqlen_k=most"
-    function = "attention_varlen" if problems[0].layout.is_packed else "attention"
+    offer = offer_of(problems[0])
     for problem in problems:
         scoring, values = problem.scoring, scalar_values(problem.scoring)
         words = [f"window=({values['window_left']}, {values['window_right']})"] if scoring.window else []
@@ -317,7 +294,7 @@ def _calls(problems: Sequence[Problem]) -> list[str]:
         words += [f"{each}={each}" for each in own]
         words += [f"{name}={value!r}" for name, value in scoring.scalars]
         if words:
-            told[f"{function}({usual}, {', '.join(words)})"] = None
+            told[f"{offer.functions[0]}({offer.usual}, {', '.join(words)})"] = None
     return list(told)
 
 

@@ -17,7 +17,6 @@ from .arrays import (
     _Buffer,
     _can_allocate,
     _check_kinds,
-    _check_shapes,
     _describe,
     _empty,
     _kind,
@@ -312,9 +311,9 @@ class Attention:
             if name != "out":
                 # As it will lie on the GPU, which is asked for once there is nothing wrong with the arrays.
                 described = (array.dtype.name, array.shape, None, None)
-                views.append(self._table.inspect(name, described, layout == "bshd", None))
+                views.append(self._table.inspect(name, described, layout, None))
         query, key, value = views
-        _check_shapes(query, key, value)
+        self._table.check_shapes(query, key, value)
         shape = (*q.shape[:-1], *v.shape[-1:])
         if out is None:
             # Types that numpy has no name for are ml_dtypes', which made q.
@@ -384,9 +383,11 @@ class Attention:
         Raises TypeError and ValueError as `attention` does where none serves.
         """
         _check_call(layout)
+        return self._explain(q, k, v, causal, layout)
+
+    def _explain(self, q: Any, k: Any, v: Any, causal: bool | None, layout: Any) -> Choice:
         torch = _torch_of(q)
         views = []
-        array: Any
         for name, array in (("q", q), ("k", k), ("v", v)):
             if torch is not None:
                 described = _describe(array)
@@ -397,9 +398,9 @@ class Attention:
                 described = (np.dtype(array.dtype).name, tuple(array.shape), None, None)
             else:
                 raise TypeError(f"{name} is a {_kind(array)}, not an array")
-            views.append(self._table.inspect(name, described, layout == "bshd", torch))
+            views.append(self._table.inspect(name, described, layout, torch))
         query, key, value = views
-        _check_shapes(query, key, value)
+        self._table.check_shapes(query, key, value)
         strides = (*query.strides, *key.strides, *value.strides)
         masked = self._tensors.is_masked(causal)
         choice = self._table.choose(query, key, value, strides, masked)

@@ -21,7 +21,7 @@ from .packed_values import (
 from .plans import _Beside
 from .scored_attention import _arrays_of, _either, _Operands
 from .scored_values import Scored, TileLists, _Asked, _check_asked
-from .table import Choice
+from .table import Choice, _Table
 from .tensors import _register, _Tensors
 
 
@@ -46,19 +46,28 @@ class _PackedTensors(_Tensors):
 
     def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
         assert isinstance(beside, _Sequences)
+        return *(beside.arrays.get(name) for name in _LENGTHS), *self.read_in_graph(beside)
+
+    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
+        arrays = {name: array for name, array in zip(_LENGTHS, taken[:4], strict=True) if array is not None}
+        layout = _Packed(taken[0].shape[0] - 1, 0, 0)
+        return _Sequences(self.table.kernels[0], arrays, layout, None, *self.read_in(*taken[4:]))
+
+    def read_in_graph(self, beside: _Sequences) -> tuple[list[Any], list[float]]:
+        """Returns the arrays and numbers that operators take of what masks and changes of scores read."""
         tuned, scoring = self.table.kernels[0], beside.scoring
-        arrays = [beside.arrays.get(name) for name in _LENGTHS]
         values = [beside.value_scale] if self.table.has_scales else []
         if scoring is None:
-            return *arrays, [], values
+            return [], values
         assert isinstance(tuned, Scored)
         buffers = scoring.buffers()
         numbers = [float(scoring.scalars[name]) for name in tuned.scalars]
-        return *arrays, [buffers[name] for name in tuned.buffers], [*numbers, *values]
+        return [buffers[name] for name in tuned.buffers], [*numbers, *values]
 
-    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
-        tuned, (buffers, numbers) = self.table.kernels[0], taken[4:]
-        arrays = {name: array for name, array in zip(_LENGTHS, taken[:4], strict=True) if array is not None}
+    def read_in(self, buffers: list[Any], numbers: list[float]) -> tuple[_Asked | None, float]:
+        """Returns what masks and changes of scores read, and the scale of v, of what `read_in_graph` made of
+        them."""
+        tuned = self.table.kernels[0]
         scoring, wanted = None, (0, 0)
         if isinstance(tuned, Scored):
             wanted = (len(tuned.buffers), len(tuned.scalars))
@@ -71,26 +80,110 @@ class _PackedTensors(_Tensors):
             told = dict(zip(tuned.scalars, numbers[: wanted[1]], strict=True))
             told = {name: int(number) if name in tuned.integers else number for name, number in told.items()}
             scoring = _Operands(tuned, told, dict(zip(tuned.buffers, buffers, strict=True)), {})
-        value_scale = numbers[-1] if self.table.has_scales else 1.0
-        layout = _Packed(taken[0].shape[0] - 1, 0, 0)
-        return _Sequences(tuned, arrays, layout, None, scoring, value_scale)
+        return scoring, numbers[-1] if self.table.has_scales else 1.0
 
-    def rows_of(self, o: Any, layout: Any = None) -> tuple[int, ...]:
+    def rows_of(self, o: Any, layout: Any) -> tuple[int, ...]:
         return o.shape[1], o.shape[0]
 
 
-class PackedAttention:
-    """Attention of packed sequences by a kernel made for them. Modules offer its methods as functions."""
+class _SequenceAttention:
+    """What modules of sequences of lengths of their own have in common."""
 
-    def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
+    def __init__(self, kernels: Sequence[Tuned], operator: str, table: type[_Table], tensors: type[_Tensors]):
         """`operator` names the kernel among torch's operators."""
         (self.tuned,) = self.kernels = tuple(kernels)
         if isinstance(self.tuned, Scored):
             for name in ("named", "keywords", "required", "reads", "numbers", "integers", "exact"):
                 getattr(self.tuned, name)  # torch.compile reads what is there, and makes none of them
         self._group = Attention.__new__(Attention)
-        table = _PackedTable(self.kernels)
-        self._group._serve_by(_PackedTensors(table, operator, _default_mask(kernels)))
+        self._group._serve_by(tensors(table(self.kernels), operator, _default_mask(kernels)))
+
+    def _attend(
+        self,
+        arrays: tuple[Any, Any, Any],
+        causal: bool | None,
+        scale: float | None,
+        out: Any,
+        stream: Any,
+        return_lse: bool,
+        beside: _Sequences,
+    ) -> Any:
+        """Computes attention of q, k and v as `beside` has it laid out."""
+        group, layout, torch = self._group, beside.layout, sys.modules.get("torch")
+        q, k, v = arrays
+        try:
+            if torch is not None and isinstance(q, torch.Tensor):
+                return group._attend_tensors(
+                    torch, q, k, v, causal, scale, out, stream, return_lse, layout, False, beside
+                )
+            return group._attend_others(q, k, v, causal, scale, out, stream, return_lse, layout, beside)
+        except BaseException:
+            beside.forget()
+            raise
+
+    def _scoring(self, q: Any, values: Mapping[str, Any], lists: TileLists | None) -> _Asked | None:
+        """What a call says of masks and changes of scores; None where the kernel has none."""
+        tuned, asked = self.tuned, {name: value for name, value in values.items() if value is not None}
+        if "attn_mask" in asked:
+            asked["bias"] = _either(asked.get("bias"), asked.pop("attn_mask"))
+        if not isinstance(tuned, Scored):
+            if asked:
+                raise TypeError(
+                    f"{next(iter(asked))}= is nothing that this kernel reads; kernels are made by "
+                    f"{tuned.command} with options for what is wanted"
+                )
+            return None
+        _check_asked(tuned, asked)
+        numbers = dict(tuned.scalars)
+        for keyword, value in asked.items():
+            if keyword not in tuned.required:
+                numbers |= tuned.numbers_of(keyword, value)
+        return _Asked(tuned, numbers, _arrays_of(tuned, asked, q), {}, lists)
+
+    def _asked_of_flash(self, window_size: tuple[int, int], softcap: float) -> dict[str, Any]:
+        """What a call says whose arguments are flash-attn's: kernels with a window or a soft cap read it."""
+        asked: dict[str, Any] = {}
+        named: Mapping[str, Any] = self.tuned.named if isinstance(self.tuned, Scored) else {}
+        if "window" in named or any(side is not None and side >= 0 for side in window_size):
+            asked["window"] = tuple(-1 if side is None or side < 0 else side for side in window_size)
+        if "softcap" in named or softcap > 0:
+            asked["softcap"] = softcap
+        return asked
+
+    @staticmethod
+    def _check_dropout(dropout_p: float) -> None:
+        if dropout_p:
+            raise ValueError(f"dropout_p is {dropout_p}, and kernels here drop nothing: pass 0")
+
+    @staticmethod
+    def _as_flash_returns(made: Any, q: Any, with_probabilities: bool) -> Any:
+        """Returns a result, or out and log-sum-exp with the empty tensor that flash-attn adds."""
+        if not with_probabilities:
+            return made
+        if _torch_of(q) is None:
+            raise TypeError(f"q is a {_kind(q)}; with return_attn_probs pass torch tensors")
+        return *made, q.new_empty((0,), dtype=q.dtype)
+
+    def use(self, name: str | None) -> None:
+        """Makes the kernel of that name serve: there is but one. Raises ValueError for another name."""
+        self._group.use(name)
+
+    def compile(self, name: str, arch: int, causal: bool) -> bytes:
+        """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
+        cubin."""
+        return self._group.compile(name, arch, causal)
+
+    def carry(self, name: str, causal: bool, cubin: bytes) -> None:
+        """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""
+        self._group.carry(name, causal, cubin)
+
+
+class PackedAttention(_SequenceAttention):
+    """Attention of packed sequences by a kernel made for them. Modules offer its methods as functions."""
+
+    def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
+        """`operator` names the kernel among torch's operators."""
+        super().__init__(kernels, operator, _PackedTable, _PackedTensors)
 
     def attention_varlen(
         self,
@@ -150,49 +243,17 @@ class PackedAttention:
         fails, ImportError without PyCUDA.
         """
         _check_call("bshd", scale)
-        group, value_scale = self._group, 1.0
+        value_scale = 1.0
         if scales is not None:
-            scale, value_scale = group._fold(q, scale, scales)
+            scale, value_scale = self._group._fold(q, scale, scales)
         told = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
         arrays = {name: array for name, array in zip(_LENGTHS, told, strict=True) if array is not None}
-        layout: Any = _layout_of(q, arrays, max_seqlen_q, max_seqlen_k)
+        layout = _layout_of(q, arrays, max_seqlen_q, max_seqlen_k)
         if isinstance(q, np.ndarray) and len(q.shape) == len(k.shape) == 3:
             _check_lengths(arrays, (q.shape[0], k.shape[0]), layout)
-        scoring = self._scoring(
-            q, {name: value for name, value in values.items() if value is not None}, lists
-        )
+        scoring = self._scoring(q, values, lists)
         beside = _Sequences(self.tuned, arrays, layout, plan, scoring, value_scale)
-        torch = sys.modules.get("torch")
-        try:
-            if torch is not None and isinstance(q, torch.Tensor):
-                return group._attend_tensors(
-                    torch, q, k, v, causal, scale, out, stream, return_lse, layout, False, beside
-                )
-            return group._attend_others(q, k, v, causal, scale, out, stream, return_lse, layout, beside)
-        except BaseException:
-            for kept in (plan, lists):
-                if kept is not None:
-                    kept.forget()
-            raise
-
-    def _scoring(self, q: Any, asked: Mapping[str, Any], lists: TileLists | None) -> _Asked | None:
-        """What a call says of masks and changes of scores; None where the kernel has none."""
-        tuned, asked = self.tuned, dict(asked)
-        if "attn_mask" in asked:
-            asked["bias"] = _either(asked.get("bias"), asked.pop("attn_mask"))
-        if not isinstance(tuned, Scored):
-            if asked:
-                raise TypeError(
-                    f"{next(iter(asked))}= is nothing that this kernel reads; kernels are made by "
-                    f"{tuned.command} with options for what is wanted"
-                )
-            return None
-        _check_asked(tuned, asked)
-        numbers = dict(tuned.scalars)
-        for keyword, value in asked.items():
-            if keyword not in tuned.required:
-                numbers |= tuned.numbers_of(keyword, value)
-        return _Asked(tuned, numbers, _arrays_of(tuned, asked, q), {}, lists)
+        return self._attend((q, k, v), causal, scale, out, stream, return_lse, beside)
 
     def flash_attn_varlen_func(
         self,
@@ -220,16 +281,9 @@ class PackedAttention:
         lse, an empty tensor). Raises ValueError for dropout and page tables, which no kernel here has, and
         otherwise as `attention_varlen` does.
         """
-        if dropout_p:
-            raise ValueError(f"dropout_p is {dropout_p}, and kernels here drop nothing: pass 0")
+        self._check_dropout(dropout_p)
         if block_table is not None:
             raise ValueError("block_table= is of paged keys, and this kernel's are packed: leave it out")
-        asked: dict[str, Any] = {}
-        named: Mapping[str, Any] = self.tuned.named if isinstance(self.tuned, Scored) else {}
-        if "window" in named or any(side is not None and side >= 0 for side in window_size):
-            asked["window"] = tuple(-1 if side is None or side < 0 else side for side in window_size)
-        if "softcap" in named or softcap > 0:
-            asked["softcap"] = softcap
         made = self.attention_varlen(
             *(q, k, v, cu_seqlens_q, cu_seqlens_k),
             max_seqlen_q=max_seqlen_q,
@@ -238,32 +292,14 @@ class PackedAttention:
             scale=softmax_scale,
             return_lse=return_attn_probs,
             alibi_slopes=alibi_slopes,
-            **asked,
+            **self._asked_of_flash(window_size, softcap),
         )
-        if not return_attn_probs:
-            return made
-        torch = _torch_of(q)
-        if torch is None:
-            raise TypeError(f"q is a {_kind(q)}; with return_attn_probs pass torch tensors")
-        return *made, q.new_empty((0,), dtype=q.dtype)
+        return self._as_flash_returns(made, q, return_attn_probs)
 
     def explain(self, q: Any, k: Any, v: Any, causal: bool | None = None) -> Choice:
         """Says which kernel `attention_varlen` runs on these arrays. Raises TypeError and ValueError as it
         does where none serves."""
         return self._group.explain(q, k, v, causal, layout="bshd")
-
-    def use(self, name: str | None) -> None:
-        """Makes the kernel of that name serve: there is but one. Raises ValueError for another name."""
-        self._group.use(name)
-
-    def compile(self, name: str, arch: int, causal: bool) -> bytes:
-        """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
-        cubin."""
-        return self._group.compile(name, arch, causal)
-
-    def carry(self, name: str, causal: bool, cubin: bytes) -> None:
-        """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""
-        self._group.carry(name, causal, cubin)
 
     def register_torch(self) -> str:
         """Makes operators of the kernel in torch.ops.flashgen, for graphs to hold, once. Returns the name of

@@ -1,6 +1,7 @@
 """What a module of packed sequences does when it is run: it checks and times its kernel."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from .arrays import _Buffer
 from .facts import Tuned
-from .packed_attention import PackedAttention
+from .packed_attention import PackedAttention, _SequenceAttention
 from .packed_values import SequencePlan, _Packed, _Sequences
 from .plans import _Beside
 from .program import _check_and_time, _from_host, _median_time_us, _reference, _to_host, _visible_share
@@ -23,12 +24,17 @@ _CHECKED_ROWS, _CHECKED_KEYS, _CHECKED_HEADS = (197, 0, 1, 64), (333, 70, 1, 0),
 def run_packed_module(attention: PackedAttention, doc: str | None) -> int:
     """Says what the module is, checks its kernel on device 0 and times it on sequences that are as long as
     the longest it was tuned for; the exit code."""
+    check, time_us = (functools.partial(each, attention) for each in (_packed_check, _packed_time_us))
+    return _check_and_time_sequences(attention, check, time_us, doc)
 
-    def check(tuned: Tuned) -> float:
-        return _packed_check(attention, tuned)
 
-    def time_us(tuned: Tuned) -> float:
-        return _packed_time_us(attention, tuned)
+def _check_and_time_sequences(
+    attention: _SequenceAttention,
+    check: Callable[[Tuned], float],
+    time_us: Callable[[Tuned], float],
+    doc: str | None,
+) -> int:
+    """Says of a kernel of sequences how large its error is, and how fast it is; the exit code."""
 
     def visible_share(tuned: Tuned) -> float:
         if not isinstance(tuned, Scored):
@@ -52,15 +58,10 @@ def _packed_check(attention: PackedAttention, tuned: Tuned) -> float:
     """The largest error of a head of a sequence over both masks."""
     random = np.random.default_rng(0)
     (heads, kv_heads), rows, keys = _CHECKED_HEADS, _CHECKED_ROWS, _CHECKED_KEYS
-    totals = (sum(rows), sum(keys))
-    shapes = (
-        (totals[0], heads, tuned.head_dim),
-        (totals[1], kv_heads, tuned.head_dim),
-        (totals[1], kv_heads, tuned.head_dim_v),
-    )
+    shapes = _packed_shapes(tuned, sum(rows), sum(keys), heads, kv_heads)[:3]
     hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes]
     wide = [_from_host(host, tuned.dtype) for host in hosts]
-    made = _to_host(np.zeros((totals[0], heads, tuned.head_dim_v), np.float32), tuned.output_dtype)
+    made = _to_host(np.zeros((sum(rows), heads, tuned.head_dim_v), np.float32), tuned.output_dtype)
     sizes: dict[str, Any] = dict(zip(_SIZES, (len(rows), heads, kv_heads, max(rows), max(keys)), strict=True))
     told = _sequences(tuned, sizes, rows, keys)
     worst = 0.0
@@ -69,19 +70,35 @@ def _packed_check(attention: PackedAttention, tuned: Tuned) -> float:
             hosts[0], hosts[1], hosts[2], causal, None, made, 0, False, told.layout, tuned.dtype, told
         )
         found = _from_host(made, tuned.output_dtype).astype(np.float64)
-        for number, (first, count, first_key, num_keys) in enumerate(
-            zip(np.cumsum(rows) - rows, rows, np.cumsum(keys) - keys, keys, strict=True)
-        ):
-            if not count:
-                continue
-            part = slice(first, first + count)
-            of_keys = slice(first_key, first_key + num_keys)
-            views = [wide[0][part], wide[1][of_keys], wide[2][of_keys]]
-            q, k, v = (x.swapaxes(0, 1)[None] for x in views)
-            wanted = _reference_of(tuned, told.scoring, number, q, k, v, causal)[0].swapaxes(0, 1)
-            norms = np.maximum(np.linalg.norm(wanted, axis=(0, 2)), 1e-30)
-            apart = np.linalg.norm(found[part] - wanted, axis=(0, 2))
-            worst = float(np.maximum(worst, np.where(apart == 0, 0.0, apart / norms).max()))
+        parts, of_keys = _parts(rows), _parts(keys)
+        sequences = [
+            (wide[0][part], wide[1][keys_of], wide[2][keys_of], found[part])
+            for part, keys_of in zip(parts, of_keys, strict=True)
+        ]
+        worst = float(np.maximum(worst, _error_of(tuned, told.scoring, causal, sequences)))
+    return worst
+
+
+def _parts(lengths: tuple[int, ...]) -> list[slice]:
+    """Where sequences of such lengths are that stand one behind the other."""
+    return [slice(end - count, end) for end, count in zip(np.cumsum(lengths), lengths, strict=True)]
+
+
+def _error_of(
+    tuned: Tuned, drawn: _Drawn | None, causal: bool, sequences: Iterable[tuple[NDArray[Any], ...]]
+) -> float:
+    """The largest error of a head of a sequence, each of which is its q, k, v and what was found, (rows,
+    heads, head_dim)."""
+    worst = 0.0
+    for number, (*views, found) in enumerate(sequences):
+        if not len(found):
+            continue
+        q, k, v = (x.swapaxes(0, 1)[None] for x in views)
+        wanted = _reference_of(tuned, drawn, number, q, k, v, causal)[0].swapaxes(0, 1)
+        norms = np.maximum(np.linalg.norm(wanted, axis=(0, 2)), 1e-30)
+        apart = np.linalg.norm(found - wanted, axis=(0, 2))
+        # NaN is an error too, which max() would pass over.
+        worst = float(np.maximum(worst, np.where(apart == 0, 0.0, apart / norms).max()))
     return worst
 
 
@@ -102,17 +119,23 @@ def _reference_of(
     return drawn.reference(q, k, v, causal, number)
 
 
+def _packed_shapes(
+    tuned: Tuned, rows: int, keys: int, heads: int, kv_heads: int
+) -> list[tuple[int, int, int]]:
+    """The shapes of q, k, v and o of so many rows and keys."""
+    of_q, of_k = (
+        [(rows, heads, dim) for dim in (tuned.head_dim, tuned.head_dim_v)],
+        [(keys, kv_heads, dim) for dim in (tuned.head_dim, tuned.head_dim_v)],
+    )
+    return [of_q[0], *of_k, of_q[1]]
+
+
 def _packed_time_us(attention: PackedAttention, tuned: Tuned, repeats: int = 20) -> float:
     """The median time of a call whose plan is made, by CUDA events, with a warm cache."""
     problem = tuned.problem
     rows, keys = ((problem[each],) * problem["batch"] for each in ("seqlen_q", "seqlen_k"))
     heads, kv_heads = problem["num_q_heads"], problem["num_kv_heads"]
-    shapes = [
-        (sum(rows), heads, tuned.head_dim),
-        (sum(keys), kv_heads, tuned.head_dim),
-        (sum(keys), kv_heads, tuned.head_dim_v),
-        (sum(rows), heads, tuned.head_dim_v),
-    ]
+    shapes = _packed_shapes(tuned, sum(rows), sum(keys), heads, kv_heads)
 
     def place(put: Callable[..., _Buffer]) -> tuple[Any, _Beside]:
         told = _sequences(tuned, problem, rows, keys).on_device(put)

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .arrays import _check_output, _check_shapes
+from .arrays import _check_output
 from .build import _load
 from .driver import _check, _driver, _pop_context, _push_context, _retain_primary_context
 from .facts import _ITEM_BYTES, Launch, Tuned
@@ -27,6 +27,9 @@ _POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every 
 _STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row"))
 _TILE_LISTS, _LISTS_MADE = "tile_lists", "tile_lists_made"
 _TOTALS = ("total_q", "total_k")
+#: The strides that caches have in place of those of batches, and their sizes.
+_PAGE_STRIDES = {f"{array}_stride_page": f"{array}_stride_batch" for array in "kv"}
+_PAGE_SIZES = ("num_pages", "page_size", "max_pages")
 _PLAN, _PLAN_MADE = "plan", "plan_made"
 
 
@@ -104,14 +107,13 @@ def _make_plan(
     draws from them all that they decide. `torch` is the module where they are tensors, else None. Strides are
     None where arrays are contiguous, as in the CUDA array interface, or as they are. `layout` is as the table
     has it."""
-    bshd = layout == "bshd"
     q, k, v = arrays[:4], arrays[4:8], arrays[8:]
-    query = table.inspect("q", q, bshd, torch)
-    key = table.inspect("k", k, bshd, torch)
-    value = table.inspect("v", v, bshd, torch)
-    kv_heads, num_keys = _check_shapes(query, key, value)
+    query = table.inspect("q", q, layout, torch)
+    key = table.inspect("k", k, layout, torch)
+    value = table.inspect("v", v, layout, torch)
+    kv_heads, num_keys = table.check_shapes(query, key, value)
     made = table.output_like(query, value.head_dim, layout)
-    output = None if out is None else table.inspect("out", out, bshd, torch)
+    output = None if out is None else table.inspect("out", out, layout, torch)
     for name, array in (("k", key), ("v", value), ("out", output)):
         if array is not None and None not in (array.device, query.device) and array.device != query.device:
             raise ValueError(
@@ -305,7 +307,9 @@ class _Step:
         self.maps = plan.maps[index] if self.launch.maps else None
         self.arguments = _Arguments(self.launch.arguments)
         self.write, self.write_numbers = self.arguments.write_addresses, self.arguments.write_numbers
-        self.arguments.write(dict(zip(_STRIDES, plan.strides, strict=True)) | plan.sizes)
+        steps = dict(zip(_STRIDES, plan.strides, strict=True))
+        steps |= {name: steps[batches] for name, batches in _PAGE_STRIDES.items()}
+        self.arguments.write(steps | plan.sizes)
         addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
         self.parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         """The addresses of the kernel's parameters: the arguments, then the maps where there are any."""
@@ -358,7 +362,7 @@ class _Arguments:
 
 def _beside(fields: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """The names of what a kernel reads beside q, k, v, its outputs and the scale, in order."""
-    usual = {*_POINTERS, *_STRIDES, *_SIZES, *_TOTALS, "scale"}
+    usual = {*_POINTERS, *_STRIDES, *_PAGE_STRIDES, *_SIZES, *_TOTALS, *_PAGE_SIZES, "scale"}
     return tuple(name for name, _ in fields if name not in usual)
 
 

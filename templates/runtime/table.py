@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from .arrays import _UNNAMED_TYPES, _dense_like, _stepped, _View
+from .arrays import _UNNAMED_TYPES, _check_shapes, _dense_like, _stepped, _View
 from .driver import _arch_of
 from .facts import _ITEM_BYTES, Tuned
 
@@ -66,9 +66,10 @@ class _Table:
 
     # ---- what there are kernels for
 
-    def inspect(self, name: str, described: tuple[Any, ...], bshd: bool, torch: Any) -> _View:
+    def inspect(self, name: str, described: tuple[Any, ...], layout: Any, torch: Any) -> _View:
         """Returns an array in the kernels' terms; raises what tells the caller how to mend it."""
         dtype, shape, strides, device = described
+        bshd = layout == "bshd"
         type_name = dtype
         if torch is not None:
             type_name = _type_name(torch, dtype, self.output_dtypes if name == "out" else self.dtypes)
@@ -144,6 +145,10 @@ class _Table:
             of_values = f"/{tuned.head_dim_v}" if tuned.head_dim_v != tuned.head_dim else ""
             classes.setdefault(tuned.dtype, {})[f"{tuned.head_dim}{of_values}"] = None
         return "; ".join(f"{dtype} of head dim {', '.join(dims)}" for dtype, dims in classes.items())
+
+    def check_shapes(self, query: _View, key: _View, value: _View) -> tuple[int, int]:
+        """Returns the number of key/value heads and keys; raises ValueError unless the arrays go together."""
+        return _check_shapes(query, key, value)
 
     def output_like(self, query: _View, head_dim: int, layout: Any) -> _Output:
         """Returns what is made of such queries: laid out as they are, with v's head dim."""

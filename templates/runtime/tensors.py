@@ -5,7 +5,7 @@ import importlib
 import math
 from typing import Any
 
-from .arrays import _check_kinds, _check_output, _check_shapes, _describe, _stepped
+from .arrays import _check_kinds, _check_output, _describe, _stepped
 from .driver import _DEFAULT_STREAMS, _LOCK, _stream_handle
 from .facts import _OUTPUT_DTYPES
 from .plans import _NOTHING_BESIDE, _Beside, _launch, _make_plan, _Plan
@@ -20,6 +20,8 @@ class _Tensors:
 
     reads_more = False
     """Whether kernels read arrays beside q, k and v: then the operators neither have gradients nor cast."""
+    copies = True
+    """Whether what no kernel can step by is copied where it may be."""
 
     def __init__(self, table: _Table, operator: str, default_mask: bool) -> None:
         self.table = table
@@ -106,7 +108,7 @@ class _Tensors:
                 raise ValueError("leave stream out where gradients are needed, and under torch.compile")
             return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if out is None and stream is None and not _suits(plan, addresses):
+        if self.copies and out is None and stream is None and not _suits(plan, addresses):
             # The operator copies.
             return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
         numbers = beside.numbers(plan, q, stream is None)
@@ -276,7 +278,7 @@ class _Tensors:
         output = None if out is None else _describe(out)
         plan = self.plan(*settings, output, *_describe(q), *_describe(k), *_describe(v))
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if out is None and not _suits(plan, addresses):
+        if self.copies and out is None and not _suits(plan, addresses):
             out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
             q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
             plan = self.plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
@@ -287,26 +289,30 @@ class _Tensors:
 
     def fake(self, torch: Any, q: Any, k: Any, v: Any, *settings: Any) -> Any:
         """Returns an output without data, of tensors whose extents may be symbols."""
-        shape, strides, dtype = self.inspect(torch, q, k, v, None, settings[2:3] == ("bshd",))
+        shape, strides, dtype = self.inspect(torch, q, k, v, None, self.layout_of(settings))
         return q.new_empty_strided(shape, strides, dtype=getattr(torch, dtype))
 
-    def rows_of(self, o: Any, layout: Any = "bhsd") -> tuple[int, ...]:
+    def layout_of(self, settings: tuple[Any, ...]) -> Any:
+        """Returns the layout that an operator was told."""
+        return self.layout_in(settings[2], settings[3:]) if len(settings) > 2 else "bhsd"
+
+    def rows_of(self, o: Any, layout: Any) -> tuple[int, ...]:
         """Returns the shape of the log-sum-exp of such outputs."""
         batch, heads, rows = (o.shape[0], o.shape[2], o.shape[1]) if layout == "bshd" else o.shape[:3]
         return batch, heads, rows
 
     def inspect(
-        self, torch: Any, q: Any, k: Any, v: Any, out: Any, bshd: bool
+        self, torch: Any, q: Any, k: Any, v: Any, out: Any, layout: Any
     ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
         """Returns shape, strides and type of what the kernels make of tensors; raises as `_make_plan`."""
         table = self.table
-        query = table.inspect("q", _describe(q), bshd, torch)
-        value = table.inspect("v", _describe(v), bshd, torch)
-        _check_shapes(query, table.inspect("k", _describe(k), bshd, torch), value)
+        query = table.inspect("q", _describe(q), layout, torch)
+        value = table.inspect("v", _describe(v), layout, torch)
+        table.check_shapes(query, table.inspect("k", _describe(k), layout, torch), value)
         dtype = _OUTPUT_DTYPES.get(query.dtype, query.dtype)
         if out is not None:
-            _check_output(table.inspect("out", _describe(out), bshd, torch), query, dtype)
-        made = table.output_like(query, value.head_dim, "bshd" if bshd else "bhsd")
+            _check_output(table.inspect("out", _describe(out), layout, torch), query, dtype)
+        made = table.output_like(query, value.head_dim, layout)
         return made.shape, made.strides, dtype
 
     def differentiate(
@@ -385,10 +391,11 @@ def _register(operator: str) -> str:
 
         def fake_lse(*arguments: Any) -> Any:
             o = tensors.fake(torch, *arguments)
-            return o, arguments[0].new_empty(tensors.rows_of(o, *arguments[5:6]), dtype=torch.float32)
+            rows = tensors.rows_of(o, tensors.layout_of(arguments[3:]))
+            return o, arguments[0].new_empty(rows, dtype=torch.float32)
 
         def fake_out(q: Any, k: Any, v: Any, out: Any, *settings: Any) -> None:
-            tensors.inspect(torch, q, k, v, out, settings[2:3] == ("bshd",))
+            tensors.inspect(torch, q, k, v, out, tensors.layout_of(settings))
 
         def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.save_for_backward(*inputs[:3])

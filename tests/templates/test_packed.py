@@ -336,8 +336,9 @@ def test_as_flash_attn_has_it(driver: Driver, tmp_path: Path, torch: Any) -> Non
 
 
 def test_it_checks_itself_when_it_is_run(driver: Driver, tmp_path: Path, capsys: Any) -> None:
+    few: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "batch": 2, "seqlen_q": 3}
     for scoring in (Scoring(), Scoring(softcap=2.0)):
-        module = load(tmp_path, scoring=scoring)
+        module = load(tmp_path, scoring=scoring, **few)
         with computing(driver, kernel_of(scoring=scoring).problem):
             assert module.run_packed_module(module._bound, module.__doc__) == 0
         assert ": correct" in capsys.readouterr().out

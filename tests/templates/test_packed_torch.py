@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashgen.gen.emit.module import emit_module
+from flashgen.gen.kernel import Kernel
 from flashgen.gen.scoring import Scoring
 
 from tests.support.modules import import_path
@@ -19,15 +20,12 @@ from tests.templates.test_packed import SAID, arrays, close, computing, kernel_o
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.mark.parametrize("scoring", [Scoring(), Scoring(softcap=2.0)])
-def test_graphs_hold_the_operator(
-    scoring: Scoring, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def for_tensors(kernel: Kernel, library: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """PyTorch, and the kernel's module for tensors in the host's memory; skips where there is none."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     if not hasattr(torch, "_C"):
         pytest.skip("needs PyTorch, not its stand-in")
-    kernel = kernel_of(scoring=scoring)
-    path = tmp_path / f"emitted_packed{scoring.stem}.py"
+    path = path / f"emitted_{kernel.problem.stem}.py"
     path.write_text(emit_module(kernel, device="H200"))
     module = import_path(path, for_good=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -41,6 +39,15 @@ def test_graphs_hold_the_operator(
     library.fake_push(0xC001)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     torch._dynamo.reset()
+    return torch, module
+
+
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(softcap=2.0)])
+def test_graphs_hold_the_operator(
+    scoring: Scoring, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernel_of(scoring=scoring)
+    torch, module = for_tensors(kernel, library, tmp_path, monkeypatch)
     given = arrays()
     tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in (*given, *lengths())]
     expected = wanted(kernel.problem, given, True)

@@ -1,0 +1,54 @@
+"""What emitted modules offer, by the layout of what their kernels take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..problem import Problem
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a module offers: its functions, the one that computes attention first, and what is behind them.
+
+    ``bound`` is the runtime's class whose methods they are, ``program`` what the module does when it is run,
+    ``usual`` what a call of the first is always told.
+    """
+
+    functions: tuple[str, ...]
+    bound: str
+    program: str
+    usual: str = "q, k, v"
+
+    @property
+    def call(self) -> str:
+        """A call of the first function."""
+        return f"{self.functions[0]}({self.usual})"
+
+
+_ALL = ("explain", "register_torch", "use")
+_CACHES = "q, k_cache, v_cache, page_table, seqused_k"
+_LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q=most, max_seqlen_k=most"
+_PACKED_QUERIES = "cu_seqlens_q=cu_seqlens_q, max_seqlen_q=most"
+
+
+def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
+    """Returns what a module of a problem's kernels offers, some of which are ``scored``: have masks or
+    changes of scores. Functions of other libraries know no scales."""
+    layout = problem.layout
+    paged, packed = layout.is_paged, layout.is_packed
+    if paged and packed:
+        known, of = ("flash_attn_varlen_func",), f"{_CACHES}, {_PACKED_QUERIES}"
+    elif paged:
+        known, of = ("flash_attn_with_kvcache",), _CACHES
+    elif packed:
+        known, of = ("flash_attn_varlen_func",), f"q, k, v, {_LENGTHS}"
+    else:
+        known, of = ("register_transformers", "sdpa"), "q, k, v"
+    known = () if problem.has_scales else known
+    if paged:
+        return Offer(("attention_paged", *_ALL, *known), "PagedAttention", "run_paged_module", of)
+    if packed:
+        return Offer(("attention_varlen", *_ALL, *known), "PackedAttention", "run_packed_module", of)
+    bound, program = ("ScoredAttention", "run_scored_module") if scored else ("Attention", "run_module")
+    return Offer(("attention", *_ALL, *known), bound, program, of)
