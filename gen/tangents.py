@@ -21,6 +21,8 @@ IS_SMALL, LARGEST = local("is_small", Kind.BOOL), local("largest", Kind.FLOAT)
 #: 2^-11.6, which `tanh.approx` has as well, and to 2^-23.5.
 _COARSE = ((0.99969670, -0.32457365, 0.09357443), 0.8, (1e-7, 1e7))
 _FINE = ((1.0, -0.33332597, 0.13313116, -0.0522118, 0.01561262), 0.6, None)
+#: The same of two powers, to 2^-11.1.
+_CUBIC = ((0.99956185, -0.31221090), 0.41, (1e-7, 1e7))
 _OF_PLACES = frozenset(each.name for each in (BATCH, HEAD, QUERY, KEY))
 
 
@@ -37,6 +39,28 @@ class SmallTangent:
     def either(self) -> Expression:
         """The one or the other by `IS_SMALL`."""
         return apply("where", IS_SMALL, self.by_parts, self.written)
+
+
+@dataclass(frozen=True)
+class TangentInPowers:
+    """A hyperbolic tangent of the raw score times a factor, where that is small: what its odd powers are
+    multiplied by, and up to which size it is small, as long as the factor is between bounds."""
+
+    factor: Expression
+    coefficients: tuple[float, ...]
+    largest: float
+    bounds: tuple[float, float]
+
+
+def tangent_in_powers(body: Expression, number: int) -> TangentInPowers | None:
+    """Returns an expression that is a hyperbolic tangent of a multiple of the raw score, and nothing else, in
+    so many odd powers, two or three; None: it is another. An error of 2^-11 of it is borne."""
+    if not isinstance(body, Apply) or body.function != "tanh":
+        return None
+    factor = _factor_of_raw(body.operands[0])
+    if factor is None:
+        return None
+    return TangentInPowers(factor, *{2: _CUBIC, 3: _COARSE}[number])
 
 
 def small_tangent(body: Expression, *, approximate: bool) -> SmallTangent | None:

@@ -235,12 +235,14 @@ def tile_change(
     approximate: bool = False,
     in_powers: bool = False,
     ramp: bool = False,
+    small_tangents: bool = True,
 ) -> TileChange:
     """Returns a change of scores as it is best computed for many keys of a row.
 
     Arrays ``along_keys`` are read so far behind a key; tiles of ``arrays`` are at hand. Behind the ``ends``
     of what rows see, scores may be anything. ``approximate``: functions are those of 16-bit types.
     ``in_powers``: the shift is one of powers of two. ``ramp``: with a ramp, if there can be one.
+    ``small_tangents``: those of small arguments are taken by multiply-adds.
     """
     terms = terms_of(change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)}))
     of_score = [each for each in terms if RAW.name in each.varying.names()]
@@ -254,7 +256,15 @@ def tile_change(
         if not affine.take(term, unit):
             body = body + apply("mul", gathered(term.varying), apply("mul", term.coefficient, unit))
     if ramp and (scored != RAW or affine.step == _NONE):
-        return tile_change(change, along_keys, ends, arrays, approximate=approximate, in_powers=in_powers)
+        return tile_change(
+            change,
+            along_keys,
+            ends,
+            arrays,
+            approximate=approximate,
+            in_powers=in_powers,
+            small_tangents=small_tangents,
+        )
     row_values = list(affine.row_values)
     if affine.step != _NONE:
         row_values.append((STEP, apply("mul", affine.step, unit)))
@@ -262,7 +272,7 @@ def tile_change(
             body = body + STEP * apply("float", COLUMN)
     if affine.shift != _NONE:
         row_values.append((SHIFT, affine.shift))
-    body, tangent = _with_small_tangent(body, approximate=approximate)
+    body, tangent = _with_small_tangent(body, approximate=approximate) if small_tangents else (body, None)
     body = _with_read_keys(with_values(body, arrays), along_keys)
     return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent, ramp, arrays=arrays)
 
@@ -298,14 +308,15 @@ def changed_tile(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileCh
 
 @lru_cache(maxsize=256)
 def steady_change(
-    problem: Problem, arrays: tuple[TileArray, ...] = (), *, ramp: bool = False
+    problem: Problem, arrays: tuple[TileArray, ...] = (), *, ramp: bool = False, small_tangents: bool = True
 ) -> TileChange | None:
     """Returns a problem's change of scores for kernels that compute once what is the same for all tiles of a
-    row: shifts are of powers of two. ``ramp``: products may take one along, if a row's step is such."""
+    row: shifts are of powers of two. ``ramp``: products may take one along, if a row's step is such.
+    ``small_tangents``: those of small arguments are taken by multiply-adds."""
     change = _asked_change(problem, arrays)
     if change is None:
         return None
-    change, scores = partial(change, in_powers=True), problem.scores
+    change, scores = partial(change, in_powers=True, small_tangents=small_tangents), problem.scores
     # Of steps that turn from tile to tile a ramp is no less work. It is right all the same in a build that
     # turns the flags.
     return change(ends=scores.ends, ramp=ramp and change(ends=scores.held_ends, ramp=True).has_steady_step)

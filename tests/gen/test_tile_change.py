@@ -12,7 +12,7 @@ from flashgen.gen.gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE
 from flashgen.gen.problem import Problem
 from flashgen.gen.scores import KEY, QUERY, SCORE, Bound, Scores
 from flashgen.gen.scoring import Scoring
-from flashgen.gen.tangents import IS_SMALL, LARGEST
+from flashgen.gen.tangents import IS_SMALL, LARGEST, tangent_in_powers
 from flashgen.gen.tile_change import (
     LOG2E,
     READ_KEY,
@@ -222,6 +222,23 @@ def test_small_tangents_are_had_by_multiply_adds(approximate, error, cap):
         found = tile.body.value({**names, RAW.name: sign * raw, IS_SMALL.name: True})
         expected = np.tanh(sign * raw * 0.125 / cap)
         assert np.abs(found / expected - 1).max() <= error
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_tangents_within_exponents_are_near_and_keep_the_order(number):
+    change = scores_of(Scoring(softcap=30.0)).change
+    assert change is not None
+    tile = tile_change(change, approximate=True, small_tangents=False)
+    assert tile.tangent is None
+    found = tangent_in_powers(tile.body, number)
+    assert found is not None and len(found.coefficients) == number
+    assert found.factor.python() == "_score_scale * (1.0 / softcap)"
+    x = np.linspace(1e-6, found.largest, 10_000)
+    tangents = sum(each * x ** (2 * i + 1) for i, each in enumerate(found.coefficients))
+    assert np.abs(tangents / np.tanh(x) - 1).max() <= 2**-11 and (np.diff(tangents) > 0).all()
+    with_slopes = scores_of(Scoring(softcap=30.0, alibi=True)).change
+    assert with_slopes is not None
+    assert tangent_in_powers(tile_change(with_slopes, small_tangents=False).body, number) is None
 
 
 def test_what_is_no_number_is_not_small():

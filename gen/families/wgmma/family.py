@@ -33,6 +33,7 @@ from ...serves import Serves
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
+from .caps import cap_in_exponents
 from .parameters import is_split
 from .ramps import change_of_tiles
 from .registers import (
@@ -105,7 +106,8 @@ class Wgmma(RuledParameters):
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": change_of_tiles(problem, changing),
+            "change": change_of_tiles(problem, changing, self.tangent),
+            "cap": cap_in_exponents(problem, self.tangent),
             "predicate": tile_predicate(predicate, along_keys, seeing) if predicate else None,
             "ahead": ahead,
             "arrays": arrays,

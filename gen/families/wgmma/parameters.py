@@ -13,6 +13,8 @@ GROUP, GROUP_ROWS = 128, 64
 FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
 OVERLAPPED, CHAINED = "overlapped", "chained"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
+#: How hyperbolic tangents of scores are taken.
+POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ class Parameters(Variant):
         ROWS,
         TILES,
         doc="what a warp that splits float32 takes: a third of the rows, or of the tiles",
+        implied=True,
+    )
+    tangent: str = param(
+        POLYNOMIAL,
+        UNIT,
+        MIXED,
+        CUBIC,
+        QUINTIC,
+        doc="tangents of small scores: polynomials, special functions, by turns, or within exponents",
         implied=True,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...problem import ITEM_BYTES, Problem
 from ...tile_arrays import TileArray
 from ...tile_change import TileChange, steady_change
-from .parameters import is_split
+from .parameters import MIXED, POLYNOMIAL, is_split
 
 #: Columns of a ramp's factors, of 16 bits: the least that products take.
 RAMP_COLUMNS = 16
@@ -14,10 +14,13 @@ RAMP_COLUMNS = 16
 FEW_COLUMNS = 144
 
 
-def change_of_tiles(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileChange | None:
+def change_of_tiles(
+    problem: Problem, arrays: tuple[TileArray, ...] = (), tangent: str = POLYNOMIAL
+) -> TileChange | None:
     """Returns a problem's change of scores as warpgroups make it, tiles of ``arrays`` at hand; None: there is
-    none."""
-    return steady_change(problem, arrays, ramp=_products_have_time(problem))
+    none. ``tangent``: how it takes hyperbolic tangents."""
+    small = tangent in (POLYNOMIAL, MIXED)
+    return steady_change(problem, arrays, ramp=_products_have_time(problem), small_tangents=small)
 
 
 def ramp_columns(problem: Problem) -> int:

@@ -12,7 +12,8 @@ from ...shared_memory.tiles import wasted
 from ...tile_arrays import tile_arrays
 from ...variant import rule
 from ...work import heads_alike
-from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
+from .caps import cap_in_exponents, why_no_such_tangent
+from .parameters import CUBIC, FREE, HEADS, MIXED, QUINTIC, ROWS, TILES, Parameters, is_split
 from .registers import (
     REGISTERS_BESIDE_SUMS,
     consumer_registers,
@@ -59,6 +60,14 @@ class RuledParameters(Parameters):
         stages = min(self.k_stages, self.v_stages)
         if self.split_by == TILES and stages == 1:
             return f"split_by=tiles: with {stages} stage of K or V no other tile is there to split"
+        return None
+
+    @rule("combination", after="tangent")
+    def _tangents_are_taken(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if reason := why_no_such_tangent(problem, self.tangent):
+            return f"tangent={self.tangent}: {reason}"
+        if self.tangent in (CUBIC, QUINTIC) and self.rescale != "lazy":
+            return f"tangent={self.tangent}: not made for rescale={self.rescale}"
         return None
 
     @rule("combination", after="tail")
@@ -291,6 +300,12 @@ class RuledParameters(Parameters):
         names = " and ".join(each.name for each in arrays)
         needed = bytes_of_storage(self, problem, 1)
         return f"{needed} bytes with a tile of {names} ahead, {limits.sm} allows {limits.smem_per_block}"
+
+    @rule("tangents", after="tangent", advisory=True)
+    def _tangents_are_within_exponents(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.tangent == MIXED and cap_in_exponents(problem, CUBIC) is not None:
+            return "tangent=mixed: within exponents they take fewer instructions of either kind"
+        return None
 
     @rule("clusters", after="cluster_over", advisory=True)
     def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:

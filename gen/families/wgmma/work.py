@@ -19,8 +19,9 @@ from ...seen_tiles import partial_share, seen_shares
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import tile_predicate
 from ...work import Counts, Work, count_work, heads_alike, sequences_alone
+from .caps import cap_in_exponents
 from .family import Wgmma
-from .parameters import GROUP, GROUP_ROWS
+from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, UNIT
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
 from .shared_memory import UNIT_ROWS, tiles_ahead
@@ -37,6 +38,8 @@ BOX_COLUMNS, HELD_BOXES = 32, 4
 #: Issue slots beside what 16 bits take: per score to leave its key's unit and be split, per eight keys for
 #: their units; of the warps that split, per four elements of a lane.
 SPLIT_SCORE_SLOTS, UNIT_SLOTS, SPLITTING_SLOTS = 5, 3, 27
+#: Issue slots per score to bound magnitudes, which are cut off, rather than scores.
+CAP_BOUND_SLOTS = 0.25
 #: How much longer splitting by whole tiles takes where there are two stages, than by rows.
 SPLIT_LATE = 1.3
 
@@ -121,7 +124,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     tail_fits = not problem.layout.is_packed and 0 < problem.seqlen_k % bc <= variant.tail
     if variant.tail and problem.scores.all_rows_alike and tail_fits:
         tiles *= 1 - (1 - variant.tail / bc) / key_tiles
-    asked = _asked(variant, problem, limits)
+    masked_share = min(1.0, _masked_tiles(variant, problem) / max(1.0, tiles))
+    asked = _asked(variant, problem, limits, masked_share)
     heads_per_cluster = variant.heads_per_cluster()
     clusters = heads_alike(problem) // problem.group * -(-problem.group // heads_per_cluster)
     heads = clusters * heads_per_cluster
@@ -155,7 +159,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         output_cycles=products * flops * dv / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
-        masked=scores * min(1.0, _masked_tiles(variant, problem) / max(1.0, tiles)),
+        masked=scores * masked_share,
         wavefronts=(factor_bytes + weight_bytes) / 128,
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
         chained=variant.schedule == "chained",
@@ -220,26 +224,40 @@ def _masked_tiles(variant: Wgmma, problem: Problem) -> float:
     return (bool(scores.begins) + ends) * (1 + GROUP_ROWS / variant.bc)
 
 
-def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> Counts:
-    """What a warp does to a tile for masks and changes of scores: a thread has two rows, eight apart."""
+def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share: float) -> Counts:
+    """What a warp does to a tile for masks and changes of scores: a thread has two rows, eight apart. A
+    ``masked_share`` of its tiles are not seen whole."""
     scores = problem.scores
     if scores.is_plain:
         return Counts()
     ahead = tile_arrays(scores) if tiles_ahead(variant, problem, limits) else ()
     changing, seeing = met_by(scores.change, ahead), met_by(scores.predicate, ahead)
-    change = change_of_tiles(problem, changing)
     predicate = tile_predicate(scores.predicate, arrays=seeing).body if scores.predicate else None
     partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
-    counts = pair_counts(
-        problem,
-        2,
-        variant.bc / 4,
-        warp_rows=8,
-        partial=partial,
-        approximate=problem.dtype != "f32",
-        change=change and change.in_names_of_pairs,
-        predicate=predicate,
-    )
+
+    def changed_by(tangent: str) -> Counts:
+        change = change_of_tiles(problem, changing, tangent)
+        return pair_counts(
+            problem,
+            2,
+            variant.bc / 4,
+            warp_rows=8,
+            partial=partial,
+            approximate=problem.dtype != "f32",
+            change=change and change.in_names_of_pairs,
+            predicate=predicate,
+        )
+
+    cap = cap_in_exponents(problem, variant.tangent)
+    if cap is not None:
+        pairs = variant.bc / 2
+        within = Counts(ffma=len(cap.coefficients) * pairs, alu=CAP_BOUND_SLOTS * pairs)
+        otherwise = max(masked_share, partial if predicate else 0.0)
+        counts = changed_by(UNIT) * otherwise + within * (1.0 - otherwise)
+    elif variant.tangent == MIXED:
+        counts = (changed_by(POLYNOMIAL) + changed_by(UNIT)) * 0.5
+    else:
+        counts = changed_by(variant.tangent)
     for each in ahead:
         counts += array_counts(each, variant.bc / 2) * (1.0 if changing else partial)
     return counts

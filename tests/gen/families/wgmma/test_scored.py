@@ -53,6 +53,9 @@ WALKS = {
 SHAPES = ((150, 170), (200, 75), (70, 300), (129, 40))
 
 
+CAPPED = Scoring(softcap=30.0)
+
+
 def problem_of(scoring: Scoring, dtype: str = "bf16", *, causal: bool = False, **more: Any) -> Problem:
     sizes = {"batch": 2, "head_dim": 16, "seqlen_q": 300, "seqlen_k": 300, **HEADS, **more}
     return Problem(dtype=dtype, scoring=scoring, causal=causal, **sizes)
@@ -259,6 +262,78 @@ def test_small_scores_and_large_ones_are_capped_alike(dtype, walk):
     q[:, :, 16:80] = (q[:, :, 16:80].astype(np.float32) * 0.05).astype(q.dtype)
     k[:, :, 60:100] = (k[:, :, 60:100].astype(np.float32) * 30).astype(k.dtype)
     assert_right(*attend(built(WALKS[walk], problem), 150, 170, {"softcap": 2.5}, (q, k, v)), dtype)
+
+
+#: What is asked beside a soft cap: whole tiles and partial ones, listed ones, some that meet an array.
+BESIDE_A_CAP = {
+    "alone": Scoring(softcap=2.5),
+    "window and sinks": Scoring(softcap=2.5, window=(90, 5), sinks=True),
+    "documents": Scoring(softcap=2.5, mask="doc[b, q] == doc[b, k]"),
+    "boolean": Scoring(softcap=2.5, bias="u8"),
+    "slopes": Scoring(softcap=2.5, alibi=True),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tangent", "beside", "walk", "dtype"),
+    sampled(
+        [
+            (tangent, beside, walk, dtype)
+            for dtype in ("bf16", "e4m3", "f16")
+            for tangent in ("cubic", "unit", "quintic", "mixed")
+            for beside, scoring in BESIDE_A_CAP.items()
+            for walk in ("tail", "overlapped", "chained", "three groups")
+            if is_legal(replace(WALKS[walk], rescale="lazy", tangent=tangent), problem_of(scoring, dtype))
+        ],
+        4,
+        thorough=40,
+    ),
+)
+def test_tangents_are_right_however_they_are_taken(tangent, beside, walk, dtype):
+    problem = problem_of(BESIDE_A_CAP[beside], dtype)
+    variant = replace(WALKS[walk], rescale="lazy", tangent=tangent)
+    q, k, v = inputs(problem, 150, 270, SCALE, batch=2)
+    q[:, :, 16:100] = (q[:, :, 16:100].astype(np.float32) * 0.05).astype(q.dtype)
+    k[:, :, 60:100] = (k[:, :, 60:100].astype(np.float32) * 30).astype(k.dtype)
+    values = {**drawn_values(problem, 150, 270), "softcap": 2.5}
+    assert_right(*attend(built(variant, problem), 150, 270, values, (q, k, v)), dtype)
+
+
+def test_tangents_are_a_choice_where_scores_take_one():
+    capped, sloped = problem_of(Scoring(softcap=30.0)), problem_of(Scoring(softcap=30.0, alibi=True))
+    for tangent in ("unit", "mixed", "cubic", "quintic"):
+        variant = replace(MAIN, tangent=tangent)
+        assert is_legal(variant, capped)
+        assert is_legal(variant, sloped) == (tangent in ("unit", "mixed"))
+        for problem in (problem_of(PLAIN), problem_of(Scoring(alibi=True))):
+            with pytest.raises(Illegal, match="no hyperbolic tangent of a multiple of scores"):
+                render(variant, problem, H200)
+        with pytest.raises(Illegal, match="f32 has tangents of its own precision"):
+            render(variant, problem_of(Scoring(softcap=30.0), "f32"), H200)
+    with pytest.raises(Illegal, match="more becomes than a tangent"):
+        render(replace(MAIN, tangent="cubic"), sloped, H200)
+    with pytest.raises(Illegal, match="not made for rescale=always"):
+        render(replace(MAIN, tangent="cubic", rescale="always"), capped, H200)
+    by_turns = replace(MAIN, tangent="mixed")
+    assert "within exponents" in str(by_turns._tangents_are_within_exponents(capped, H200))
+    assert by_turns._tangents_are_within_exponents(sloped, H200) is None
+
+
+def test_tangents_are_paid_for_by_how_they_are_taken():
+    def counted(tangent: str, scoring: Scoring = CAPPED, **more: Any) -> GroupWork:
+        problem = problem_of(scoring, seqlen_q=4096, seqlen_k=4096, head_dim=64, **more)
+        found = count_work(Wgmma(br=128, bc=64, tangent=tangent), problem, H200)
+        assert isinstance(found, GroupWork)
+        return found
+
+    scores = counted("cubic").scores
+    assert counted("unit").asked_functions == scores and counted("unit").asked_slots == 2 * scores
+    assert counted("mixed").asked_functions == scores / 2 and counted("mixed").asked_slots == 3.5 * scores
+    assert counted("cubic").asked_functions == 0 and counted("cubic").asked_slots == 2.25 * scores
+    assert counted("quintic").asked_slots == 3.25 * scores
+    narrow = Scoring(softcap=30.0, window=(60, 0))  # of which no tile is whole
+    assert counted("cubic", narrow, causal=True) == counted("unit", narrow, causal=True)
 
 
 @needs_compiler
