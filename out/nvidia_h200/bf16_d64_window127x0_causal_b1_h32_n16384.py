@@ -146,6 +146,7 @@ KERNELS: tuple[Tuned, ...] = (
             "cluster": 1,
             "tail": 0,
             "split_by": "rows",
+            "tangent": "polynomial",
         },
         device={
             "name": "NVIDIA H200",

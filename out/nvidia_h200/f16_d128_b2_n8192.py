@@ -116,6 +116,7 @@ KERNELS: tuple[Tuned, ...] = (
             "cluster": 2,
             "tail": 0,
             "split_by": "rows",
+            "tangent": "polynomial",
         },
         device={
             "name": "NVIDIA H200",

@@ -118,6 +118,7 @@ KERNELS: tuple[Tuned, ...] = (
             "cluster": 1,
             "tail": 0,
             "split_by": "tiles",
+            "tangent": "polynomial",
         },
         device={
             "name": "NVIDIA H200",
