@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...gen.layout import PACKED
+from ...gen.layout import DENSE, PACKED
 from ..cards.score_values import by_keyword
 from .inputs import Inputs
 from .unserved import Call
@@ -37,12 +37,18 @@ def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
     p, given = inputs.problem, inputs.indices
     options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
     q, k, v = inputs.q, inputs.k, inputs.v
+    if p.layout is DENSE:
+        return lambda: module.attention(q, k, v, **options)
+    options["max_seqlen_k"] = max(p.lengths.k)
     if p.layout.is_packed:
-        options |= {f"max_seqlen_{of}": max(getattr(p.lengths, of)) for of in "qk"}
+        options["max_seqlen_q"] = max(p.lengths.q)
     if p.layout is PACKED:
         starts = given["cu_seqlens_q"], given["cu_seqlens_k"]
         return lambda: module.attention_varlen(q, k, v, *starts, **options)
-    return lambda: module.attention(q, k, v, **options)
+    if p.layout.is_packed:
+        options["cu_seqlens_q"] = given["cu_seqlens_q"]
+    pages = given["page_table"], given["seqused_k"]
+    return lambda: module.attention_paged(q, k, v, *pages, **options)
 
 
 def compile_module(module: ModuleType, arch: int, causal: bool) -> bytes:

@@ -284,6 +284,30 @@ def attention_varlen(q, k, v, starts_q, starts_k, *, max_seqlen_q, max_seqlen_k,
 )
 
 
+#: One of keys in pages, of queries in batches or packed.
+PAGED_MODULE = (
+    MODULE.partition("def attention")[0]
+    + """
+def attention_paged(
+    q, k, v, table, used, *, causal, out, max_seqlen_k, cu_seqlens_q=None, max_seqlen_q=None
+):
+    assert max_seqlen_k == max(used.array)
+    k, _ = torch.from_pages(k, table, used)
+    v, starts = torch.from_pages(v, table, used)
+    if cu_seqlens_q is not None:
+        assert max_seqlen_q == 4
+        o = torch.packed_attention("ours", q, k, v, cu_seqlens_q.array, starts, causal).array
+    else:
+        batch, heads, rows, columns = q.shape
+        flat = q.transpose(1, 2).reshape(-1, heads, columns)
+        o = torch.packed_attention("ours", flat, k, v, range(0, batch * rows + 1, rows), starts, causal)
+        o = o.reshape(batch, rows, heads, columns).transpose(1, 2).array
+    out.array[...] = o
+    return out
+"""
+)
+
+
 def test_packed_sequences_are_timed_beside_who_takes_them(fake, monkeypatch):
     monkeypatch.syspath_prepend(str(FLASH))
     fake.behave(ms={"ours": 1.0, "fa4": 2.0, "varlen": 3.0, "nested": 4.0, "flex": 5.0})
@@ -308,11 +332,19 @@ def test_keys_in_pages_are_timed_beside_who_finds_them(fake, monkeypatch):
     monkeypatch.syspath_prepend(str(FLASH))
     fake.behave(ms={"fa4": 2.0, "varlen": 3.0})
     paged = replace(HALF, seqlen_q=2, seqlen_k=37, page_size=8, causal=True)
-    run = run_bench(options(fake.out, paged))
-    (row,) = run.rows
-    assert {name: cell.ms for name, cell in row.cells.items() if cell.ms} == {"fa4": 2.0, "torch-varlen": 3.0}
-    assert all(cell.error < 1e-6 for cell in row.cells.values() if cell.ms)
-    assert row.cells["flex"].reason == "takes sequences of one length or packed sequences, not keys in pages"
+    packed = replace(paged, varlen="list:3x37,4x9", seqlen_q=4)
+    for problem in (paged, packed):
+        keep(fake.out, problem, PAGED_MODULE)
+    run = run_bench(options(fake.out, paged, packed))
+    for row in run.rows:
+        times = {name: cell.ms for name, cell in row.cells.items() if cell.ms}
+        assert times == {OURS: 1.0, "fa4": 2.0, "torch-varlen": 3.0}
+        assert all(cell.error < 1e-6 for cell in row.cells.values() if cell.ms)
+    takes = "takes sequences of one length or packed sequences, not "
+    assert [row.cells["flex"].reason.removeprefix(takes) for row in run.rows] == [
+        "keys in pages",
+        "packed queries on keys in pages",
+    ]
 
 
 def test_a_causal_mask_of_few_queries_is_given_to_who_takes_masks(fake):

@@ -29,6 +29,8 @@ def flash_attn_varlen_func(
     if page_table is not None:
         v, _ = torch.from_pages(v, page_table, seqused_k)
         k, starts = torch.from_pages(k, page_table, seqused_k)
+        if cu_seqlens_q is not None:
+            return torch.packed_attention("fa4", q, k, v, cu_seqlens_q.array, starts, causal, **options), None
         batch, rows = q.shape[:2]
         flat = q.reshape(-1, *q.shape[2:])
         o = torch.packed_attention(
