@@ -8,7 +8,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -137,4 +137,8 @@ FORWARD = Operation(
         Array("lse", "num_q_heads", "seqlen_q", "", FLOAT, is_output=True, is_optional=True),
     ),
     products=("head_dim", "head_dim_v"),
+)
+#: The same of latent attention, whose values are the first columns of the keys: one array has both.
+LATENT = replace(
+    FORWARD, name="latent attention", arrays=tuple(each for each in FORWARD.arrays if each.name != "v")
 )

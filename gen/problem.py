@@ -8,12 +8,14 @@ from typing import Any
 from .asked_scores import asked_scores
 from .layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from .lengths import Lengths, draw_lengths, short_lengths
-from .operation import FORWARD, ITEM_BYTES, Operation
+from .operation import FORWARD, ITEM_BYTES, LATENT, Operation
 from .scores import Scores
 from .scoring import PLAIN, Scoring
 from .scoring_values import attended_pairs, read_bytes, unseen_bytes
 
 MAX_HEAD_DIM = 256
+#: The most columns of keys whose first columns are the values.
+MAX_LATENT_DIM = 576
 #: What outputs are where they are not of the inputs' type: eight bits hold factors, not averages.
 OUTPUT_DTYPES = {"e4m3": "bf16"}
 #: How accurate the result must be, the default first. ``auto``: the dtype's own accuracy, by whichever
@@ -41,7 +43,7 @@ MAX_SIZE = 2**31 - 1
 MAX_BYTES = 2**39
 
 #: What is told of a problem only where it is asked, so that others are called what they always were.
-LATER_FIELDS = ("scoring", "varlen", "page_size")
+LATER_FIELDS = ("scoring", "varlen", "page_size", "latent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Problem:
 
     ``page_size`` keys make a page where keys and values lie in a cache of pages, which each sequence's row of
     a table lists; 0: no pages.
+
+    ``latent``: values are the first ``head_dim_v`` columns of the keys, and no array of their own.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -75,6 +79,7 @@ class Problem:
     scoring: Scoring = PLAIN
     varlen: str = ""
     page_size: int = 0
+    latent: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -89,9 +94,15 @@ class Problem:
         for name in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k"):
             if not 1 <= getattr(self, name) <= MAX_SIZE:
                 raise ValueError(f"{name} is {_short(getattr(self, name))}; it must lie in 1..{MAX_SIZE}")
+        most = MAX_LATENT_DIM if self.latent else MAX_HEAD_DIM
         for name in ("head_dim", "head_dim_v"):
-            if not 1 <= getattr(self, name) <= MAX_HEAD_DIM:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 1..{MAX_HEAD_DIM}")
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 1..{most}")
+        if self.latent and self.head_dim_v > self.head_dim:
+            raise ValueError(
+                f"head_dim_v is {self.head_dim_v}, of keys with {self.head_dim} columns, the first of which "
+                "are latent values; it must be no more"
+            )
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
@@ -116,7 +127,7 @@ class Problem:
     @property
     def operation(self) -> Operation:
         """The operation that the problem asks for, which says what is computed from which arrays."""
-        return FORWARD
+        return LATENT if self.latent else FORWARD
 
     @property
     def layout(self) -> Layout:
@@ -212,7 +223,8 @@ class Problem:
 
     @property
     def _layout_stem(self) -> str:
-        return "" if self.layout is DENSE else f"_{self.layout.name}{self.page_size or ''}"
+        layout = "" if self.layout is DENSE else f"_{self.layout.name}{self.page_size or ''}"
+        return f"{'_latent' if self.latent else ''}{layout}"
 
     @property
     def name(self) -> str:
@@ -236,11 +248,11 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, ``varlen`` where
-        all sequences are as long, and ``page_size`` where there are no pages."""
+        all sequences are as long, ``page_size`` where there are no pages, and ``latent`` where it is not."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LATER_FIELDS}
         if not self.scoring.is_plain:
             told["scoring"] = self.scoring.to_dict()
-        later = {"varlen": self.varlen, "page_size": self.page_size}
+        later = {name: getattr(self, name) for name in LATER_FIELDS if name != "scoring"}
         return told | {name: value for name, value in later.items() if value}
 
     @classmethod

@@ -7,6 +7,8 @@ import difflib
 from ..variant import Variant
 from .ladder.family import Ladder
 from .ladder.work import ladder_work
+from .latent.family import Latent
+from .latent.work import latent_work
 from .mma.family import Mma
 from .mma.work import mma_work
 from .simt.family import Simt
@@ -15,8 +17,8 @@ from .wgmma.family import Wgmma
 from .wgmma.work import wgmma_work
 
 #: Imported so that every family's count of work is registered where a family is.
-COUNTS_OF_WORK = (ladder_work, mma_work, simt_work, wgmma_work)
-FAMILIES: dict[str, type[Variant]] = {family.family: family for family in (Ladder, Mma, Simt, Wgmma)}
+COUNTS_OF_WORK = (ladder_work, latent_work, mma_work, simt_work, wgmma_work)
+FAMILIES: dict[str, type[Variant]] = {family.family: family for family in (Ladder, Latent, Mma, Simt, Wgmma)}
 #: The family that comes first where several serve.
 FIRST_FAMILY = "simt"
 #: Families that teach, which no search looks at unless they are named.

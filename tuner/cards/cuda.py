@@ -26,7 +26,7 @@ from ..extras import getting
 from . import nvml
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
-from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
+from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides, span_of
 from .score_values import score_values, sizes_of
 from .sequences import (
@@ -250,7 +250,7 @@ class CudaRunner:
         and a stray write is seen."""
         require_inputs(build.kernel.problem, q, k, v)
         image = GuardedImage(q.dtype)
-        (q_at, q_strides), (k_at, k_strides), (v_at, v_strides) = (image.add_input(x) for x in (q, k, v))
+        placed = {name: image.add_input(x) for name, x in inputs_of(build.kernel.problem, q, k, v).items()}
         o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
         output = numpy_dtype(build.kernel.problem.output_dtype)
         rows = rows_of_sequences(build.kernel.problem, values, q.shape[2])
@@ -269,11 +269,11 @@ class CudaRunner:
         after = np.empty_like(before)
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
-            places = {"q": q_at, "k": k_at, "v": v_at, "o": o_at, "lse": lse_at}
+            places = {name: at for name, (at, _) in placed.items()} | {"o": o_at, "lse": lse_at}
             arguments = make_arguments(
                 problem,
                 {name: base + q.itemsize * at for name, at in places.items() if at is not None},
-                {"q": q_strides, "k": k_strides, "v": v_strides, "o": o_strides},
+                {name: strides for name, (_, strides) in placed.items()} | {"o": o_strides},
                 scale=scale,
                 sizes=sizes,
                 scoring=read.arguments({name: base + q.itemsize * at for name, at in buffers_at.items()}),

@@ -70,6 +70,13 @@ def bits_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(f"u{dtype.itemsize}")
 
 
+def inputs_of(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns those of q, k and v that kernels of a problem take, by name: of latent attention no values,
+    which are columns of the keys."""
+    given = {"q": q, "k": k, "v": v}
+    return {each.name: given[each.name] for each in problem.operation.arrays if each.name in given}
+
+
 def require_inputs(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     """Raises ValueError unless q, k, v have the type and the columns of the problem a kernel was made for."""
     wanted = numpy_dtype(problem.dtype)

@@ -44,7 +44,7 @@ from ..errors import CorruptedMemory, LaunchError
 from ..predict import cost_model
 from ..processes import Done, TookTooLong, run_program
 from .device import Timing
-from .dtypes import bits_dtype, numpy_dtype, require_inputs, unwritten_bits
+from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
 from .score_values import score_values
 from .sequences import index_arrays, index_strides, rows_of_sequences, sizes_of_call
 
@@ -269,7 +269,8 @@ class SimRunner:
         output = numpy_dtype(problem.output_dtype)
         o = np.empty_like(q, output, shape=(*q.shape[:3], v.shape[3]))
         lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
-        arrays = {"q": _Array.like(q), "k": _Array.like(k), "v": _Array.like(v)}
+        given = inputs_of(problem, q, k, v)
+        arrays = {name: _Array.like(array) for name, array in given.items()}
         arrays["o"] = _Array.like(o, copy=False)
         if lse is not None:
             arrays["lse"] = _Array.like(lse, copy=False)

@@ -43,6 +43,7 @@ def make_inputs(
         rng=rng,
         dtype=problem.dtype,
         head_dim_v=dv,
+        latent=problem.latent,
         one_sign=case.lengths is not None,
     )
     if case.counted is not None and case.page_size:

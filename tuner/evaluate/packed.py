@@ -116,6 +116,7 @@ def draw_packed_sample(problem: Problem, seed: int) -> PackedSample:
             rng=rng,
             dtype=problem.dtype,
             head_dim_v=problem.head_dim_v,
+            latent=problem.latent,
             one_sign=True,
         )
     )

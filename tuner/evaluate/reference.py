@@ -182,12 +182,13 @@ def random_inputs(
     dtype: str = "f32",
     head_dim_v: int | None = None,
     one_sign: bool = False,
+    latent: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is
     given.
 
     They are drawn in float32 and rounded to ``dtype``. ``one_sign``: those of a column of v have one sign,
-    for rows that are compared few at a time.
+    for rows that are compared few at a time. ``latent``: v is a view of the first columns of k.
 
     ``uniform`` in ±3 and standard ``normal`` are plain. The others add to every score a term of up to
     `LARGE_SCORE`: ``rising`` and ``falling`` along the keys (each tile moves the running maximum, or none
@@ -200,14 +201,17 @@ def random_inputs(
         q, k, v = (rng.random(s, dtype=np.float32) * np.float32(6) - np.float32(3) for s in shapes)
     else:
         q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in shapes)
+    if latent:
+        v = k[..., :head_dim_v]
     if one_sign or distribution in LARGE_DISTRIBUTIONS or q_shape[2] * head_dim_v < FEW_AVERAGES:
         # Few values are averaged, or few averages taken. Were both signs among them they could cancel, and
         # the relative error of what is left would say nothing about the kernel.
-        v = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)
+        v[...] = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)
     if distribution in LARGE_DISTRIBUTIONS:
         _enlarge_scores(distribution, q, k, scale, rng)
     target = numpy_dtype(dtype)
-    return q.astype(target, copy=False), k.astype(target, copy=False), v.astype(target, copy=False)
+    q, k, v = (x.astype(target, copy=False) for x in (q, k, v))
+    return q, k, k[..., :head_dim_v] if latent else v
 
 
 def _enlarge_scores(

@@ -76,6 +76,7 @@ def draw_sample(problem: Problem, seed: int) -> Sample:
         rng=rng,
         dtype=problem.dtype,
         head_dim_v=problem.head_dim_v,
+        latent=problem.latent,
     )
     # The first and the last head find wrong strides and 32-bit offsets, the first and last rows wrong edges.
     last = (problem.batch - 1, problem.num_q_heads - 1)

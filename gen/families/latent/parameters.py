@@ -1,0 +1,43 @@
+"""The parameters of a kernel of latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...problem import ITEM_BYTES, Problem
+from ...variant import Variant, param
+from ..wgmma.parameters import GROUP, GROUP_ROWS
+
+#: Warpgroups that compute, beside the one that copies.
+CONSUMERS = 2
+
+
+@dataclass(frozen=True)
+class Parameters(Variant):
+    """The parameters of a kernel, and what all kernels have alike: a product's rows, and as many keys as
+    there is room for twice beside Q."""
+
+    br: ClassVar[int] = GROUP_ROWS
+    bc: ClassVar[int] = 64
+    rescale: ClassVar[str] = "lazy"
+    poly_exp: ClassVar[int] = 0
+
+    splits: int = param(1, 2, 4, 8, 16, doc="blocks of a cluster that share a tile's keys")
+    boxes: int = param(1, 3, 9, doc="chunks of 64 columns of keys that are waited for at once")
+
+    def threads(self) -> int:
+        return GROUP * (1 + CONSUMERS)
+
+    def rows_per_block(self) -> int:
+        return self.br
+
+    def packs_heads(self) -> bool:
+        return True
+
+    def blocks_per_tile(self) -> int:
+        return self.splits
+
+    def access_width(self, problem: Problem) -> int:
+        """Returns as many elements as strides are multiples of, for the copy engine: 16 bytes."""
+        return 16 // ITEM_BYTES[problem.dtype]

@@ -1,0 +1,62 @@
+"""Which kernels of latent attention cannot run on a problem and a card, and which are never the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...limits import DeviceLimits
+from ...problem import Problem
+from ...variant import FIRST_PARAMETER, rule
+from ..wgmma.shared_memory import CHUNK, chunks
+from .parameters import CONSUMERS, Parameters
+from .shared_memory import bytes_of_storage
+
+#: Tiles of keys that a block should have, where there are more: its end costs as much as some tiles.
+FEW_TILES = 4
+
+
+@dataclass(frozen=True)
+class RuledParameters(Parameters):
+    """Parameters with the rules of their family."""
+
+    # -- limits: what cannot run -----------------------------------------------------------------------
+
+    @rule("alignment", after=FIRST_PARAMETER)
+    def _columns_suit_products(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        unit = CONSUMERS * CHUNK
+        if problem.head_dim_v % unit:
+            return f"{problem.head_dim_v} columns of values are not multiples of {unit}, {CHUNK} by consumer"
+        if problem.head_dim % 8:
+            return f"rows of {problem.head_dim} elements are not multiples of 16 bytes, as copies need"
+        return None
+
+    @rule("shared memory", after="boxes")
+    def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return limits.lacks_shared_memory(bytes_of_storage(self, problem))
+
+    @rule("clusters", after="splits")
+    def _clusters_form(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits > limits.max_cluster:
+            return f"splits={self.splits}, {limits.sm} forms clusters of {limits.max_cluster} blocks at most"
+        return None
+
+    # -- advice: what runs, but never best ----------------------------------------------------------
+
+    @rule("splits", after="splits", advisory=True)
+    def _splits_fill_the_card(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits == 1:
+            return None
+        rows = problem.seqlen_q * problem.group
+        tiles = -(-rows // self.br) * problem.num_kv_heads * problem.batch
+        if tiles * self.splits // 2 >= limits.num_sms:
+            return f"splits={self.splits}: half as many make {tiles * self.splits // 2} blocks already"
+        of_keys = -(-problem.seqlen_k // self.bc)
+        if of_keys < FEW_TILES * self.splits:
+            return f"splits={self.splits}: {of_keys} tiles of keys, {FEW_TILES} are wanted for each block"
+        return None
+
+    @rule("stages", after="boxes", advisory=True)
+    def _boxes_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.boxes > chunks(problem.head_dim):
+            return f"boxes={self.boxes}, but rows of keys are {chunks(problem.head_dim)} chunks"
+        return None

@@ -1,0 +1,149 @@
+"""Kernels of latent attention on the emulated card, their sources, and the rules of what may run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flashgen.gen.families.latent.family import Latent
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.limits import preset
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.variant import Illegal
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.predict.cost_model import predict
+
+from tests.support.covering import Setting
+from tests.support.depth import sampled
+from tests.support.emulated import assert_tidy, check, inputs, is_caught, needs_compiler
+
+H200 = preset("h200")
+#: As models have it, and as small as it may be: with columns that are no values, few, and none.
+WHOLE = Problem(
+    dtype="bf16", num_q_heads=128, num_kv_heads=1, seqlen_q=1, head_dim=576, head_dim_v=512, latent=True
+)
+SMALL = replace(WHOLE, num_q_heads=16, seqlen_q=2, head_dim=136, head_dim_v=128)
+DIMS = ((136, 128), (128, 128), (192, 128), (320, 256))
+#: Of each way in which blocks and chunks go together.
+WAYS = {
+    "alone": Latent(),
+    "chunks by three": Latent(boxes=3),
+    "all at once": Latent(boxes=9, splits=2),
+    "four blocks": Latent(splits=4),
+    "sixteen blocks": Latent(splits=16),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", sampled(WAYS, 1))
+def test_values_are_columns_of_keys(way: str, causal: bool) -> None:
+    problem = replace(SMALL, causal=causal)
+    assert 0 < check(Setting(WAYS[way], problem, H200), seed=2) <= problem.tolerance
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_problems_of_all_kinds_are_right(dtype: str, dims: tuple[int, int], splits: int) -> None:
+    problem = replace(SMALL, dtype=dtype, head_dim=dims[0], head_dim_v=dims[1], causal=dtype == "f16")
+    setting = Setting(Latent(splits=splits), problem, H200)
+    assert 0 < check(setting, seed=splits, depth="full") <= problem.tolerance
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_all_columns_of_models_are_right(way: str, causal: bool) -> None:
+    problem = replace(WHOLE, causal=causal)
+    assert 0 < check(Setting(WAYS[way], problem, H200), seed=4) <= problem.tolerance
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize("splits", [1, 2])
+def test_kernels_pass_the_sanitizer(splits: int) -> None:
+    check(Setting(Latent(splits=splits), replace(SMALL, causal=True), H200), seed=1, sanitize=True)
+
+
+@pytest.mark.thorough
+@needs_compiler
+def test_a_kernel_makes_the_same_bits_in_any_order() -> None:
+    problem = replace(SMALL, causal=True)
+    build = SimDevice("h200", H200).toolchain().build(render(Latent(splits=4), problem, H200))
+    q, k, _ = inputs(problem, 3, 777, 0.1, heads=32, kv_heads=1)
+    v = k[..., : problem.head_dim_v]
+    found = [SimRunner(H200, seed=seed).attend(build, q, k, v, scale=0.1)[0] for seed in range(6)]
+    assert all(np.array_equal(found[0].view(np.uint16), each.view(np.uint16)) for each in found)
+
+
+#: Passages of a kernel, and what breaks it.
+MISTAKES = [
+    ("if (n >= first_partial) mask(s, ends, n * kBc);", ""),
+    ("if (grown) rescale_output(o, rescale);", ""),
+    ("if (follow_maximum(smem.row_max, row, softmax, rescale)) rescale_output(o, rescale);", ""),
+    ("named_barrier_sync(kWeightsBarrier + 1, kConsumerThreads);", ""),
+    ("if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);", ""),
+    ("if (place == 0) barrier_wait(&smem.rest_empty[stage], before);", ""),
+    ("named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product", "//"),
+]
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize(("right", "wrong"), MISTAKES)
+def test_a_mistake_is_caught(right: str, wrong: str) -> None:
+    kernel = render(Latent(), replace(SMALL, dtype="f16", causal=True), H200)
+    shapes = [(3, 470, 0.3), (5, 700, 0.3)]
+    assert is_caught(kernel, right, wrong, H200, shapes, heads=32, kv_heads=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sources_are_tidy(way: str) -> None:
+    for dtype in ("bf16", "f16"):
+        for causal in (False, True):
+            problem = replace(WHOLE, dtype=dtype, causal=causal)
+            # Names are long, and lines of the launcher that have them.
+            assert_tidy(render(WAYS[way], problem, H200).source, way, longest=124)
+
+
+def test_no_array_of_values_is_asked_for() -> None:
+    source = render(Latent(), WHOLE, H200).source
+    assert "args.v" not in source and "args->v" not in source
+    assert "CUtensorMap k;" in source
+
+
+@pytest.mark.parametrize(
+    ("problem", "card", "why"),
+    [
+        (replace(WHOLE, latent=False, head_dim=192, head_dim_v=128), "h200", "computes latent attention"),
+        (WHOLE, "a100", "sm_90 alone"),
+        (replace(WHOLE, head_dim_v=64), "h200", "64 columns of values are not multiples of 128"),
+        (replace(WHOLE, head_dim=516), "h200", "516 elements are not multiples of 16 bytes"),
+        (replace(WHOLE, scoring=Scoring(softcap=30.0)), "h200", "knows the causal mask alone"),
+        (replace(WHOLE, varlen="same"), "h200", "takes dense"),
+    ],
+)
+def test_what_it_does_not_serve_is_told(problem: Problem, card: str, why: str) -> None:
+    with pytest.raises(Illegal, match=why):
+        Latent().check(problem, preset(card))
+
+
+@pytest.mark.parametrize("family", [Wgmma, Mma])
+def test_families_that_read_values_refuse_it(family: type) -> None:
+    with pytest.raises(Illegal, match="this problem is latent attention"):
+        family().check(WHOLE, H200)
+
+
+def test_keys_are_split_where_rows_are_few() -> None:
+    few = replace(WHOLE, batch=32, num_q_heads=64, seqlen_k=8192)
+    times = {splits: predict(Latent(splits=splits), few, H200).median_us for splits in (1, 2)}
+    assert times[2] < times[1]
+    assert Latent(splits=16).advice(few, H200) is not None
