@@ -72,6 +72,7 @@ class Latent(RuledParameters):
             # For what is shared with family wgmma.
             "visibility": "families/wgmma/visibility.cu.jinja",
             "change": None,
+            "cap": None,
             "lag": LAG,
             "half": problem.head_dim_v // 2,
             "rest_chunks": rest_chunks(problem),
