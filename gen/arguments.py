@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from .append import NEW_ROWS, NEW_STARTS, ROTATED, TABLE_ROWS, TOTAL_NEW, Append, rotated_strides
 from .expression import Kind
 from .launch import Launch
 from .layout import DENSE, Layout
@@ -136,18 +137,26 @@ def argument_struct(
     *,
     has_scales: bool = False,
     scores: Scores = PLAIN_SCORES,
+    append: Append | None = None,
 ) -> ArgumentStruct:
     """Returns ``AttentionArgs`` of an operation on arrays of a layout.
 
     Pointers come first, so that no padding arises between its fields.
 
     With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
-    q and k are in ``scale``. What masks and changes of ``scores`` read stands behind the arrays' own.
+    q and k are in ``scale``. What masks and changes of ``scores`` read stands behind the arrays' own. With
+    ``append`` there are new rows for the caches.
     """
-    addresses = [(Field(each.name, ADDRESS, each),) for each in operation.arrays]
+    cache = ("seqlen_k",) if append is not None else ()  # which is written
+    arrays = (replace(each, is_output=True) if each.rows in cache else each for each in operation.arrays)
+    addresses = [(Field(each.name, ADDRESS, each),) for each in arrays]
     addresses += [(Field(each.name, ADDRESS, buffer=each, comment=_shape(each)),) for each in scores.buffers]
     made = []
+    if append is not None:
+        addresses += _append_addresses(append, layout)
     for name, comment in layout.index_arrays:
+        if append is not None and name == "seqused_k":
+            comment = "keys of each sequence before the new ones; null: seqlen_k with them"
         addresses.append((Field(name, ADDRESS, pointee="const int", comment=comment),))
     if layout.is_packed:
         addresses.append((Field(PLAN, ADDRESS, pointee="int", comment="memory for which block takes what"),))
@@ -162,9 +171,13 @@ def argument_struct(
     strides += [
         (Field(f"{name}_stride", LONG, comment="from one row to the next"),) for name, _ in layout.table
     ]
+    if append is not None:
+        strides += _append_strides(append, layout)
     strides += [tuple(Field(name, LONG) for name in each.strides) for each in scores.buffers if each.strides]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
     more_sizes = [(Field(name, INT),) for each in scores.buffers for _, name in each.sizes]
+    if append is not None:
+        more_sizes = [*_append_sizes(append, layout), *more_sizes]
     numbers = [
         (Field(each.name, INT, comment=_NUMBERS.get(each.name, "")), each.kind) for each in scores.scalars
     ]
@@ -179,6 +192,36 @@ def argument_struct(
     return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *made, *more_sizes, *scalars))
 
 
+def _append_addresses(append: Append, layout: Layout) -> list[tuple[Field, ...]]:
+    fields = [Field(each.name, ADDRESS, each) for each in append.inputs]
+    if append.rotary:
+        q = FORWARD.array("q")
+        fields += [Field(name, ADDRESS, replace(q, name=name)) for name in append.tables]
+        comment = "memory for rotated queries, as many elements as q has"
+        fields.append(Field(ROTATED, ADDRESS, replace(q, name=ROTATED, is_output=True), comment))
+    if layout.is_packed:
+        comment = "where each sequence's new rows begin, and where the last one's end; null: a row a query"
+        fields.append(Field(NEW_STARTS, ADDRESS, pointee="const int", comment=comment))
+    return [(each,) for each in fields]
+
+
+def _append_strides(append: Append, layout: Layout) -> list[tuple[Field, ...]]:
+    strides = [
+        tuple(Field(f"{each.name}_stride_{axis}", LONG) for axis in layout.stride_axes)
+        for each in append.inputs
+    ]
+    return strides + [(Field(f"{name}_stride", LONG, comment="of rows"),) for name in append.tables]
+
+
+def _append_sizes(append: Append, layout: Layout) -> list[tuple[Field, ...]]:
+    rows = TOTAL_NEW if layout.is_packed else NEW_ROWS
+    of = "of all sequences" if layout.is_packed else "of each sequence"
+    sizes = [Field(rows, INT, comment=f"new rows {of}, which come behind the keys that are there")]
+    if append.rotary:
+        sizes.append(Field(TABLE_ROWS, INT, comment="positions that rotary_cos and rotary_sin have"))
+    return [(each,) for each in sizes]
+
+
 def _shape(buffer: Buffer) -> str:
     """What a buffer's axes are, the last of which is contiguous, and its type."""
     axes = [" or ".join(sorted(names)) if names else "any" for names in buffer.axes]
@@ -188,7 +231,11 @@ def _shape(buffer: Buffer) -> str:
 def struct_of(problem: Problem) -> ArgumentStruct:
     """Returns ``AttentionArgs`` as the problem's kernels take it."""
     return argument_struct(
-        problem.operation, problem.layout, has_scales=problem.has_scales, scores=problem.scores
+        problem.operation,
+        problem.layout,
+        has_scales=problem.has_scales,
+        scores=problem.scores,
+        append=problem.append,
     )
 
 
@@ -203,7 +250,14 @@ class Arguments:
     @property
     def sizes(self) -> dict[str, int]:
         """The lengths that a kernel is told, by name."""
-        return {name: int(self.values[name]) for name in self.layout.sizes}
+        new = (name for name in (NEW_ROWS, TOTAL_NEW) if name in self.values)
+        return {name: int(self.values[name]) for name in (*self.layout.sizes, *new)}
+
+    def with_rotated_queries(self, head_dim: int) -> Arguments:
+        """Returns them as launches behind one that rotates queries take them: q where that has put them."""
+        sizes = self.sizes
+        strides = rotated_strides(self.layout, sizes["num_q_heads"], sizes["seqlen_q"], head_dim)
+        return replace(self, values={**self.values, "q": self.values[ROTATED], **strides})
 
     def pack(self) -> bytes:
         """Returns the bytes that a kernel takes."""
@@ -231,6 +285,7 @@ def make_arguments(
     value_scale: float | None = None,
     scoring: Mapping[str, float] | None = None,
     sequences: Mapping[str, float] | None = None,
+    append: Mapping[str, float] | None = None,
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
@@ -239,7 +294,7 @@ def make_arguments(
     scales, 1 by default. ``scoring`` has what masks and changes of scores read, by the names of the fields:
     addresses, strides and sizes of buffers, and scalars; lists of tiles are absent unless they are among it.
     ``sequences`` has the addresses of what says which rows are whose, and the table of pages' stride; and
-    that of packed sequences' plan.
+    that of packed sequences' plan. ``append`` has what tells of new rows, by the names of the fields.
     """
     operation, layout = problem.operation, problem.layout
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
@@ -253,7 +308,9 @@ def make_arguments(
     values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0}
     values |= {name: 0 for name, _ in layout.index_arrays}
     values |= {f"{name}_stride": 0 for name, _ in layout.table}
-    return Arguments(struct_of(problem), {**values, **(scoring or {}), **(sequences or {})}, layout)
+    return Arguments(
+        struct_of(problem), {**values, **(scoring or {}), **(sequences or {}), **(append or {})}, layout
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .expression import Constant, Expression, Name, divided_up
-from .limits import PORTABLE_CLUSTER
+from .limits import PORTABLE_CLUSTER, WARP
 from .operation import Sizes
 
 BATCH, Q_HEADS, KV_HEADS, ROWS = (
@@ -19,10 +19,14 @@ MAIN_ROLE = "kernel"
 LISTS_ROLE = "lists"
 #: The role of the launch that says which block takes what, where sequences have lengths of their own.
 PLAN_ROLE = "plan"
+#: The role of the launch that writes new keys and values into caches.
+APPEND_ROLE = "append"
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
 #: Of packed sequences also the queries of all of them.
 TOTAL_ROWS = Name("total_q", positive=True)
+#: New rows of each sequence, or of all packed ones, where they are appended.
+NEW_ROWS, TOTAL_NEW = (Name(each, nonnegative=True) for each in ("seqlen_new", "total_new"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Launch:
     Where sequences are ``packed``, a block takes a tile of rows and a head of what a plan has listed.
 
     ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
-    batches or heads are alike, what it makes for one serves all.
+    batches or heads are alike, what it makes for one serves all. One that appends and ``rotates`` takes
+    queries, too.
     """
 
     threads: int
@@ -75,6 +80,7 @@ class Launch:
     alike_batches: bool = False
     alike_heads: bool = False
     packed: bool = False
+    rotates: bool = False
 
     @property
     def smem_alignment(self) -> int:
@@ -134,6 +140,8 @@ class Launch:
         """
         if self.role == PLAN_ROLE:
             return divided_up(BATCH, Constant(self.threads))
+        if self.role == APPEND_ROLE:
+            return divided_up(self.rows_appended, Constant(self.threads // WARP))
         if self.packed:
             return self.tiles * self.heads * Constant(self.splits, "kSplits" if self.splits > 1 else "")
         if self.heads_per_block > 1:
@@ -144,10 +152,20 @@ class Launch:
         return tiles * batches * Constant(self.splits, "kSplits" if self.splits > 1 else "")
 
     @property
+    def rows_appended(self) -> Expression:
+        """The rows that a launch which appends takes, of all heads: of new keys and values, and of queries if
+        it rotates."""
+        of_keys = (TOTAL_NEW if self.packed else BATCH * NEW_ROWS) * (KV_HEADS * 2)
+        of_queries = (TOTAL_ROWS if self.packed else BATCH * ROWS) * Q_HEADS
+        return of_keys + of_queries if self.rotates else of_keys
+
+    @property
     def sizes_of_grid(self) -> tuple[str, ...]:
         """The sizes of which the number of blocks is made, by name."""
         used = self.blocks.names()
-        return tuple(name for name in (*GRID_SIZES, TOTAL_ROWS.name) if name in used)
+        return tuple(
+            name for name in (*GRID_SIZES, TOTAL_ROWS.name, NEW_ROWS.name, TOTAL_NEW.name) if name in used
+        )
 
     def grid(self, sizes: Sizes) -> int:
         """Returns how many blocks are launched for a problem of these sizes."""

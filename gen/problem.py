@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .append import Append
 from .asked_scores import asked_scores
 from .layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from .lengths import Lengths, draw_lengths, short_lengths
@@ -43,7 +44,7 @@ MAX_SIZE = 2**31 - 1
 MAX_BYTES = 2**39
 
 #: What is told of a problem only where it is asked, so that others are called what they always were.
-LATER_FIELDS = ("scoring", "varlen", "page_size", "latent")
+LATER_FIELDS = ("scoring", "varlen", "page_size", "latent", "append")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,9 @@ class Problem:
     a table lists; 0: no pages.
 
     ``latent``: values are the first ``head_dim_v`` columns of the keys, and no array of their own.
+
+    ``append``: a call writes new keys and values behind those that each sequence has in the caches, and then
+    attends to them, too; kernels are timed with one for each query.
 
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
@@ -80,6 +84,7 @@ class Problem:
     varlen: str = ""
     page_size: int = 0
     latent: bool = False
+    append: Append | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -121,6 +126,10 @@ class Problem:
                 f"q, k, v and o take {whole / 2**30:,.0f} GiB, no card holds more than "
                 f"{MAX_BYTES // 2**30}; choose a smaller batch, fewer heads or shorter sequences"
             )
+        if self.append is not None:
+            wrong = self.append.why_not(self.dtype, self.head_dim, self.layout, latent=self.latent)
+            if wrong is not None:
+                raise ValueError(wrong)
         if not self.scoring.is_plain:
             self.scores  # noqa: B018  (expressions that are none are told of at once)
 
@@ -150,6 +159,17 @@ class Problem:
     def total_k(self) -> int:
         """Keys of all sequences together, of one head."""
         return sum(self.lengths.k) if self.varlen else self.batch * self.seqlen_k
+
+    @property
+    def seqlen_new(self) -> int:
+        """The new keys of each sequence that kernels are timed with: one for each query; 0 where none are
+        appended."""
+        return self.seqlen_q if self.append is not None else 0
+
+    @property
+    def total_new(self) -> int:
+        """The new keys of all sequences together; 0 where none are appended."""
+        return self.total_q if self.append is not None else 0
 
     @property
     def max_pages(self) -> int:
@@ -219,7 +239,8 @@ class Problem:
         and changes of scores."""
         precision = "" if self.precision == "auto" else f"_{self.precision}"
         value_dim = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}{self._layout_stem}{self.scoring.stem}"
+        layout = self._layout_stem + (self.append.stem if self.append is not None else "")
+        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}{layout}{self.scoring.stem}"
 
     @property
     def _layout_stem(self) -> str:
@@ -248,11 +269,14 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, ``varlen`` where
-        all sequences are as long, ``page_size`` where there are no pages, and ``latent`` where it is not."""
+        all sequences are as long, ``page_size`` where there are no pages, ``latent`` where it is not, and
+        ``append`` where nothing is appended."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LATER_FIELDS}
         if not self.scoring.is_plain:
             told["scoring"] = self.scoring.to_dict()
-        later = {name: getattr(self, name) for name in LATER_FIELDS if name != "scoring"}
+        if self.append is not None:
+            told["append"] = self.append.to_dict()
+        later = {name: getattr(self, name) for name in LATER_FIELDS if name not in ("scoring", "append")}
         return told | {name: value for name, value in later.items() if value}
 
     @classmethod
@@ -263,8 +287,16 @@ class Problem:
             if not isinstance(data["scoring"], dict):
                 raise TypeError(f"scoring is {data['scoring']!r:.80}, no table of what is asked")
             data["scoring"] = Scoring.from_dict(data["scoring"])
+        if "append" in data:
+            if not isinstance(data["append"], dict):
+                raise TypeError(f"append is {data['append']!r:.80}, no table of what is asked")
+            data["append"] = Append.from_dict(data["append"])
         for field in fields(cls):
-            if field.name in data and type(data[field.name]) is not type(field.default):
+            if (
+                field.name in data
+                and field.name != "append"
+                and type(data[field.name]) is not type(field.default)
+            ):
                 kind = type(field.default).__name__
                 raise TypeError(f"{field.name} is {data[field.name]!r:.80}, not of type {kind}")
         return cls(**data)

@@ -188,8 +188,11 @@ class Variant:
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         """Returns all launches of the kernel in their order, `launch` among them."""
         plan, lists = self.plan(problem, limits), self.tile_lists(problem, limits)
-        before = (each.launch for each in (plan, lists) if each is not None)
-        return (*before, self.launch(problem, limits))
+        before = [each.launch for each in (plan, lists) if each is not None]
+        main = self.launch(problem, limits)
+        if problem.append is not None:
+            before.insert(0, problem.append.launch(main))
+        return (*before, main)
 
     def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
         """Returns the plan of which block takes what; None where a block's number says it."""

@@ -354,11 +354,14 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
     }
 
 
+#: Of a launch's fields its maps, its role, which its function's name tells, and what the problem tells.
+_TOLD_APART = ("tensor_maps", "role", "packed", "rotates")
+
+
 def _numbers(launch: Launch) -> dict[str, Any]:
-    """A launch's fields that are not as usual, but its maps, its role, which its function's name tells, and
-    its layout, which the problem tells."""
+    """A launch's fields that are not as usual, but those `_TOLD_APART`."""
     usual = Launch(-1, -1, None)
-    names = [field.name for field in fields(Launch) if field.name not in ("tensor_maps", "role", "packed")]
+    names = [field.name for field in fields(Launch) if field.name not in _TOLD_APART]
     return {name: getattr(launch, name) for name in names if getattr(launch, name) != getattr(usual, name)}
 
 

@@ -32,6 +32,7 @@ def class_words(problem: Problem) -> str:
     features = "" if problem.scoring.is_plain else f" with {feature_words(problem.scoring)}"
     layout = ", packed sequences" if problem.layout.is_packed else ""
     layout += f", pages of {problem.page_size} keys" if problem.page_size else ""
+    layout += f", {problem.append.words}" if problem.append is not None else ""
     return f"{problem.dtype}{precision}, head dim {problem.head_dim}{values}{layout}{features}"
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.append import ROTATED
 from ...gen.arguments import PLAN, TILE_LISTS, Arguments, describe_maps, make_arguments
-from ...gen.launch import LISTS_ROLE, PLAN_ROLE, Launch
+from ...gen.launch import LISTS_ROLE, MAIN_ROLE, PLAN_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
 from ...gen.scoring_values import typical_values
@@ -24,6 +25,7 @@ from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
 from ..extras import getting
 from . import nvml
+from .appended import append_numbers, new_arrays, typical_new_arrays
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
@@ -250,7 +252,11 @@ class CudaRunner:
         and a stray write is seen."""
         require_inputs(build.kernel.problem, q, k, v)
         image = GuardedImage(q.dtype)
-        placed = {name: image.add_input(x) for name, x in inputs_of(build.kernel.problem, q, k, v).items()}
+        caches = ("k", "v") if build.kernel.problem.append is not None else ()  # which are written
+        placed = {
+            name: image.add_cache(name, x) if name in caches else image.add_input(x)
+            for name, x in inputs_of(build.kernel.problem, q, k, v).items()
+        }
         o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
         output = numpy_dtype(build.kernel.problem.output_dtype)
         rows = rows_of_sequences(build.kernel.problem, values, q.shape[2])
@@ -265,6 +271,10 @@ class CudaRunner:
         buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
         indices = index_arrays(problem, values)
         indices_at = {name: image.add_buffer(array) for name, array in indices.items()}
+        new = new_arrays(problem, values)
+        new_at = {name: image.add_buffer(array) for name, array in new.items() if array.size}
+        if problem.append is not None and problem.append.rotary:
+            new_at[ROTATED], _ = image.add_cache("rotated queries", np.zeros(q.size, q.dtype))
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -281,6 +291,10 @@ class CudaRunner:
                     **{name: base + q.itemsize * at for name, at in indices_at.items()},
                     **index_strides(indices),
                 },
+                append={
+                    **append_numbers(problem, new),
+                    **{name: base + q.itemsize * at for name, at in new_at.items()},
+                },
             )
             launch = self._launcher(build, problem.name, arguments)
             self._cuda.memcpy_htod(base, before)
@@ -288,6 +302,8 @@ class CudaRunner:
             self._stream.synchronize()
             self._cuda.memcpy_dtoh(after, base)
         outputs = image.outputs(before, after)
+        if caches:
+            k[...], v[...], *_ = image.caches(after)
         return outputs[0], outputs[1] if want_lse else None
 
     def _arena_of(self, floats: int) -> int:
@@ -403,6 +419,14 @@ class CudaRunner:
         for name, array in indices.items():
             indices_at[name] = total
             total += _aligned(array.nbytes)
+        new = typical_new_arrays(problem)
+        new_at: dict[str, int] = {}
+        for name, array in new.items():
+            new_at[name] = total
+            total += _aligned(array.nbytes)
+        if problem.append is not None and problem.append.rotary:
+            new_at[ROTATED] = total
+            total += _aligned(problem.operation.array("q").num_bytes(problem))
         names = ", ".join([*starts, *buffers])
         memory = self._allocate(total, f"{names} of {problem.name}")
         inputs_bytes = min(starts[each.name] for each in problem.operation.outputs if each.name in starts)
@@ -414,6 +438,8 @@ class CudaRunner:
             self._cuda.memcpy_htod(int(memory) + buffers[name], span_of(array).view(bits_dtype(array.dtype)))
         for name, array in indices.items():
             self._cuda.memcpy_htod(int(memory) + indices_at[name], array)
+        for name, array in new.items():
+            self._cuda.memcpy_htod(int(memory) + new_at[name], span_of(array).view(bits_dtype(array.dtype)))
         arguments = make_arguments(
             problem,
             {name: int(memory) + start for name, start in starts.items()},
@@ -426,6 +452,10 @@ class CudaRunner:
             sequences={
                 **{name: int(memory) + start for name, start in indices_at.items()},
                 **index_strides(indices),
+            },
+            append={
+                **append_numbers(problem, new),
+                **{name: int(memory) + start for name, start in new_at.items()},
             },
         )
         self._tensors = _Tensors(problem, memory, arguments)
@@ -475,7 +505,11 @@ class CudaRunner:
         )
         once, prepared = [], []
         for each in kernel.launches:
+            if each.role == MAIN_ROLE and any(other.rotates for other in kernel.launches):
+                arguments = arguments.with_rotated_queries(kernel.problem.head_dim)
             grid = each.grid_of(sizes)
+            if grid == 0:  # nothing is new
+                continue
             if grid > MAX_GRID:
                 raise LaunchError(f"{name} needs {grid} blocks, CUDA allows {MAX_GRID}")
             parameters = [arguments.pack()]

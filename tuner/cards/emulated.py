@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.append import ROTATED
 from ...gen.arguments import (
     ADDRESS,
     LISTS_MADE,
@@ -43,6 +44,7 @@ from ..build.toolchain import HostCompiler, find_host_compiler
 from ..errors import CorruptedMemory, LaunchError
 from ..predict import cost_model
 from ..processes import Done, TookTooLong, run_program
+from .appended import append_numbers, new_arrays
 from .device import Timing
 from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
 from .score_values import score_values
@@ -269,8 +271,9 @@ class SimRunner:
         output = numpy_dtype(problem.output_dtype)
         o = np.empty_like(q, output, shape=(*q.shape[:3], v.shape[3]))
         lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
+        caches = ("k", "v") if problem.append is not None else ()  # which are written
         given = inputs_of(problem, q, k, v)
-        arrays = {name: _Array.like(array) for name, array in given.items()}
+        arrays = {name: _Array.like(array, grows=name in caches) for name, array in given.items()}
         arrays["o"] = _Array.like(o, copy=False)
         if lse is not None:
             arrays["lse"] = _Array.like(lse, copy=False)
@@ -291,6 +294,10 @@ class SimRunner:
             ints = build.kernel.num_list_ints(sizes)
             buffers[TILE_LISTS] = _Array.like(np.empty((1, max(1, ints)), np.int32), copy=False)
             scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}
+        new = new_arrays(problem, values)
+        appended = {name: _Array.like(array) for name, array in new.items() if array.size}
+        if problem.append is not None and problem.append.rotary:
+            appended[ROTATED] = _Array.like(np.empty(q.size, q.dtype), copy=False)
         arguments = make_arguments(
             problem,
             _addresses(arrays),
@@ -299,8 +306,9 @@ class SimRunner:
             sizes=sizes,
             scoring=scoring,
             sequences={**_addresses(sequences), **index_strides(indices)},
+            append={**append_numbers(problem, new), **_addresses(appended)},
         )
-        buffers = {**sequences, **buffers}
+        buffers = {**sequences, **buffers, **appended}
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
         for name, array in (*arrays.items(), *buffers.items()):
@@ -309,6 +317,8 @@ class SimRunner:
         for name in ("o", "lse"):
             if name in arrays:
                 arrays[name].check_written(name, build.kernel, rows)
+        if caches:
+            k[...], v[...] = arrays["k"].view, arrays["v"].view
         o[...] = arrays["o"].view
         if lse is not None:
             lse[...] = arrays["lse"].view
@@ -339,7 +349,6 @@ class SimRunner:
         buffers: Mapping[str, _Array],
         arguments: Arguments,
     ) -> None:
-        operation = build.kernel.problem.operation
         with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
             request, reply = Path(folder) / "request", Path(folder) / "reply"
             with request.open("wb") as file:
@@ -357,9 +366,9 @@ class SimRunner:
                 raise LaunchError(_explain_report(build.kernel, done))
             words = np.fromfile(reply, np.uint32)
         first = 0
-        for each in operation.outputs:
-            if each.name in arrays:
-                first = arrays[each.name].receive(words, first)
+        for each in _addressed(build.kernel.problem):
+            if each.name in known and each.array is not None and each.array.is_output:
+                first = known[each.name].receive(words, first)
 
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
@@ -398,9 +407,11 @@ class _Array:
     pristine: np.ndarray = field(repr=False)
     """The memory before the launch."""
     is_output: bool = False
+    grows: bool = False
+    """Whether it is a cache, of which rows are written."""
 
     @classmethod
-    def like(cls, array: np.ndarray, *, copy: bool = True) -> _Array:
+    def like(cls, array: np.ndarray, *, copy: bool = True, grows: bool = False) -> _Array:
         unwritten, size = unwritten_bits(array.dtype), array.itemsize
         if array.strides[-1] != size and array.shape[-1] != 1:
             raise ValueError(f"rows of contiguous {array.dtype} are needed, not by {array.strides} bytes")
@@ -414,10 +425,22 @@ class _Array:
         )
         if copy:
             view[...] = array
-        return cls(memory, slice(first, first + items), view, memory.copy(), is_output=not copy)
+        return cls(memory, slice(first, first + items), view, memory.copy(), is_output=not copy, grows=grows)
 
     def check(self, name: str, kernel: Kernel) -> None:
-        """Raises CorruptedMemory when the guards, or an input, are not as they were."""
+        """Raises CorruptedMemory when the guards, or an input, are not as they were; of a cache, what is
+        between its rows."""
+        memory = self.memory
+        if self.grows:
+            memory = memory.copy()
+            rows = np.ndarray(
+                self.view.shape,
+                self.view.dtype,
+                memory.data,
+                offset=self.view.ctypes.data - self.memory.ctypes.data,
+                strides=self.view.strides,
+            )
+            rows.view(memory.dtype)[...] = self.before().view(memory.dtype)
         for place, part in (
             ("before", slice(0, self.extent.start)),
             ("in" if not self.is_output else "", self.extent),
@@ -425,13 +448,19 @@ class _Array:
         ):
             if not place:
                 continue
-            changed = np.flatnonzero(self.memory[part] != self.pristine[part])
+            changed = np.flatnonzero(memory[part] != self.pristine[part])
             if changed.size:
                 size = self.view.itemsize
                 raise CorruptedMemory(
                     f"{kernel.symbol} overwrote {size * changed.size} bytes {place} {name}, "
                     f"the first of them byte {size * int(changed[0])} there"
                 )
+
+    def before(self) -> np.ndarray:
+        """Returns the array as it was before the launch."""
+        offset = self.view.ctypes.data - self.memory.ctypes.data
+        data = self.pristine.data
+        return np.ndarray(self.view.shape, self.view.dtype, data, offset=offset, strides=self.view.strides)
 
     def check_written(self, name: str, kernel: Kernel, rows: np.ndarray) -> None:
         """Raises CorruptedMemory when elements of ``rows``, a truth for each, still hold what they were

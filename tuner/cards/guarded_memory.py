@@ -70,6 +70,7 @@ class GuardedImage:
         self.items = GUARD_BYTES // dtype.itemsize
         self._inputs: list[tuple[int, np.ndarray]] = []
         self._outputs: list[_Output] = []
+        self._caches: list[_Output] = []
 
     @property
     def floats(self) -> int:
@@ -82,6 +83,14 @@ class GuardedImage:
         if array.dtype != self.dtype:
             raise ValueError(f"an image of {self.dtype} takes no input of {array.dtype}")
         return self.add_buffer(array), _strides(array)
+
+    def add_cache(self, name: str, array: np.ndarray) -> tuple[int, tuple[int, ...]]:
+        """Adds an input of which the launch may write elements; returns its offset and its strides, in
+        elements."""
+        offset, strides = self.add_input(array)
+        extent = _extent(array.shape, strides)
+        self._caches.append(_Output(name, offset, extent, array.shape, strides, self.dtype, ALL))
+        return offset, strides
 
     def add_buffer(self, array: np.ndarray) -> int:
         """Adds an input of any type to the image and returns its offset, in elements of the image."""
@@ -141,6 +150,8 @@ class GuardedImage:
                 )
             output.view(touchable)[:, :, output.rows] = np.iinfo(bits.dtype).max
             found.append(bits.view(output.dtype))
+        for cache in self._caches:
+            cache.view(touchable)[...] = np.iinfo(before.dtype).max
         strayed = (before != after) & (touchable == 0)
         if strayed.any():
             raise CorruptedMemory(
@@ -148,6 +159,10 @@ class GuardedImage:
                 f"{self._place(int(strayed.argmax()))}"
             )
         return found
+
+    def caches(self, after: np.ndarray) -> list[np.ndarray]:
+        """Returns what the launch made of the caches."""
+        return [each.view(after).view(each.dtype) for each in self._caches]
 
     def _place(self, position: int) -> str:
         """Where an element lies, relative to the nearest output."""

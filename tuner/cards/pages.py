@@ -24,13 +24,18 @@ class PageTable:
 
 
 def draw_table(
-    lengths: tuple[int, ...], page_size: int, *, hostile: bool = False, share: bool = False
+    lengths: tuple[int, ...],
+    page_size: int,
+    *,
+    hostile: bool = False,
+    share: bool = False,
+    cached: tuple[int, ...] | None = None,
 ) -> PageTable:
     """Returns pages for sequences of so many keys, the same each time.
 
     ``hostile``: the first and the last page and others are of no sequence; numbers behind a sequence's last
     page are no pages; and rows of the table have gaps. ``share``: some sequences have their first whole pages
-    in common.
+    in common; only of ``cached`` keys, where not all are there yet.
     """
     counts = [-(-n // page_size) for n in lengths]
     rng = np.random.default_rng([_SEED, page_size, *lengths])
@@ -47,9 +52,10 @@ def draw_table(
         row[:count] = order[first : first + count]
         first += count
     if share:
-        longest = int(np.argmax(lengths))
-        for row, length in zip(table[::2], lengths[::2], strict=True):
-            both = min(length, lengths[longest]) // page_size
+        there = lengths if cached is None else cached
+        longest = int(np.argmax(there))
+        for row, length in zip(table[::2], there[::2], strict=True):
+            both = min(length, there[longest]) // page_size
             row[: both // 2] = table[longest, : both // 2]
     return PageTable(table, num_pages, page_size)
 

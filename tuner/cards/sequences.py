@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
+from .appended import new_counts
 from .pages import draw_table, told_of_pages
 
 _INT32 = np.dtype(np.int32)
@@ -31,7 +32,10 @@ def sizes_of_call(
         table = given["page_table"]
         sizes |= {"num_pages": k.shape[0], "page_size": k.shape[2], "max_pages": table.shape[1]}
         used = given.get("seqused_k")
-        longest = table.shape[1] * k.shape[2] if used is None else max(0, int(used.max()))
+        room = table.shape[1] * k.shape[2]
+        longest = room
+        if used is not None:
+            longest = min(room, max(0, int((used + new_counts(problem, values, len(used))).max())))
         return {**sizes, "seqlen_k": longest}
     if problem.layout.is_packed:
         return {**sizes, "seqlen_k": _longest(given["cu_seqlens_k"]), "total_k": k.shape[2]}
@@ -106,4 +110,6 @@ def typical_indices(problem: Problem) -> dict[str, np.ndarray]:
         told = lengths_as_values(lengths.q, lengths.k)
     if problem.layout.is_paged:
         told |= told_of_pages(lengths.k, draw_table(lengths.k, problem.page_size))
+        if problem.append is not None:
+            told["seqused_k"] = np.maximum(told["seqused_k"] - np.array(lengths.q), 0)
     return index_arrays(problem, told)

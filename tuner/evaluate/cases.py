@@ -36,6 +36,9 @@ class Case:
     Packed sequences, and those whose keys lie in pages of ``page_size``, have room for ``lengths``, of which
     ``used`` count, all unless it is given; the other lengths are the longest.
 
+    ``new`` are the last keys of each sequence that a call appends; of packed sequences, they have offsets of
+    their own if they are ``apart``.
+
     ``scoring`` has the numbers of what is asked of masks and scores, and ``values`` says what the arrays hold
     that those read.
     """
@@ -54,6 +57,15 @@ class Case:
     lengths: Lengths | None = None
     used: Lengths | None = None
     page_size: int = 0
+    new: tuple[int, ...] = ()
+    apart: bool = False
+
+    @property
+    def cached(self) -> tuple[int, ...] | None:
+        """The keys of each sequence before any are appended."""
+        if self.counted is None:
+            return None
+        return tuple(n - new for n, new in zip(self.counted.k, self.new or (0,) * self.batch, strict=True))
 
     @property
     def counted(self) -> Lengths | None:
@@ -78,6 +90,8 @@ class Case:
             gaps = "" if self.used is None else " with gaps"
             shape = f"{self.batch} sequences{gaps} of up to {self.seqlen_q} queries and {self.seqlen_k} keys"
             shape += f", heads {heads}" + (f", pages of {self.page_size} keys" if self.page_size else "")
+        if self.new:
+            shape += f", up to {max(self.new)} of them new"
         return f"{self.inputs} inputs, {shape}, {self.layout} layout, scale {self.scale:g}/√d{asked}"
 
 
@@ -87,10 +101,14 @@ def cases(variant: Variant, problem: Problem, depth: Depth, rng: np.random.Gener
     if problem.layout is not DENSE:
         make = _packed_cases if problem.layout.is_packed else _few_queries_cases
         ragged = make(variant, problem, depth, rng)
+        if problem.append is not None:
+            ragged = _appended_to(ragged, problem, rng)
         if problem.layout.is_paged:
             ragged = _in_pages(ragged, variant, problem)
         return ragged if problem.scoring.is_plain else _scored_cases(tuple(ragged), variant, problem, rng)
     plain = _plain_cases(variant, problem, depth, rng)
+    if problem.append is not None:
+        plain = _appended_to(plain, problem, rng)
     if problem.scoring.is_plain:
         return plain
     return _scored_cases((*plain, *_masked_shapes(variant, depth, rng)), variant, problem, rng)
@@ -171,6 +189,32 @@ def _few_queries_cases(
         drawn = [(rows, int(rng.integers(0, 4 * bc))) for _ in range(int(rng.integers(2, 7)))]
         layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
         yield _packed(drawn, rng, heads=(3, 1), inputs=distribution, layout=layout, want_lse=True)
+
+
+def _appended_to(made: Iterator[Case], problem: Problem, rng: np.random.Generator) -> Iterator[Case]:
+    """The same with new rows among the keys: as many as queries, one, more, or none; of packed sequences, as
+    many as queries or any number."""
+    for turn, case in enumerate(made):
+        if problem.layout.is_packed:
+            assert case.counted is not None
+            apart = turn % 2 == 1
+            new = tuple(int(n) for n in rng.integers(0, 7, case.batch)) if apart else case.counted.q
+        else:
+            apart, count = False, (case.seqlen_q, 1, case.seqlen_q + 3, 0)[turn % 4]
+            new = (min(count, case.seqlen_k) if case.lengths is None else count,) * case.batch
+        yield replace(_with_room(case, new), new=new, apart=apart)
+
+
+def _with_room(case: Case, new: tuple[int, ...]) -> Case:
+    """The case with no fewer keys in each sequence than are new."""
+    if case.lengths is None:
+        return case
+    room, used = (
+        each and Lengths(each.q, tuple(max(pair) for pair in zip(each.k, new, strict=True)))
+        for each in (case.lengths, case.used)
+    )
+    assert room is not None
+    return replace(case, lengths=room, used=used, seqlen_k=max(1, *room.k))
 
 
 def _in_pages(made: Iterator[Case], variant: Variant, problem: Problem) -> Iterator[Case]:

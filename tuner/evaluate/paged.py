@@ -16,7 +16,7 @@ from .cases import Case
 def case_table(case: Case) -> PageTable:
     """Returns the pages of a case's sequences, the same each time."""
     assert case.counted is not None
-    return draw_table(case.counted.k, case.page_size, hostile=True, share=True)
+    return draw_table(case.counted.k, case.page_size, hostile=True, share=True, cached=case.cached)
 
 
 def in_pages(

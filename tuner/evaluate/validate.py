@@ -17,6 +17,7 @@ from ..build.protocol import Build
 from ..cards.device import Runner
 from ..cards.pages import draw_table, told_of_pages
 from . import reference
+from .appending import attended_values, check_caches, rotated_queries, take_new_rows
 from .asked_values import case_values
 from .cases import Case, Depth, cases
 from .comparison import compare
@@ -65,7 +66,14 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     width = build.kernel.variant.access_width(problem)
     q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
     values = {**case_values(case, problem, rng), **lengths_of(case)}
+    new = None
+    if problem.append is not None:
+        new = take_new_rows(problem, k, v, values, case.new, apart=case.apart)
+        values = new.values
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse, values=values)
+    if new is not None:
+        check_caches(problem, new, k, v, case.name)
+        q, values = rotated_queries(problem, new, q), attended_values(problem, new)
     if case.lengths is not None:
         lse = lse if case.want_lse else None
         if problem.layout.is_paged:
@@ -83,7 +91,12 @@ def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> 
     if problem.layout is not DENSE:
         return _check_packed_sample(runner, build, problem, seed)
     sample = draw_sample(problem, seed)
-    o, _ = runner.attend(build, sample.q, sample.k, sample.v, scale=sample.scale, values=sample.values)
+    k, v, values = sample.k, sample.v, sample.values
+    if problem.append is not None:
+        k, v = k.copy(), v.copy()
+        counts = (min(problem.seqlen_new, problem.seqlen_k),) * problem.batch
+        values = take_new_rows(problem, k, v, values, counts, turned=False).values
+    o, _ = runner.attend(build, sample.q, k, v, scale=sample.scale, values=values)
     worst = 0.0
     for (b, h), expected in zip(sample.picks, sample.expected, strict=True):
         rows = o[b : b + 1, h : h + 1, sample.rows]
@@ -93,7 +106,7 @@ def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> 
 
 
 def _check_packed_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
-    packed = draw_packed_sample(replace(problem, page_size=0), seed)
+    packed = draw_packed_sample(replace(problem, page_size=0, append=None), seed)
     layout, values = build.kernel.problem.layout, dict(packed.values)
     arrays = (packed.q, packed.k, packed.v)
     if layout.is_paged:
@@ -101,5 +114,11 @@ def _check_packed_sample(runner: Runner, build: Build, problem: Problem, seed: i
         table = draw_table(keys, problem.page_size, hostile=True)
         arrays = in_pages(build.kernel.problem, arrays, problem.batch, keys, table)
         values |= told_of_pages(keys, table)
+    if problem.append is not None:
+        counts = tuple(map(min, problem.lengths.q, problem.lengths.k))
+        if not layout.is_packed:
+            counts = (min(counts),) * problem.batch
+        apart = layout.is_packed
+        values = dict(take_new_rows(problem, *arrays[1:], values, counts, apart=apart, turned=False).values)
     o, _ = runner.attend(build, *arrays, scale=packed.scale, values=values)
     return packed.compare(o if layout.is_packed else row_after_row(o), problem)
