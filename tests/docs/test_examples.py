@@ -19,11 +19,13 @@ WRITTEN = {
     "missing_barrier": ("missing_barrier.png",),
     "replay_a_space": ("space.png", "replay.png"),
     "masks": ("window.svg", "function_tree.svg", "function_alibi.svg"),
+    "generate_text": ("cache.png",),
     "tune_emit_call": ("best.cu", "best.py", "error_by_row.png"),
 }
 MARKS = {
     "missing_barrier": [needs_compiler, pytest.mark.thorough],
     "replay_a_space": [pytest.mark.thorough],
+    "generate_text": [needs_compiler, pytest.mark.thorough],
     "tune_emit_call": [needs_compiler, pytest.mark.thorough],
 }
 
@@ -44,6 +46,10 @@ def test_an_example_ends_in_something_to_look_at(
     if name == "missing_barrier":
         right, wrong = (float(line.split(": ")[1].split()[0]) for line in said.splitlines()[:2])
         assert right < 2e-6 < 1e-2 < wrong
+    if name == "generate_text":
+        assert "the same as by" in said and float(said.split("of a logit ")[1].split(";")[0]) < 1e-4
+        texts = (folder / "text.txt").read_text().split("\n---\n")
+        assert len(texts) == 3 and texts[0].startswith("once upon a time there was")
     if name == "tune_emit_call":
         assert float(said.split("largest error of a row ")[1].split(";")[0]) < 2e-3
 
