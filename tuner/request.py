@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TypeVar
 
+from ..gen.append import Append
 from ..gen.layout import knows_page_size
 from ..gen.lengths import most_lengths, num_listed
 from ..gen.problem import ITEM_BYTES, MAX_SIZE, PRECISIONS, Problem
@@ -35,6 +36,7 @@ class Shape:
     causal: bool | None = None
     page_size: int | None = None
     varlen: str | None = None
+    append: Append | None = None
     scoring: AskedScoring = NOTHING_ASKED
 
     @property
@@ -80,6 +82,7 @@ class Shape:
                 scoring=self.scoring.of(dtype),
                 varlen=varlen,
                 page_size=_or(self.page_size, default.page_size),
+                append=self.append,
             )
         )
 
@@ -128,6 +131,7 @@ class Shapes:
     causal: tuple[bool, ...] = ()
     page_size: tuple[int, ...] = ()
     varlen: str | None = None
+    append: Append | None = None
     scoring: AskedScoring = NOTHING_ASKED
 
     def __post_init__(self) -> None:
@@ -179,6 +183,7 @@ class Shapes:
                 causal=p.causal,
                 page_size=p.page_size or None,
                 varlen=p.varlen or None,
+                append=p.append,
                 scoring=AskedScoring(scoring=p.scoring),
             )
         return next(self._each())
@@ -215,6 +220,7 @@ class Shapes:
         }
         listed = all(getattr(problem, name) in values for name, values in given.items() if values)
         listed &= self.varlen is None or problem.varlen == self.varlen
+        listed &= self.append is None or problem.append == self.append
         return listed and self.scoring.fits(problem)
 
     def words(self) -> list[str]:
@@ -240,6 +246,7 @@ class Shapes:
             elif values:
                 words.append(f"--{names.get(name, name)} {','.join(map(str, values))}")
         words += [] if self.varlen is None else [f"--varlen {self.varlen}"]
+        words += [] if self.append is None else self.append.options
         return [*words, *self.scoring.words()]
 
     def _each(self) -> Iterator[Shape]:
@@ -247,11 +254,11 @@ class Shapes:
         names = [name for name in self._lists() if name != "suites"]
         for values in product(*(getattr(self, name) or (None,) for name in names)):
             given = dict(zip(names, values, strict=True))
-            yield Shape(**given, varlen=self.varlen, scoring=self.scoring)
+            yield Shape(**given, varlen=self.varlen, append=self.append, scoring=self.scoring)
 
     def _lists(self) -> list[str]:
         """The names of the options that may be lists."""
-        return [field.name for field in fields(self) if field.name not in ("varlen", "scoring")]
+        return [field.name for field in fields(self) if field.name not in ("varlen", "append", "scoring")]
 
     def _of_suite(self, name: str) -> list[Problem]:
         problems = _suite(name)

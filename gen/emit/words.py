@@ -54,6 +54,7 @@ def _shape(problem: Problem) -> str:
         lengths = f"{problem.seqlen_q} query and {problem.seqlen_k} key rows"
     lengths += f", {lengths_words(problem.varlen)}" if problem.varlen else ""
     lengths += f", pages of {problem.page_size}" if problem.page_size else ""
+    lengths += f", {problem.append.words}" if problem.append is not None else ""
     return f"batch {problem.batch}, {heads}, {lengths}"
 
 

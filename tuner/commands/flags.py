@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ...gen.append import Append
 from ...gen.lengths import parse_lengths, read_lengths
 from ..asked_scoring import parse_scoring
 from ..errors import UsageError, checked
@@ -272,6 +273,19 @@ SEQLENS = typer.Option(
 )
 
 
+#: What asks that a call writes new keys and values.
+APPEND = typer.Option(
+    "--append",
+    help="A call writes new keys and values behind those that are in the caches, and attends to them, too.",
+    rich_help_panel=SEQUENCES_PANEL,
+)
+ROTARY = typer.Option(
+    "--rotary",
+    metavar="PAIRS:COLUMNS",
+    help="With --append: so many first columns of new keys and of queries are rotated by their positions, in "
+    "pairs of both halves (halves:64) or of neighbours (interleaved:64).",
+    rich_help_panel=SEQUENCES_PANEL,
+)
 PAGE_SIZE = typer.Option(
     *SHAPE_OPTIONS["page_size"].flags,
     metavar="NUMBER",
@@ -303,6 +317,8 @@ def _shape_parameters(
     yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))
     yield parameter("varlen", str | None, None, VARLEN)
     yield parameter("seqlens", Path | None, None, SEQLENS)
+    yield parameter("append", bool, False, APPEND)
+    yield parameter("rotary", str | None, None, ROTARY)
     for each in SCORING_OPTIONS:
         option = typer.Option(
             each.flag, metavar=each.metavar or None, help=each.meaning, rich_help_panel=SCORING_PANEL
@@ -319,7 +335,18 @@ def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **given: 
     masks = (False, True) if both_masks else () if causal is None else (causal,)
     scoring = parse_scoring(**{each.name: given[each.name] for each in SCORING_OPTIONS if each.name in given})
     varlen = lengths_asked(given.get("varlen"), given.get("seqlens"))
-    return Shapes(causal=masks, varlen=varlen, scoring=scoring, **lists)
+    append = append_asked(given.get("append", False), given.get("rotary"))
+    return Shapes(causal=masks, varlen=varlen, append=append, scoring=scoring, **lists)
+
+
+def append_asked(append: bool, rotary: str | None) -> Append | None:
+    """Returns what the two options say of new keys and values. Raises UsageError."""
+    if rotary is not None and not append:
+        raise UsageError(
+            f"--rotary {rotary} rotates keys that a call appends, and queries with them; add --append, or "
+            "leave --rotary out for keys that are rotated already"
+        )
+    return checked(lambda: Append.parsed(rotary or "")) if append else None
 
 
 def lengths_asked(text: str | None, file: Path | None) -> str | None:

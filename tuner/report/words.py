@@ -31,6 +31,7 @@ def problem_words(problem: Problem) -> str:
         lengths = f"{problem.seqlen_q} queries, {problem.seqlen_k} keys"
     lengths += f", packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
     lengths += f", pages of {problem.page_size}" if problem.page_size else ""
+    lengths += f", {problem.append.words}" if problem.append is not None else ""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
     asked = [*(["causal mask"] if problem.causal else []), *filter(None, [scoring_words(problem.scoring)])]

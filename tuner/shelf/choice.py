@@ -158,6 +158,7 @@ def nearest_variants(
             tuned.precision != problem.precision,
             scores_differ(tuned, problem),
             tuned.layout is not problem.layout,
+            tuned.append != problem.append,
             tuned.page_size != problem.page_size,
             entry.predicted,
             tuned.has_few_queries != problem.has_few_queries,
@@ -179,6 +180,7 @@ def shape_words(problem: Problem) -> str:
         lengths += f"x{problem.seqlen_k}"
     lengths += f" packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
     lengths += f" in pages of {problem.page_size}" if problem.page_size else ""
+    lengths += f", {problem.append.words}" if problem.append is not None else ""
     asked = scoring_words(problem.scoring)
     return f"batch {problem.batch}, heads {heads}, seqlen {lengths}{asked and f', {asked}'}"
 

@@ -88,6 +88,11 @@ def _check_native(problem: Problem) -> None:
             f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
             "callers of the launcher in the plain .cu pass"
         )
+    if problem.append is not None:
+        raise UsageError(
+            f"--main and --cmake make no programs that append; {problem.name} is called by the launcher in "
+            "the plain .cu"
+        )
     if problem.layout is not DENSE:
         others = "caches of pages" if problem.layout.is_paged else "packed ones"
         raise UsageError(

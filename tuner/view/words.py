@@ -70,6 +70,7 @@ def problem_words(problem: Problem) -> str:
         lengths = f"seqlen_q {problem.seqlen_q}, seqlen_k {problem.seqlen_k}"
     lengths += f", packed ({lengths_words(problem.varlen)})" if problem.varlen else ""
     lengths += f", pages of {problem.page_size}" if problem.page_size else ""
+    lengths += f", {problem.append.words}" if problem.append is not None else ""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f", dv {problem.head_dim_v}"
     return (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flashgen.gen.append import HALVES, Append
 from flashgen.gen.emit.options import shape_options, size_options
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.lengths import draw_lengths
@@ -26,7 +27,7 @@ def asked(words: str, command: str = "list") -> Shapes:
     """What the words of a command mean."""
     given = Commands()[command].make_context(command, shlex.split(words)).params
     options = {*flags.SHAPE_OPTIONS, *(each.name for each in flags.SCORING_OPTIONS)}
-    options |= {"causal", "both_masks", "varlen", "seqlens"}
+    options |= {"causal", "both_masks", "varlen", "seqlens", "append", "rotary"}
     return flags.shapes_of(**{name: value for name, value in given.items() if name in options})
 
 
@@ -112,6 +113,31 @@ def test_pages_are_asked_for_alone_or_of_packed_sequences() -> None:
     assert both.name == "f32_d64_packed_paged16_uniform5to9_b2_n9"
     assert asked("--page-size 16").fits(both) and not asked("--page-size 32").fits(both)
     assert asked("").fits(both) and not asked("--page-size 16").fits(Problem())
+
+
+def test_new_keys_are_appended_to_caches_that_there_are() -> None:
+    (paged,) = asked("--page-size 16 --seqlen-q 1 --append --rotary halves:64").problems()
+    assert paged.append == Append(HALVES, 64)
+    assert shape_options(paged)[-2:] == ["--append", "--rotary halves:64"]
+    (dense,) = asked("--append").problems()
+    assert dense.append == Append() and dense.name == "f32_d64_append"
+    assert asked("--append").fits(dense) and not asked("--append").fits(paged) and asked("").fits(dense)
+    assert asked("--append --rotary interleaved:32").words() == ["--append", "--rotary interleaved:32"]
+    assert replace(dense, append=None).to_dict() == Problem().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--rotary halves:64", "add --append"),
+        ("--append --rotary quarters:64", "say how columns pair"),
+        ("--append --rotary halves:128 --d 64", "rotary_dim is 128, but head_dim 64"),
+        ("--append --varlen same", "give a page_size"),
+    ],
+)
+def test_what_cannot_be_appended_is_told(words: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        asked(words).problems()
 
 
 @pytest.mark.parametrize(("size", "told"), [("0", "0"), ("-3", "-3"), ("2147483648", "2147483648")])
