@@ -7,6 +7,7 @@ from typing import Any
 
 from ..arguments import BUFFER_ELEMENTS, VOID_ELEMENTS, struct_of
 from ..expression import Kind
+from ..layout import DENSE, knows_page_size
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..scores import Buffer
@@ -22,10 +23,10 @@ _CONVERSIONS = {
 }
 
 
-def program(problem: Problem, sm: str, stem: str | None = None) -> str:
+def program(problem: Problem, variant: Variant, sm: str, stem: str | None = None) -> str:
     """Returns the text that makes a kernel's .cu a program when it is put behind it: the program reads
-    batches of Q, K and V from one file and writes O to another, both in float32 whatever the kernel's type,
-    and prints what took how long.
+    batches of Q, K and V, or sequences of lengths of their own, from one file and writes O to another, both
+    in float32 whatever the kernel's type, and prints what took how long.
 
     ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``. ``stem`` is the file's name
     without its suffix, by default the problem's.
@@ -39,6 +40,7 @@ def program(problem: Problem, sm: str, stem: str | None = None) -> str:
         file=f"{stem or problem.name}.cu",
         architecture=architecture_option(sm),
         dtype_option="" if problem.dtype == "f32" else f"--dtype {problem.dtype} ",
+        page_known=_knows_page_size(problem, variant),
     )
 
 
@@ -49,12 +51,24 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
     header = f"{stem}.h"
     access_bytes = variant.access_width(problem) * ITEM_BYTES[problem.dtype]
     shared: dict[str, Any] = {"stem": stem, "sm": sm, "words": class_words(problem)}
+    example = "library" if problem.layout is DENSE else "sequences"
     guard = f"FLASHGEN_{re.sub(r'[^A-Za-z0-9]', '_', stem).upper()}_H"
     return {
-        header: _render("native/library.h.jinja", problem, guard=guard, access_bytes=access_bytes, **shared),
+        header: _render(
+            "native/library.h.jinja",
+            problem,
+            guard=guard,
+            access_bytes=access_bytes,
+            page_known=_knows_page_size(problem, variant),
+            **shared,
+        ),
         "CMakeLists.txt": _render("native/library.cmake.jinja", problem, **shared),
-        "example.cpp": _render("native/library_example.cpp.jinja", problem, **shared),
+        "example.cpp": _render(f"native/{example}_example.cpp.jinja", problem, **shared),
     }
+
+
+def _knows_page_size(problem: Problem, variant: Variant) -> bool:
+    return knows_page_size(problem.page_size, getattr(variant, "bc", 1))
 
 
 def _entry(problem: Problem) -> str:
@@ -70,6 +84,7 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
         .render(
             problem=problem,
             arguments=struct_of(problem),
+            is_sequences=problem.layout is not DENSE,
             elements=VOID_ELEMENTS,
             entry=_entry(problem),
             lists=problem.scores.needs_lists,
@@ -100,6 +115,9 @@ _SIZES = {"batch": "kBatch", "num_q_heads": "kHeads", "seqlen_q": "kRows", "seql
 #: What the program calls them, and how it says so.
 _EXTENTS = {"batch": "input.batch", "num_q_heads": "1", "seqlen_q": "input.rows", "seqlen_k": "input.rows"}
 _WORDS = {"input.batch": "B", "1": "1", "input.rows": "N"}
+#: The same of sequences of lengths of their own.
+_LONGEST = _EXTENTS | {"seqlen_k": "input.keys"}
+_LONGEST_WORDS = _WORDS | {"input.rows": "most rows", "input.keys": "most keys"}
 #: What the example fills arrays of a type with, ``i`` being the place of an element.
 _FILLS = {
     "f32": "normal(generator)",
@@ -122,20 +140,22 @@ def _buffer(buffer: Buffer, problem: Problem) -> dict[str, Any]:
             *zip(buffer.strides, strides, strict=True),
             *((name, lengths[axis]) for axis, name in buffer.sizes),
         ],
-        "read": _read(buffer),
+        "read": _read(buffer, problem),
     }
 
 
-def _read(buffer: Buffer) -> dict[str, Any]:
-    """How the program reads it from a file, where each batch is of one head and as many keys as rows."""
+def _read(buffer: Buffer, problem: Problem) -> dict[str, Any]:
+    """How the program reads it from a file: of batches of one head and as many keys as rows, or of sequences
+    of as many as the longest has."""
     computed = dict(buffer.sizes)
+    named, called = (_EXTENTS, _WORDS) if problem.layout is DENSE else (_LONGEST, _LONGEST_WORDS)
     lengths, words = [], []
     for axis, names in enumerate(buffer.axes):
         name = computed.get(axis, "")
-        extents = dict.fromkeys(_EXTENTS[each] for each in sorted(names)) or {f"input.{name}": "any"}
+        extents = dict.fromkeys(named[each] for each in sorted(names)) or {f"input.{name}": "any"}
         longest = list(extents) if len(extents) == 1 else [f"std::max({{{', '.join(extents)}}})"]
         lengths += longest
-        words.append(" or ".join(dict.fromkeys(_WORDS.get(each, "M") for each in extents)))
+        words.append(" or ".join(dict.fromkeys(called.get(each, "M") for each in extents)))
     strides = [_product(lengths[axis + 1 :]) for axis in range(len(lengths) - 1)]
     told = f"{' x '.join(words)} of {buffer.dtype}"
     return {

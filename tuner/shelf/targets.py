@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
-from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..errors import FlashgenError, UsageError
 from ..files import check_regular, read_text, write_text
@@ -55,7 +54,7 @@ def with_program(emitted: Emitted, target: Path) -> str:
     Raises UsageError for kernels that it could not call.
     """
     _check_native(emitted.problem)
-    return emitted.text + program(emitted.problem, emitted.sm, target.stem)
+    return emitted.text + program(emitted.problem, emitted.variant, emitted.sm, target.stem)
 
 
 def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
@@ -92,10 +91,4 @@ def _check_native(problem: Problem) -> None:
         raise UsageError(
             f"--main and --cmake make no programs that append; {problem.name} is called by the launcher in "
             "the plain .cu"
-        )
-    if problem.layout is not DENSE:
-        others = "caches of pages" if problem.layout.is_paged else "packed ones"
-        raise UsageError(
-            f"--main and --cmake serve sequences of one length; {others} are taken by the launcher in the "
-            "plain .cu"
         )

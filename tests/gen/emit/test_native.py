@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashgen.gen.arguments import struct_of
 from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.emit.native import library, program
 from flashgen.gen.families.ladder.family import steps
@@ -29,6 +30,8 @@ from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from typer.testing import CliRunner
+
+from tests.support.depth import sampled
 
 H200 = preset("h200")
 
@@ -68,7 +71,7 @@ def run(*words: Any) -> subprocess.CompletedProcess[str]:
 def built(kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     source = folder / "best.cu"
-    source.write_text(emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.sm))
+    source.write_text(emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.variant, kernel.sm))
     emulated([source], folder / "best")
     return folder / "best"
 
@@ -159,7 +162,7 @@ def nvcc_or_skip() -> Path:
 @pytest.mark.nvcc
 def test_the_program_builds_as_it_says(tmp_path: Path) -> None:
     nvcc, kernel = nvcc_or_skip(), kernel_of("f32")
-    text = program(kernel.problem, kernel.sm)
+    text = program(kernel.problem, kernel.variant, kernel.sm)
     build = re.search(r"^// +nvcc (.* (\w+\.cu)) -o attention$", text, re.MULTILINE)
     assert build is not None
     (tmp_path / build[2]).write_text(emit_cuda(kernel, device="H200") + text)
@@ -198,7 +201,9 @@ def test_cmake_builds_the_library(tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("CMake is not installed")
     nvcc, kernel = nvcc_or_skip(), kernel_of("f32")
-    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.sm))
+    (tmp_path / "best.cu").write_text(
+        emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.variant, kernel.sm)
+    )
     for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
         (tmp_path / name).write_text(text)
     configure = ["cmake", "-B", "build", f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_COMPILER_WORKS=1"]
@@ -264,7 +269,7 @@ def test_a_program_reads_what_masks_read(tmp_path: Path) -> None:
     held = {p.name: p.default for p in Simt.parameters() if p.name not in FREE} | {"br": 32, "bc": 32}
     kernel = render(enumerate_space(Simt, problem, H200, held).legal[0], problem, H200)
     source = tmp_path / "best.cu"
-    source.write_text(emit_cuda(kernel, device="H200") + program(problem, kernel.sm))
+    source.write_text(emit_cuda(kernel, device="H200") + program(problem, kernel.variant, kernel.sm))
     emulated([source], tmp_path / "best")
     rng, batch, rows = np.random.default_rng(0), 2, 75
     arrays = [rng.uniform(-3, 3, (batch, rows, 32)).astype(np.float32) for _ in range(3)]
@@ -293,6 +298,158 @@ def test_a_program_reads_what_masks_read(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(short)
     done = run(tmp_path / "best", tmp_path / "short", tmp_path / "output")
     assert done.returncode == 1 and "numbers of" in done.stderr
+
+
+# ---- sequences of lengths of their own ---------------------------------------------------------------------
+
+
+SEQUENCES: dict[str, dict[str, Any]] = {
+    "packed": {"head_dim": 40, "head_dim_v": 24, "dtype": "bf16", "varlen": "same", "causal": True},
+    "paged": {"head_dim": 32, "dtype": "f16", "page_size": 16, "causal": True},
+    "packed paged": {
+        "head_dim": 32,
+        "dtype": "f16",
+        "varlen": "same",
+        "page_size": 7,
+        "scoring": Scoring(window=(30, 4), softcap=3.0, sinks=True, alibi=True),
+    },
+    "packed lists": {
+        "head_dim": 32,
+        "dtype": "bf16",
+        "varlen": "same",
+        "scoring": Scoring(mask="doc[b, q] == doc[b, k] or k < 3", lengths=True),
+    },
+}
+
+
+def sequences_kernel(kind: str) -> Kernel:
+    return render(Mma(br=64, bc=32, rows_per_warp=16, stages=1), Problem(**SEQUENCES[kind]), H200)
+
+
+def write_library(kernel: Kernel, folder: Path) -> None:
+    (folder / "best.cu").write_text(emit_cuda(kernel, device="H200"))
+    for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
+        (folder / name).write_text(text)
+        assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
+
+
+@pytest.mark.parametrize("kind", sampled(list(SEQUENCES), 2))
+def test_a_library_of_sequences_is_called_by_its_example(kind: str, tmp_path: Path) -> None:
+    kernel = sequences_kernel(kind)
+    write_library(kernel, tmp_path)
+    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
+    done = run(tmp_path / "example")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
+    assert told is not None and 0 < float(told[1]) <= float(told[2]) == kernel.problem.tolerance
+
+
+@pytest.mark.nvcc
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", list(SEQUENCES))
+def test_headers_and_examples_of_sequences_build(kind: str, tmp_path: Path) -> None:
+    nvcc, kernel = nvcc_or_skip(), sequences_kernel(kind)
+    write_library(kernel, tmp_path)
+    size = struct_of(kernel.problem).num_bytes
+    (tmp_path / "use.c").write_text(
+        f'#include "best.h"\n_Static_assert(sizeof(AttentionArgs) == {size}, "layout");\n'
+        f"int use(const AttentionArgs* args) {{ return {kernel.entry}(args, 0); }}\n"
+        + (
+            f"long long need(const AttentionArgs* args) {{ return {kernel.entry}_plan_ints(args); }}\n"
+            if kernel.problem.layout.is_packed
+            else ""
+        )
+    )
+    example = [
+        "-std=c++17",
+        "-DFLASHGEN_LIBRARY",
+        "-arch=sm_90",
+        "-Werror",
+        "all-warnings",
+        "best.cu",
+        "example.cpp",
+    ]
+    for words in (
+        ["-Xcompiler=-std=c11,-Wall,-Werror", "-c", "use.c", "-o", "use.o"],
+        [*example, "-o", "example"],
+    ):
+        done = subprocess.run([str(nvcc), *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module", params=sampled(["packed paged", "packed", "paged"], 1))
+def sequences(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Kernel, Path]:
+    kernel, folder = sequences_kernel(request.param), tmp_path_factory.mktemp("sequences")
+    text = program(kernel.problem, kernel.variant, kernel.sm)
+    assert not re.search(r"[ \t]\n", text)
+    (folder / "best.cu").write_text(emit_cuda(kernel, device="H200") + text)
+    emulated([folder / "best.cu"], folder / "best")
+    return kernel, folder / "best"
+
+
+ROWS_OF, KEYS_OF, PAGES, MOST_PAGES = (21, 0, 1, 7), (70, 12, 0, 37), 40, 12
+
+
+def test_a_program_reads_sequences(sequences: tuple[Kernel, Path], tmp_path: Path) -> None:
+    (kernel, built), rng = sequences, np.random.default_rng(0)
+    problem = kernel.problem
+    packed, size = problem.layout.is_packed, problem.page_size
+    rows_of = ROWS_OF if packed else (5,) * len(KEYS_OF)
+    starts = [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in (rows_of, KEYS_OF)]
+    table = rng.permutation(len(KEYS_OF) * PAGES)[: len(KEYS_OF) * MOST_PAGES].astype(np.int32)
+    pages = len(KEYS_OF) * PAGES
+    if size:
+        sizes = [len(KEYS_OF), problem.head_dim, *([] if packed else [5]), pages, size, MOST_PAGES]
+        told = [*([starts[0]] if packed else []), np.array(KEYS_OF, np.int32), table]
+        num_keys = pages * size
+        places = [
+            table.reshape(len(KEYS_OF), -1)[i, np.arange(n) // size] * size + np.arange(n) % size
+            for i, n in enumerate(KEYS_OF)
+        ]
+    else:
+        sizes, told, num_keys = [len(KEYS_OF), problem.head_dim], starts, int(starts[1][-1])
+        places = [np.arange(first, first + n) for first, n in zip(starts[1], KEYS_OF, strict=False)]
+    shapes = ((sum(rows_of), problem.head_dim), (num_keys, problem.head_dim), (num_keys, problem.head_dim_v))
+    arrays = [(rng.integers(-24, 25, shape) / 8).astype(np.float32) for shape in shapes]
+    drawn = {"slopes": np.full((len(KEYS_OF), 1), 0.25, np.float32), "sinks": np.full(1, 0.5, np.float32)}
+    read = [drawn[each.name] for each in problem.scores.buffers]
+
+    def write(name: str, lengths: list[np.ndarray]) -> Path:
+        path = tmp_path / name
+        parts = [np.array(sizes, np.int32), *lengths, *arrays, *read]
+        path.write_bytes(b"".join(each.tobytes() for each in parts))
+        return path
+
+    done = run(built, write("input", told), tmp_path / "output")
+    assert done.returncode == 0, done.stderr
+    o = np.fromfile(tmp_path / "output", np.float32).reshape(-1, problem.head_dim_v)
+    values = {**drawn, "window_left": 30, "window_right": 4, "softcap": 3.0}
+    for i, place in enumerate(places):
+        part = slice(starts[0][i], starts[0][i + 1])
+        if part.stop == part.start:
+            continue
+        q, k, v = (x[None, None] for x in (arrays[0][part], arrays[1][place], arrays[2][place]))
+        found = reference.attention(
+            q, k, v, scale=problem.head_dim**-0.5, scores=problem.scores, values=values, first=(i, 0)
+        )
+        apart = np.linalg.norm(o[part] - found.o[0, 0])
+        assert apart <= problem.tolerance * np.linalg.norm(found.o), (i, apart)
+
+    wrong = told.copy()
+    if packed:
+        wrong[0] = wrong[0][::-1].copy()
+        done = run(built, write("falls", wrong), tmp_path / "output")
+        assert done.returncode == 1 and "cu_seqlens_q begins at 29; it must begin at 0" in done.stderr
+    if size:
+        wrong = [*told[:-1], told[-1] + pages]
+        done = run(built, write("beyond", wrong), tmp_path / "output")
+        assert done.returncode == 1
+        assert re.search(rf"page_table has page \d+ at sequence 0, place 0, .* {pages} pages", done.stderr)
+        wrong = [*told[:-2], told[-2] + 1000, told[-1]]
+        done = run(built, write("short", wrong), tmp_path / "output")
+        assert "sequence 0 has 1070 keys, and page_table has room for" in done.stderr
 
 
 # ---- the command line --------------------------------------------------------------------------------------

@@ -180,8 +180,10 @@ def test_a_kernel_is_emitted_validated_and_told(tmp_path: Path) -> None:
     run("emit", str(path.with_suffix(".py")), *problem.split(), *where.split(), "--set", "br=32")
     assert "attention_varlen" in path.with_suffix(".py").read_text()
     asked = (*problem.split(), *where.split(), "--set", "br=32")
-    refused = run("emit", str(tmp_path / "main.cu"), *asked, "--main", code=2)
-    assert "packed ones are taken by the launcher" in " ".join(refused.stderr.split())
+    run("emit", str(tmp_path / "main.cu"), *asked, "--main")
+    assert "B + 1 offsets each" in (tmp_path / "main.cu").read_text()
+    run("emit", str(tmp_path / "lib" / "best.cu"), *asked, "--page-size", "16", "--cmake")
+    assert "_plan_ints(const AttentionArgs* args);" in (tmp_path / "lib" / "best.h").read_text()
     told = run("validate", str(path), "--device", "sim:h200", "--sanitize", "--varlen", "list:3x20", "--json")
     assert json.loads(told.stdout)["sanitized"]
     assert "is correct on H200" in told.stderr
