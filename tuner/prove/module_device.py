@@ -1,21 +1,26 @@
-"""A card whose kernels are called through an emitted module's ``attention()``."""
+"""A card whose kernels are called through an emitted module's functions."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...gen.emit.offers import offer_of
+from ...gen.layout import DENSE
 from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
 from ..cards.cuda import CudaDevice, CudaRunner
 from ..cards.device import Build, Toolchain
 from ..cards.dtypes import numpy_dtype, require_inputs
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
-from ..cards.score_values import by_keyword, score_values, sizes_of
+from ..cards.score_values import by_keyword, score_values
+from ..cards.sequences import index_arrays, rows_of_sequences, sizes_of_call
 from ..errors import FlashgenError, LaunchError
 
 
@@ -84,78 +89,83 @@ class ModuleRunner(CudaRunner):
         want_lse: bool = False,
         values: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Calls the module's ``attention()`` as `Runner.attend` says.
+        """Calls the module's ``attention()``, ``attention_varlen()`` or ``attention_paged()`` as
+        `Runner.attend` says.
 
         The log-sum-exp is allocated by the module, from guarded memory too.
         """
         from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
 
-        if build.kernel.problem.layout.is_packed:
-            raise LaunchError(
-                f"modules of packed sequences, as of {build.kernel.problem.name}, check themselves when they "
-                "are run; prove the .cu here"
-            )
-        require_inputs(build.kernel.problem, q, k, v)
-        problem = replace(
-            build.kernel.problem,
-            **dict(zip(("batch", "num_q_heads", "seqlen_q"), q.shape, strict=False)),
-            **dict(zip(("num_kv_heads", "seqlen_k"), k.shape[1:3], strict=True)),
-        )
-        read = score_values(problem.scores, values, sizes_of(problem))
-        image = GuardedImage(q.dtype)
+        problem = build.kernel.problem
+        require_inputs(problem, q, k, v)
+        sizes = sizes_of_call(problem, q, k, values)
+        read, indices = score_values(problem.scores, values, sizes), index_arrays(problem, values)
+        image, layout = GuardedImage(q.dtype), problem.layout
         placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
-        o_shape = (*q.shape[:3], v.shape[3])
-        output = numpy_dtype(build.kernel.problem.output_dtype)
-        placed.append((*image.add_output("o", o_shape, output_strides(q, v.shape[3]), output), o_shape))
-        rows = q.shape[:3]
+        o_shape, rows_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
+        output = numpy_dtype(problem.output_dtype)
+        written = rows_of_sequences(problem, values, q.shape[2])
+        o_strides = output_strides(q, v.shape[3])
+        placed.append((*image.add_output("o", o_shape, o_strides, output, written), o_shape))
         lse_at = None
         if want_lse:
-            lse_at, _ = image.add_output("the log-sum-exp", rows, contiguous_strides(rows), FLOAT32)
-        buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
+            strides = contiguous_strides(rows_shape)
+            lse_at, _ = image.add_output("the log-sum-exp", rows_shape, strides, FLOAT32, written)
+        buffers_at = {name: image.add_buffer(array) for name, array in (read.arrays | indices).items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
             self._cuda.memcpy_htod(base, before)
             # What the module may ask for, in this order.
-            memory = [] if lse_at is None else [(4 * rows[0] * rows[1] * rows[2], base + q.itemsize * lse_at)]
+            memory = [] if lse_at is None else [(4 * math.prod(rows_shape), base + q.itemsize * lse_at)]
             if build.kernel.has_tile_lists:
-                num_bytes = 4 * max(1, build.kernel.num_list_ints(sizes_of(problem)))
-                lists = self._allocate(num_bytes, f"the lists of tiles of {problem.name}")
-                memory.append((num_bytes, int(lists)))
+                num_bytes = 4 * max(1, build.kernel.num_list_ints(sizes))
+                memory.append(
+                    (num_bytes, int(self._allocate(num_bytes, f"the tile lists of {problem.name}")))
+                )
+            if layout.is_packed:
+                num_bytes = 4 * build.kernel.num_plan_ints(sizes)
+                memory.append((num_bytes, int(self._allocate(num_bytes, f"the plan of {problem.name}"))))
 
             def allocate(size: int) -> int:
                 if not memory or size != memory[0][0]:
-                    raise LaunchError(f"attention() allocated {size} bytes that nothing asked for")
+                    raise LaunchError(f"{call} allocated {size} bytes that nothing asked for")
                 return memory.pop(0)[1]
 
-            arrays = [
-                GPUArray(
-                    shape,
-                    dtype,
-                    allocator=allocate,
-                    gpudata=base + q.itemsize * at,
-                    strides=tuple(dtype.itemsize * s for s in strides),
-                )
-                for (at, strides, shape), dtype in zip(placed, [q.dtype] * 3 + [output], strict=True)
-            ]
-            buffers = {
+            def array_of(
+                name: str, at: int, strides: tuple[int, ...], shape: tuple[int, ...], dtype: Any
+            ) -> Any:
+                if layout.is_packed and not (name in "kv" and layout.is_paged):
+                    # (1, heads, all rows, columns) as (all rows, heads, columns).
+                    shape, strides = (shape[2], shape[1], shape[3]), (strides[2], strides[1], strides[3])
+                steps = tuple(dtype.itemsize * step for step in strides)
+                at = base + q.itemsize * at
+                return GPUArray(shape, dtype, allocator=allocate, gpudata=at, strides=steps)
+
+            dtypes = [q.dtype] * 3 + [output]
+            q_, k_, v_, out = (
+                array_of(name, *each, dtype) for name, each, dtype in zip("qkvo", placed, dtypes, strict=True)
+            )
+            beside = {
                 name: GPUArray(
                     array.shape,
                     array.dtype,
                     gpudata=base + q.itemsize * buffers_at[name],
                     strides=array.strides,
                 )
-                for name, array in read.arrays.items()
+                for name, array in (read.arrays | indices).items()
             }
-            beside = self._keywords({**buffers, **read.numbers})
-            causal = build.kernel.problem.causal
+            told = {name: beside.pop(name) for name in indices}
+            told |= _lengths_of_call(problem, sizes) | self._keywords({**beside, **read.numbers})
+            function = offer_of(problem).functions[0]
+            call = f"{function}()"
             try:
-                self._module.attention(
-                    *arrays[:3], causal=causal, scale=scale, out=arrays[3], return_lse=want_lse, **beside
+                getattr(self._module, function)(
+                    *(q_, k_, v_), causal=problem.causal, scale=scale, out=out, return_lse=want_lse, **told
                 )
             except (ImportError, RuntimeError, TypeError, ValueError) as error:
-                raise LaunchError(f"attention() refused: {error}") from error
+                raise LaunchError(f"{call} refused: {error}") from error
             self._cuda.Context.synchronize()
             self._cuda.memcpy_dtoh(after, base)
         outputs = image.outputs(before, after)
@@ -167,3 +177,12 @@ class ModuleRunner(CudaRunner):
             return {}
         tuned = next(each for each in self._module.KERNELS if self._kernel in ("", each.name))
         return by_keyword(tuned.keywords, values)
+
+
+def _lengths_of_call(problem: Problem, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What a call is told by number of sequences of lengths of their own, and of where their keys lie."""
+    layout = problem.layout
+    told: dict[str, Any] = {"max_seqlen_q": sizes["seqlen_q"]} if layout.is_packed else {}
+    if layout is not DENSE:
+        told["max_seqlen_k"] = sizes["seqlen_k"]
+    return told | ({"kv_layout": "HND"} if layout.is_paged else {})

@@ -1,8 +1,9 @@
 """Proving an emitted file again on this machine: `flashgen validate best.py` or ``best.cu``.
 
-A module is imported and called through its ``attention()``; a .cu file, and anything on an emulated card, is
-built from its source. Both masks go through the full suite of `validate`, in a process of its own. That runs
-what the file holds as native code, and a module's Python too, with the user's rights: nothing confines it.
+A module is imported and called through its ``attention()``, ``attention_varlen()`` or ``attention_paged()``;
+a .cu file, and anything on an emulated card, is built from its source. Both masks go through the full suite
+of `validate`, in a process of its own. That runs what the file holds as native code, and a module's Python
+too, with the user's rights: nothing confines it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.emit.offers import offer_of
 from ...gen.kernel import Kernel
 from ..cards.cuda import CudaDevice
 from ..cards.device import Build, Device
@@ -113,7 +115,7 @@ def prove_emitted(
     if isinstance(target, SimDevice):
         how = "emulated, from its source"
     elif emitted.is_module and not sanitize:
-        how = "through its attention()"
+        how = f"through its {offer_of(kernel.problem).functions[0]}()"
     bound = kernel.problem.tolerance
     name = target.limits.name
     return Proof(str(path), name, how, sanitize, count, errors, bound, adversarial, emitted.name)

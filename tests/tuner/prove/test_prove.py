@@ -442,6 +442,92 @@ def test_a_module_is_run_in_guarded_memory(
         runner.close()
 
 
+SEQUENCES = (
+    MODULE[: MODULE.index("def attention(")]
+    + """
+def sequences(q, k, v, table, used, starts, scale, causal, kept):
+    # Each sequence by itself: its rows, keys and values as (1, heads, rows, columns).
+    for i in range(len(used) if starts is None else len(starts) - 1):
+        rows = q[i : i + 1] if starts is None else q[starts[i] : starts[i + 1]].swapaxes(0, 1)[None]
+        if table is None:
+            keys = [x[kept[i] : kept[i + 1]].swapaxes(0, 1)[None] for x in (k, v)]
+        else:
+            at = np.arange(used[i])
+            pages = table[i, at // k.shape[2]]
+            keys = [x[pages, :, at % k.shape[2]].swapaxes(0, 1)[None] for x in (k, v)]
+        if used is not None:
+            keys = [x[:, :, : used[i]] for x in keys]
+        if rows.shape[2]:
+            yield i, attend(rows, *keys, scale, causal, "ARITHMETIC")
+
+def call(q, k, v, out, return_lse, scale, causal, page_table=None, seqused_k=None, cu_seqlens_q=None,
+         cu_seqlens_k=None, seqused_q=None, max_seqlen_q=None, max_seqlen_k=None, kv_layout=None):
+    given = (page_table, seqused_k, cu_seqlens_q, cu_seqlens_k)
+    table, used, starts, kept = (None if each is None else view(each) for each in given)
+    assert (kv_layout == "HND") == (table is not None) and max_seqlen_k is not None
+    o, rows = view(out), None
+    if return_lse:
+        shape = q.shape[:3] if starts is None else q.shape[1::-1]
+        rows = GPUArray(shape, np.float32, allocator=q.allocator)
+    if starts is not None:
+        assert max_seqlen_q == np.diff(starts).max()
+        q.allocator(4 * (len(starts) - 1 + len(o) // 16 + 1) * 8)
+    ends = None if seqused_q is None else view(seqused_q)
+    for i, (found, lse) in sequences(*map(view, (q, k, v)), table, used, starts, scale, causal, kept):
+        if starts is None:
+            o[i] = found[0]
+        else:
+            part = slice(starts[i], starts[i + 1] if ends is None else starts[i] + ends[i])
+            o[part] = found[0].swapaxes(0, 1)[: part.stop - part.start]
+        if rows is not None and starts is None:
+            view(rows)[i] = lse[0]
+        elif rows is not None:
+            view(rows)[:, part] = lse[0][:, : part.stop - part.start]
+    FAULT
+    return (out, rows) if return_lse else out
+
+def attention_varlen(q, k, v, causal, scale, out, return_lse, **told):
+    return call(q, k, v, out, return_lse, scale, causal, **told)
+
+attention_paged = attention_varlen
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("pass", None),
+        ("np.add(o, 1, out=o, where=np.isfinite(o))", "wrong result"),
+        ("q.allocator(8)", r"attention_\w+\(\) allocated 8 bytes"),
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", [{"varlen": "same"}, {"page_size": 16}, {"varlen": "same", "page_size": 16}], ids=str
+)
+def test_a_module_of_sequences_is_run_in_guarded_memory(
+    tmp_path: Path, fake_card: Any, kind: dict[str, Any], fault: str, message: str | None
+) -> None:
+    from tests.support.fakes import arithmetic_of, fake_build
+
+    path = tmp_path / "best.py"
+    shape = {"batch": 2, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 40, "seqlen_k": 50, "head_dim": 32}
+    problem = Problem(**(shape | kind))
+    path.write_text(SEQUENCES.replace("FAULT", fault).replace("ARITHMETIC", arithmetic_of(problem)))
+    build = fake_build(problem=problem)
+    launch = replace(build.kernel.launch, packed=problem.layout.is_packed)
+    build = replace(build, kernel=replace(build.kernel, launches=(launch,)))
+    runner = ModuleDevice(fake_card, path).open()
+    try:
+        if message is None:
+            assert 0 < validate(runner, build, seed=0) < problem.tolerance
+        else:
+            with pytest.raises(FlashgenError, match=message):
+                validate(runner, build, seed=0)
+    finally:
+        runner.close()
+
+
 def test_a_module_that_does_not_import(tmp_path: Path, fake_card: Any) -> None:
     path = tmp_path / "best.py"
     path.write_text("import nothing_called_so\n")
