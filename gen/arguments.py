@@ -21,7 +21,7 @@ from .append import NEW_ROWS, NEW_STARTS, ROTATED, TABLE_ROWS, TOTAL_NEW, Append
 from .expression import Kind
 from .launch import Launch
 from .layout import DENSE, Layout
-from .operation import FLOAT, FORWARD, INPUT, ITEM_BYTES, OUTPUT, Array, Operation
+from .operation import FLOAT, FORWARD, INPUT, ITEM_BYTES, KEYS, OUTPUT, Array, Operation
 from .problem import Problem
 from .scores import Buffer, Scores, scores_of
 
@@ -33,6 +33,10 @@ MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 TILE_LISTS, LISTS_MADE = "tile_lists", "tile_lists_made"
 #: What kernels of packed sequences are told of their plan.
 PLAN, PLAN_MADE = "plan", "plan_made"
+#: What kernels are told whose keys and values are of another type than the queries: by what each head of
+#: keys, or of values, is multiplied, and the axes over which that has strides.
+KEY_SCALES = {"k_scale": "keys", "v_scale": "values"}
+KEY_SCALE_AXES = ("batch", "head")
 #: What the numbers of masks and changes by name are.
 _NUMBERS = {
     "window_left": "keys before a row's place that it sees; negative: all",
@@ -136,6 +140,7 @@ def argument_struct(
     layout: Layout = DENSE,
     *,
     has_scales: bool = False,
+    has_key_scales: bool = False,
     scores: Scores = PLAIN_SCORES,
     append: Append | None = None,
 ) -> ArgumentStruct:
@@ -144,13 +149,19 @@ def argument_struct(
     Pointers come first, so that no padding arises between its fields.
 
     With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
-    q and k are in ``scale``. What masks and changes of ``scores`` read stands behind the arrays' own. With
-    ``append`` there are new rows for the caches.
+    q and k are in ``scale``. With ``has_key_scales`` heads of keys and of values have one each, in arrays by
+    strides. What masks and changes of ``scores`` read stands behind the arrays' own. With ``append`` there
+    are new rows for the caches.
     """
     cache = ("seqlen_k",) if append is not None else ()  # which is written
     arrays = (replace(each, is_output=True) if each.rows in cache else each for each in operation.arrays)
     addresses = [(Field(each.name, ADDRESS, each),) for each in arrays]
     addresses += [(Field(each.name, ADDRESS, buffer=each, comment=_shape(each)),) for each in scores.buffers]
+    if has_key_scales:
+        addresses += [
+            (Field(name, ADDRESS, pointee="const float", comment=f"(batch, num_kv_heads): of {of}; null: 1"),)
+            for name, of in KEY_SCALES.items()
+        ]
     made = []
     if append is not None:
         addresses += _append_addresses(append, layout)
@@ -173,6 +184,8 @@ def argument_struct(
     ]
     if append is not None:
         strides += _append_strides(append, layout)
+    if has_key_scales:
+        strides += [tuple(Field(name, LONG) for name in key_scale_strides(each)) for each in KEY_SCALES]
     strides += [tuple(Field(name, LONG) for name in each.strides) for each in scores.buffers if each.strides]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
     more_sizes = [(Field(name, INT),) for each in scores.buffers for _, name in each.sizes]
@@ -222,6 +235,11 @@ def _append_sizes(append: Append, layout: Layout) -> list[tuple[Field, ...]]:
     return [(each,) for each in sizes]
 
 
+def key_scale_strides(name: str) -> tuple[str, ...]:
+    """Returns what the strides of an array of `KEY_SCALES` are called."""
+    return tuple(f"{name}_stride_{axis}" for axis in KEY_SCALE_AXES)
+
+
 def _shape(buffer: Buffer) -> str:
     """What a buffer's axes are, the last of which is contiguous, and its type."""
     axes = [" or ".join(sorted(names)) if names else "any" for names in buffer.axes]
@@ -234,6 +252,7 @@ def struct_of(problem: Problem) -> ArgumentStruct:
         problem.operation,
         problem.layout,
         has_scales=problem.has_scales,
+        has_key_scales=problem.has_key_scales,
         scores=problem.scores,
         append=problem.append,
     )
@@ -286,6 +305,7 @@ def make_arguments(
     scoring: Mapping[str, float] | None = None,
     sequences: Mapping[str, float] | None = None,
     append: Mapping[str, float] | None = None,
+    key_scales: Mapping[str, float] | None = None,
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
@@ -294,7 +314,8 @@ def make_arguments(
     scales, 1 by default. ``scoring`` has what masks and changes of scores read, by the names of the fields:
     addresses, strides and sizes of buffers, and scalars; lists of tiles are absent unless they are among it.
     ``sequences`` has the addresses of what says which rows are whose, and the table of pages' stride; and
-    that of packed sequences' plan. ``append`` has what tells of new rows, by the names of the fields.
+    that of packed sequences' plan. ``append`` has what tells of new rows, by the names of the fields, and
+    ``key_scales`` the addresses and strides of scales of keys and values; 1 unless they are given.
     """
     operation, layout = problem.operation, problem.layout
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
@@ -308,9 +329,10 @@ def make_arguments(
     values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0}
     values |= {name: 0 for name, _ in layout.index_arrays}
     values |= {f"{name}_stride": 0 for name, _ in layout.table}
-    return Arguments(
-        struct_of(problem), {**values, **(scoring or {}), **(sequences or {}), **(append or {})}, layout
-    )
+    for name in KEY_SCALES:
+        values |= dict.fromkeys((name, *key_scale_strides(name)), 0)
+    told = {**(scoring or {}), **(sequences or {}), **(append or {}), **(key_scales or {})}
+    return Arguments(struct_of(problem), {**values, **told}, layout)
 
 
 @dataclass(frozen=True)
@@ -381,4 +403,4 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
 
 
 #: What elements of arrays are called where the type does not matter: in a C header.
-VOID_ELEMENTS = {INPUT: "void", OUTPUT: "void", FLOAT: "float"}
+VOID_ELEMENTS = {INPUT: "void", KEYS: "void", OUTPUT: "void", FLOAT: "float"}

@@ -21,6 +21,8 @@ class Sizes(Protocol):
     @property
     def dtype(self) -> str: ...
     @property
+    def key_dtype(self) -> str: ...
+    @property
     def output_dtype(self) -> str: ...
     @property
     def batch(self) -> int: ...
@@ -42,8 +44,9 @@ class Sizes(Protocol):
 
 #: Bytes of an element, by dtype.
 ITEM_BYTES: Mapping[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
-#: What the elements of an array are: the problem's inputs' or outputs' type, or float32 whatever these are.
-INPUT, OUTPUT, FLOAT = "input", "output", "float"
+#: What the elements of an array are: the type of the problem's queries, of its keys and values, or of its
+#: outputs, or float32 whatever these are.
+INPUT, KEYS, OUTPUT, FLOAT = "input", "keys", "output", "float"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Array:
 
     ``heads``, ``rows`` and ``columns`` name the sizes of a problem; without columns it has a number for each
     row and is contiguous, else it is reached by strides with contiguous columns. ``element`` is `INPUT`,
-    `OUTPUT` or `FLOAT`. An optional array may be absent.
+    `KEYS`, `OUTPUT` or `FLOAT`. An optional array may be absent.
     """
 
     name: str
@@ -78,7 +81,8 @@ class Array:
 
     def dtype(self, sizes: Sizes) -> str:
         """Returns the type of the array's elements: ``bf16``."""
-        return {INPUT: sizes.dtype, OUTPUT: sizes.output_dtype, FLOAT: "f32"}[self.element]
+        types = {INPUT: sizes.dtype, KEYS: sizes.key_dtype, OUTPUT: sizes.output_dtype, FLOAT: "f32"}
+        return types[self.element]
 
     def num_bytes(self, sizes: Sizes) -> int:
         """Returns the bytes that the array's elements take."""
@@ -131,8 +135,8 @@ FORWARD = Operation(
     "forward",
     (
         Array("q", "num_q_heads", "seqlen_q", "head_dim", INPUT),
-        Array("k", "num_kv_heads", "seqlen_k", "head_dim", INPUT),
-        Array("v", "num_kv_heads", "seqlen_k", "head_dim_v", INPUT),
+        Array("k", "num_kv_heads", "seqlen_k", "head_dim", KEYS),
+        Array("v", "num_kv_heads", "seqlen_k", "head_dim_v", KEYS),
         Array("o", "num_q_heads", "seqlen_q", "head_dim_v", OUTPUT, is_output=True),
         Array("lse", "num_q_heads", "seqlen_q", "", FLOAT, is_output=True, is_optional=True),
     ),

@@ -30,6 +30,9 @@ PRECISIONS = {
     "bf16": ("auto",),
     "e4m3": ("auto",),
 }
+#: What keys and values may be of where they are not of the queries' type: of eight bits, with a scale for
+#: each head of them, as caches are kept.
+KV_DTYPES = {"f32": ("e4m3",), "f16": ("e4m3",), "bf16": ("e4m3",), "e4m3": ()}
 #: Bound on a kernel's error against float64, ‖o - ref‖ / ‖ref‖ per head: by dtype, and by precision where a
 #: class of its own is asked for.
 TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "e4m3": 1e-2, "tf32": 1e-3}
@@ -44,7 +47,7 @@ MAX_SIZE = 2**31 - 1
 MAX_BYTES = 2**39
 
 #: What is told of a problem only where it is asked, so that others are called what they always were.
-LATER_FIELDS = ("scoring", "varlen", "page_size", "latent", "append")
+LATER_FIELDS = ("scoring", "varlen", "page_size", "latent", "append", "kv_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,9 @@ class Problem:
     ``append``: a call writes new keys and values behind those that each sequence has in the caches, and then
     attends to them, too; kernels are timed with one for each query.
 
+    ``kv_dtype`` is the type of keys and values where it is not that of the queries; each of their heads then
+    comes with a scale, by which scores and outputs are multiplied.
+
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
     """
@@ -85,6 +91,7 @@ class Problem:
     page_size: int = 0
     latent: bool = False
     append: Append | None = None
+    kv_dtype: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -93,6 +100,20 @@ class Problem:
             raise ValueError(
                 f"precision {self.precision!r} is not served for {self.dtype}; "
                 f"choose one of {', '.join(PRECISIONS[self.dtype])}"
+            )
+        if self.kv_dtype == self.dtype:
+            object.__setattr__(self, "kv_dtype", "")
+        if self.kv_dtype and self.kv_dtype not in (served := KV_DTYPES[self.dtype]):
+            raise ValueError(
+                f"kv_dtype {self.kv_dtype!r} is not served beside {self.dtype}; "
+                f"choose {' or '.join([*served, self.dtype])}"
+            )
+        if self.kv_dtype and self.latent:
+            raise ValueError(f"latent keys are of the queries' type, {self.dtype}, not of {self.kv_dtype}")
+        if self.kv_dtype and self.append is not None:
+            raise ValueError(
+                f"new keys are appended to caches of the queries' type, {self.dtype}, not to those of "
+                f"{self.kv_dtype}; leave append or kv_dtype out"
             )
         if self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
@@ -187,6 +208,11 @@ class Problem:
         return asked_scores(self.scoring, causal=self.causal)
 
     @property
+    def key_dtype(self) -> str:
+        """What k and v are made of."""
+        return self.kv_dtype or self.dtype
+
+    @property
     def output_dtype(self) -> str:
         """What o is made of: the inputs' type, bf16 for e4m3."""
         return OUTPUT_DTYPES.get(self.dtype, self.dtype)
@@ -195,6 +221,11 @@ class Problem:
     def has_scales(self) -> bool:
         """Whether tensors come with a scale each, as those of eight bits do."""
         return ITEM_BYTES[self.dtype] == 1
+
+    @property
+    def has_key_scales(self) -> bool:
+        """Whether heads of keys and of values come with a scale each, as those of another type do."""
+        return bool(self.kv_dtype)
 
     @property
     def group(self) -> int:
@@ -235,12 +266,13 @@ class Problem:
 
     @property
     def stem(self) -> str:
-        """What a kernel is made for whatever its lengths: dtype, precision unless automatic, head dims, masks
-        and changes of scores."""
+        """What a kernel is made for whatever its lengths: dtypes, precision unless automatic, head dims,
+        masks and changes of scores."""
         precision = "" if self.precision == "auto" else f"_{self.precision}"
         value_dim = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         layout = self._layout_stem + (self.append.stem if self.append is not None else "")
-        return f"{self.dtype}{precision}_d{self.head_dim}{value_dim}{layout}{self.scoring.stem}"
+        keys = f"_kv{self.kv_dtype}" if self.kv_dtype else ""
+        return f"{self.dtype}{precision}{keys}_d{self.head_dim}{value_dim}{layout}{self.scoring.stem}"
 
     @property
     def _layout_stem(self) -> str:
@@ -269,8 +301,8 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, ``varlen`` where
-        all sequences are as long, ``page_size`` where there are no pages, ``latent`` where it is not, and
-        ``append`` where nothing is appended."""
+        all sequences are as long, ``page_size`` where there are no pages, ``latent`` where it is not,
+        ``append`` where nothing is appended, and ``kv_dtype`` where keys are of the queries' type."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LATER_FIELDS}
         if not self.scoring.is_plain:
             told["scoring"] = self.scoring.to_dict()

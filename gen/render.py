@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from .arguments import struct_of
 from .kernel import Kernel
 from .limits import DeviceLimits
-from .operation import FLOAT, INPUT, OUTPUT
+from .operation import FLOAT, INPUT, KEYS, OUTPUT
 from .problem import ITEM_BYTES, Problem
 from .scoring_words import feature_words
 from .variant import Variant
@@ -85,7 +85,10 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
 
 def elements_of(problem: Problem) -> dict[str, str]:
     """Returns what the elements of the problem's arrays are called in CUDA C++."""
-    return {INPUT: ELEMENTS[problem.dtype][0], OUTPUT: ELEMENTS[problem.output_dtype][0], FLOAT: "float"}
+    element, output = ELEMENTS[problem.dtype][0], ELEMENTS[problem.output_dtype][0]
+    # Keys of another type are known by their bits: no compiler needs a header for them.
+    keys = "unsigned char" if problem.kv_dtype else element
+    return {INPUT: element, KEYS: keys, OUTPUT: output, FLOAT: "float"}
 
 
 def _tidy(source: str) -> str:

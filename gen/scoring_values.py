@@ -268,7 +268,7 @@ def unseen_bytes(problem: Scored) -> int:
         count = int(ends[seen].max() - begins[seen].min()) if seen.any() else 0
         unseen += alike.count * (alike.keys - count)
     columns = problem.head_dim + problem.head_dim_v
-    return unseen * problem.num_kv_heads * columns * ITEM_BYTES[problem.dtype]
+    return unseen * problem.num_kv_heads * columns * ITEM_BYTES[problem.key_dtype]
 
 
 @lru_cache(maxsize=4096)

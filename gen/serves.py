@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .layout import DENSE, PAGED, Layout
 from .limits import DeviceLimits
@@ -18,7 +18,8 @@ class Serves:
     ``precisions`` are the classes served of each dtype, and ``float32`` says how float32 is multiplied, for
     messages. ``archs`` are the only architectures with the instructions, and ``units`` what they have that
     others lack; none: any card will do, as far as the family's rules allow. ``values_as_wide_as_keys`` where
-    v must have as many columns as k. ``plain_scores`` where no mask but the causal one may be asked for, and
+    v must have as many columns as k. ``key_dtypes`` are other types that keys and values may have beside
+    queries of each dtype. ``plain_scores`` where no mask but the causal one may be asked for, and
     no change of scores.
     """
 
@@ -29,6 +30,7 @@ class Serves:
     archs: tuple[int, ...] = ()
     units: str = ""
     values_as_wide_as_keys: bool = False
+    key_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     plain_scores: bool = False
 
     def why_not(self, family: str, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -53,6 +55,10 @@ class Serves:
             return f"family {family} computes {served}, this problem is {problem.dtype}"
         if problem.precision not in self.precisions[problem.dtype]:
             return f"family {family} {self.float32}, precision {problem.precision} is asked for"
+        if problem.kv_dtype and problem.kv_dtype not in self.key_dtypes.get(problem.dtype, ()):
+            return (
+                f"family {family} does not take keys of {problem.kv_dtype} beside queries of {problem.dtype}"
+            )
         if self.values_as_wide_as_keys and problem.head_dim_v != problem.head_dim:
             dims = f"{problem.head_dim_v} beside {problem.head_dim}"
             return f"family {family} needs values as wide as keys, not {dims}"

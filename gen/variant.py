@@ -132,6 +132,10 @@ class Variant:
         of it."""
         raise NotImplementedError
 
+    def key_access_width(self, problem: Problem) -> int:
+        """Returns the same of keys and values, which may be of a type of their own."""
+        return self.access_width(problem)
+
     def heads_per_block(self) -> int:
         """Returns how many query heads, of all batches in one row, one block serves."""
         return 1

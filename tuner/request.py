@@ -10,7 +10,7 @@ from typing import TypeVar
 from ..gen.append import Append
 from ..gen.layout import knows_page_size
 from ..gen.lengths import most_lengths, num_listed
-from ..gen.problem import ITEM_BYTES, MAX_SIZE, PRECISIONS, Problem
+from ..gen.problem import ITEM_BYTES, KV_DTYPES, MAX_SIZE, PRECISIONS, Problem
 from ..gen.variant import Variant
 from .asked_scoring import NOTHING_ASKED, AskedScoring
 from .errors import UsageError, checked, suggestion
@@ -24,6 +24,7 @@ class Shape:
     """The problem's options, None where they were not given."""
 
     dtype: str | None = None
+    kv_dtype: str | None = None
     precision: str | None = None
     head_dim: int | None = None
     head_dim_v: int | None = None
@@ -59,6 +60,8 @@ class Shape:
         if self.dtype is not None:
             _check_dtype(self.dtype)
         dtype = _or(self.dtype, default.dtype)
+        kv_dtype = _or(self.kv_dtype, default.kv_dtype)
+        _check_kv_dtype(kv_dtype, (dtype,))
         precision = _or(self.precision, default.precision)
         _check_precision(precision, (dtype,))
         # 0 stands for --d's in a Problem, but is no head dim to ask for.
@@ -70,6 +73,7 @@ class Shape:
         return self.scoring.made(
             lambda: Problem(
                 dtype=dtype,
+                kv_dtype=kv_dtype,
                 precision=precision,
                 batch=_or(self.batch, default.batch if listed is None else listed),
                 num_q_heads=heads,
@@ -119,6 +123,7 @@ class Shapes:
 
     suites: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
+    kv_dtype: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     head_dim: tuple[int, ...] = ()
     head_dim_v: tuple[int, ...] = ()
@@ -140,6 +145,8 @@ class Shapes:
             _suite(name)
         for dtype in self.dtype:
             _check_dtype(dtype)
+        for kv_dtype in self.kv_dtype:
+            _check_kv_dtype(kv_dtype, self.dtype or tuple(PRECISIONS))
         for precision in self.precision:
             _check_precision(precision, self.dtype or tuple(PRECISIONS))
         for name in ("head_dim", "head_dim_v", "batch", "seqlen_q", "seqlen_k", "page_size"):
@@ -172,6 +179,7 @@ class Shapes:
             p = problem
             return Shape(
                 dtype=p.dtype,
+                kv_dtype=p.kv_dtype or None,
                 precision=p.precision,
                 head_dim=p.head_dim,
                 head_dim_v=p.head_dim_v,
@@ -207,6 +215,7 @@ class Shapes:
             return False
         given = {
             "dtype": self.dtype,
+            "key_dtype": self.kv_dtype,
             "precision": self.precision,
             "head_dim": self.head_dim,
             "head_dim_v": self.head_dim_v,
@@ -227,6 +236,7 @@ class Shapes:
         """Returns the options as they are typed, an option and its value a word."""
         names = {
             "suites": "suite",
+            "kv_dtype": "kv-dtype",
             "head_dim": "d",
             "head_dim_v": "dv",
             "kv_heads": "kv-heads",
@@ -281,6 +291,19 @@ def _check_dtype(dtype: str) -> None:
     if dtype not in ITEM_BYTES:
         hint = suggestion(dtype, list(ITEM_BYTES))
         raise UsageError(f"unknown dtype {dtype!r}; {hint} (there are {', '.join(ITEM_BYTES)})")
+
+
+def _check_kv_dtype(kv_dtype: str, dtypes: Sequence[str]) -> None:
+    """Raises UsageError for a type of keys that is none, or stands beside queries of none of the dtypes."""
+    if not kv_dtype:
+        return
+    _check_dtype(kv_dtype)
+    if not any(kv_dtype in (dtype, *KV_DTYPES[dtype]) for dtype in dtypes):
+        beside = ", ".join(dtype for dtype, served in KV_DTYPES.items() if kv_dtype in (dtype, *served))
+        raise UsageError(
+            f"keys of {kv_dtype} are not served beside queries of {' or '.join(dtypes)}; give --dtype one of "
+            f"{beside}, or leave --kv-dtype out"
+        )
 
 
 def _check_page_size(page_size: int) -> None:

@@ -39,8 +39,20 @@ from .words import (
 )
 
 
+def why_no_module(problem: Problem) -> str | None:
+    """Says why no module can be made of a problem's kernels; None where one can."""
+    if not problem.has_key_scales:
+        return None
+    return (
+        f"modules take keys of the queries' type; those of {problem.kv_dtype} are taken by the launcher of a "
+        ".cu: name the file so"
+    )
+
+
 def why_alone(problem: Problem) -> str | None:
     """Says why a problem's kernels make no module with others; None where they do."""
+    if reason := why_no_module(problem):
+        return reason
     if problem.layout is DENSE:
         return None
     takes = "keys in pages" if problem.layout.is_paged else "packed sequences"

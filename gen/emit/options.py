@@ -16,6 +16,7 @@ _BY_NAME = ("chunk", "prefix", "lengths", "documents", "dilation", "tree", "soft
 def shape_options(problem: Problem) -> list[str]:
     """Returns the command-line options, besides the lengths, that say which problem a kernel is made for."""
     options = [f"--dtype {problem.dtype}"] if problem.dtype != "f32" else []
+    options += [f"--kv-dtype {problem.kv_dtype}"] if problem.kv_dtype else []
     options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
     options.append(f"--d {problem.head_dim}")
     options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []

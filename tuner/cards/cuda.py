@@ -30,6 +30,7 @@ from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides, span_of
+from .key_scales import key_scales, scale_strides, typical_scales
 from .score_values import score_values, sizes_of
 from .sequences import (
     index_arrays,
@@ -178,6 +179,14 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
+def _runs_of_inputs(problem: Problem, first_key: int, end: int) -> list[tuple[int, int, np.dtype]]:
+    """The runs of inputs of one type, in bytes from the first input on: from where, to where, of which."""
+    queries, keys = numpy_dtype(problem.dtype), numpy_dtype(problem.key_dtype)
+    if queries == keys:
+        return [(0, end, queries)]
+    return [(0, first_key, queries), (first_key, end, keys)]
+
+
 # -- the runner -----------------------------------------------------------------------------------------
 
 
@@ -254,7 +263,7 @@ class CudaRunner:
         image = GuardedImage(q.dtype)
         caches = ("k", "v") if build.kernel.problem.append is not None else ()  # which are written
         placed = {
-            name: image.add_cache(name, x) if name in caches else image.add_input(x)
+            name: image.add_cache(name, x) if name in caches else image.add_input(x, x.dtype)
             for name, x in inputs_of(build.kernel.problem, q, k, v).items()
         }
         o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
@@ -275,6 +284,8 @@ class CudaRunner:
         new_at = {name: image.add_buffer(array) for name, array in new.items() if array.size}
         if problem.append is not None and problem.append.rotary:
             new_at[ROTATED], _ = image.add_cache("rotated queries", np.zeros(q.size, q.dtype))
+        scales = key_scales(problem, values, sizes["batch"], sizes["num_kv_heads"])
+        scales_at = {name: image.add_buffer(array) for name, array in scales.items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -294,6 +305,10 @@ class CudaRunner:
                 append={
                     **append_numbers(problem, new),
                     **{name: base + q.itemsize * at for name, at in new_at.items()},
+                },
+                key_scales={
+                    **{name: base + q.itemsize * at for name, at in scales_at.items()},
+                    **scale_strides(scales),
                 },
             )
             launch = self._launcher(build, problem.name, arguments)
@@ -427,11 +442,17 @@ class CudaRunner:
         if problem.append is not None and problem.append.rotary:
             new_at[ROTATED] = total
             total += _aligned(problem.operation.array("q").num_bytes(problem))
+        scales = typical_scales(problem)
+        scales_at: dict[str, int] = {}
+        for name, array in scales.items():
+            scales_at[name] = total
+            total += _aligned(array.nbytes)
         names = ", ".join([*starts, *buffers])
         memory = self._allocate(total, f"{names} of {problem.name}")
         inputs_bytes = min(starts[each.name] for each in problem.operation.outputs if each.name in starts)
-        dtype, output = numpy_dtype(problem.dtype), numpy_dtype(problem.output_dtype)
-        self._fill_randomly(int(memory), inputs_bytes // dtype.itemsize, dtype)
+        output = numpy_dtype(problem.output_dtype)
+        for first, end, dtype in _runs_of_inputs(problem, starts["k"], inputs_bytes):
+            self._fill_randomly(int(memory) + first, (end - first) // dtype.itemsize, dtype)
         poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
         self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (outputs_end - inputs_bytes) // 4)
         for name, array in read.arrays.items():
@@ -440,6 +461,8 @@ class CudaRunner:
             self._cuda.memcpy_htod(int(memory) + indices_at[name], array)
         for name, array in new.items():
             self._cuda.memcpy_htod(int(memory) + new_at[name], span_of(array).view(bits_dtype(array.dtype)))
+        for name, array in scales.items():
+            self._cuda.memcpy_htod(int(memory) + scales_at[name], array)
         arguments = make_arguments(
             problem,
             {name: int(memory) + start for name, start in starts.items()},
@@ -456,6 +479,10 @@ class CudaRunner:
             append={
                 **append_numbers(problem, new),
                 **{name: int(memory) + start for name, start in new_at.items()},
+            },
+            key_scales={
+                **{name: int(memory) + start for name, start in scales_at.items()},
+                **scale_strides(scales),
             },
         )
         self._tensors = _Tensors(problem, memory, arguments)

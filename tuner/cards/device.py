@@ -44,7 +44,8 @@ class Runner(Protocol):
         """Computes o (and the float32 log-sum-exp) of arrays shaped (batch, heads, seqlen, head_dim), any
         strides with a contiguous last dimension; the kernel's own mask applies. All are of the problem's type
         (see `dtypes`); o has v's columns and q's layout. ``values`` are what the problem's scores read,
-        arrays and numbers by name; arrays are converted to the types of their buffers. Outputs are poisoned
+        arrays and numbers by name; arrays are converted to the types of their buffers; and what tells of
+        sequences, pages and scales of keys and values. Outputs are poisoned
         with NaN before and guarded around. Raises `LaunchError` and `CorruptedMemory`; ValueError for arrays
         of another type or width, and for values that are missing."""
         ...

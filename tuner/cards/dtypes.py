@@ -79,9 +79,9 @@ def inputs_of(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> 
 
 def require_inputs(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     """Raises ValueError unless q, k, v have the type and the columns of the problem a kernel was made for."""
-    wanted = numpy_dtype(problem.dtype)
     columns = {"q": problem.head_dim, "k": problem.head_dim, "v": problem.head_dim_v}
     for (name, width), array in zip(columns.items(), (q, k, v), strict=True):
+        wanted = numpy_dtype(problem.dtype if name == "q" else problem.key_dtype)
         if array.dtype != wanted or array.shape[-1] != width:
             raise ValueError(
                 f"{name} is {array.dtype} with {array.shape[-1]} columns, "

@@ -47,6 +47,7 @@ from ..processes import Done, TookTooLong, run_program
 from .appended import append_numbers, new_arrays
 from .device import Timing
 from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
+from .key_scales import key_scales, scale_strides
 from .score_values import score_values
 from .sequences import index_arrays, index_strides, rows_of_sequences, sizes_of_call
 
@@ -287,6 +288,8 @@ class SimRunner:
         if build.kernel.launch.packed:
             ints = build.kernel.num_plan_ints(sizes)
             sequences[PLAN] = _Array.like(np.empty((1, ints), np.int32), copy=False)
+        scales = key_scales(problem, values, sizes["batch"], sizes["num_kv_heads"])
+        of_keys = {name: _Array.like(array) for name, array in scales.items()}
         read = score_values(problem.scores, values, sizes)
         buffers = {name: _Array.like(array) for name, array in read.arrays.items()}
         scoring = read.arguments(_addresses(buffers))
@@ -307,8 +310,9 @@ class SimRunner:
             scoring=scoring,
             sequences={**_addresses(sequences), **index_strides(indices)},
             append={**append_numbers(problem, new), **_addresses(appended)},
+            key_scales={**_addresses(of_keys), **scale_strides(scales)},
         )
-        buffers = {**sequences, **buffers, **appended}
+        buffers = {**sequences, **of_keys, **buffers, **appended}
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
         for name, array in (*arrays.items(), *buffers.items()):

@@ -77,11 +77,12 @@ class GuardedImage:
         """32-bit words of device memory that the image takes."""
         return self.items * self.dtype.itemsize // 4
 
-    def add_input(self, array: np.ndarray) -> tuple[int, tuple[int, ...]]:
-        """Adds an input to the image and returns its offset and its strides, in elements. What lies in the
-        strides' gaps comes along. Raises ValueError for an array of another type than the image's."""
-        if array.dtype != self.dtype:
-            raise ValueError(f"an image of {self.dtype} takes no input of {array.dtype}")
+    def add_input(self, array: np.ndarray, dtype: np.dtype | None = None) -> tuple[int, tuple[int, ...]]:
+        """Adds an input to the image and returns its offset, in elements of the image, and its strides, in
+        its own. What lies in the strides' gaps comes along. ``dtype`` is its type where that is not the
+        image's. Raises ValueError for an array of another one."""
+        if array.dtype != (dtype or self.dtype):
+            raise ValueError(f"an image of {dtype or self.dtype} takes no input of {array.dtype}")
         return self.add_buffer(array), _strides(array)
 
     def add_cache(self, name: str, array: np.ndarray) -> tuple[int, tuple[int, ...]]:

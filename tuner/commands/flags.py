@@ -159,6 +159,12 @@ SHAPE_OPTIONS = {
         "the options below fit",
     ),
     "dtype": _ShapeOption(("--dtype",), "NAMES", str, "Data type: f32, f16, bf16 or e4m3", "f32"),
+    "kv_dtype": _ShapeOption(
+        ("--kv-dtype",),
+        "NAMES",
+        str,
+        "Data type of keys and values where it is another: e4m3, with a scale for each of their heads",
+    ),
     "precision": _ShapeOption(
         ("--precision",),
         "NAMES",

@@ -102,6 +102,13 @@ To bit_cast(const From& from) {
 
 }  // namespace emulation
 
+// Of the eight bytes of both, four: each nibble of `selector` numbers one, the lowest first.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  unsigned chosen = 0;
+  for (int i = 0; i < 4; ++i) chosen |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return chosen;
+}
 inline int __float_as_int(float x) { return emulation::bit_cast<int>(x); }
 inline unsigned __float_as_uint(float x) { return emulation::bit_cast<unsigned>(x); }
 inline float __int_as_float(int x) { return emulation::bit_cast<float>(x); }

@@ -30,4 +30,7 @@ inline unsigned short float_to_half(float x) {
 inline float __half2float(__half x) { return half_to_float(x.bits); }
 inline __half __float2half_rn(float x) { return {emulation::float_to_half(x)}; }
 inline __half2 __floats2half2_rn(float low, float high) { return {__float2half_rn(low), __float2half_rn(high)}; }
+inline __half2 __hmul2(__half2 a, __half2 b) {
+  return __floats2half2_rn(__half2float(a.x) * __half2float(b.x), __half2float(a.y) * __half2float(b.y));
+}
 inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __half2float(pair.y)}; }

@@ -2,6 +2,7 @@
 // asynchronous copies, matrices from shared memory (ldmatrix) and products of matrices (mma).
 #pragma once
 
+#include "e4m3.h"
 #include "runtime.h"
 
 // ---- cp.async ----------------------------------------------------------------------------------------------------

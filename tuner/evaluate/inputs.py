@@ -45,6 +45,7 @@ def make_inputs(
         head_dim_v=dv,
         latent=problem.latent,
         one_sign=case.lengths is not None,
+        key_dtype=problem.key_dtype,
     )
     if case.counted is not None and case.page_size:
         whole = (q if problem.layout.is_packed else q[:, :, :-ROWS_BEHIND], k, v)
@@ -90,7 +91,9 @@ def _packed(*tensors: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _packed_where_alike(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns those of one shape side by side in one array, the others each in its own."""
+    """Returns those of one shape and type side by side in one array, the others each in its own."""
+    if q.dtype != k.dtype:
+        return (*_packed(q), *(_packed(k, v) if k.shape == v.shape else (*_packed(k), *_packed(v))))
     if q.shape == k.shape == v.shape:
         return _packed(q, k, v)
     if k.shape == v.shape:

@@ -13,6 +13,7 @@ import numpy as np
 from ...gen.lengths import listed_lengths
 from ...gen.problem import Problem
 from ...gen.scoring_values import typical_values
+from ..cards.key_scales import draw_scales, scaled_keys
 from ..cards.score_values import values_as_read
 from ..cards.sequences import lengths_as_values, sequence_slices
 from . import reference
@@ -41,10 +42,10 @@ def compare_sequences(
     for number, (rows, keys) in enumerate(places):
         if rows.stop <= rows.start:
             continue
-        of_keys = v[:, :, keys]
+        own_k, of_keys = scaled_keys(problem, k[:, :, keys], v[:, :, keys], values, (number, 0))
         expected = reference.attention(
             q[:, :, rows],
-            k[:, :, keys],
+            own_k,
             of_keys,
             scale=scale,
             scores=problem.scores,
@@ -118,11 +119,13 @@ def draw_packed_sample(problem: Problem, seed: int) -> PackedSample:
             head_dim_v=problem.head_dim_v,
             latent=problem.latent,
             one_sign=True,
+            key_dtype=problem.key_dtype,
         )
     )
     lengths = problem.lengths
     values = {} if problem.scores.is_plain else values_as_read(problem, typical_values(problem))
     values = {**values, **lengths_as_values(lengths.q, lengths.k)}
+    values |= draw_scales(problem, problem.batch, problem.num_kv_heads, rng)
     group = problem.num_q_heads // problem.num_kv_heads
     picks, expected = [], []
     places = zip(sequence_slices(values, "q"), sequence_slices(values, "k"), strict=True)
@@ -136,8 +139,9 @@ def draw_packed_sample(problem: Problem, seed: int) -> PackedSample:
         expected.append(
             reference.attention(
                 q[:, head : head + 1, rows],
-                k[:, of_head, keys],
-                v[:, of_head, keys],
+                *scaled_keys(
+                    problem, k[:, of_head, keys], v[:, of_head, keys], values, (number, head // group)
+                ),
                 scale=scale,
                 scores=problem.scores,
                 values=values,

@@ -183,12 +183,14 @@ def random_inputs(
     head_dim_v: int | None = None,
     one_sign: bool = False,
     latent: bool = False,
+    key_dtype: str = "",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws q, k, v of the shapes (batch, heads, seqlen, head_dim), v with ``head_dim_v`` columns if it is
     given.
 
-    They are drawn in float32 and rounded to ``dtype``. ``one_sign``: those of a column of v have one sign,
-    for rows that are compared few at a time. ``latent``: v is a view of the first columns of k.
+    They are drawn in float32 and rounded to ``dtype``, k and v to ``key_dtype`` if it is given. ``one_sign``:
+    those of a column of v have one sign, for rows that are compared few at a time. ``latent``: v is a view of
+    the first columns of k.
 
     ``uniform`` in ±3 and standard ``normal`` are plain. The others add to every score a term of up to
     `LARGE_SCORE`: ``rising`` and ``falling`` along the keys (each tile moves the running maximum, or none
@@ -209,8 +211,8 @@ def random_inputs(
         v[...] = np.abs(v) * rng.choice(np.array([-1, 1], np.float32), head_dim_v)
     if distribution in LARGE_DISTRIBUTIONS:
         _enlarge_scores(distribution, q, k, scale, rng)
-    target = numpy_dtype(dtype)
-    q, k, v = (x.astype(target, copy=False) for x in (q, k, v))
+    q = q.astype(numpy_dtype(dtype), copy=False)
+    k, v = (x.astype(numpy_dtype(key_dtype or dtype), copy=False) for x in (k, v))
     return q, k, k[..., :head_dim_v] if latent else v
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.scoring_values import typical_values
+from ..cards.key_scales import draw_scales, scaled_keys
 from ..cards.score_values import values_as_read
 from . import reference
 from .cases import Depth
@@ -77,6 +78,7 @@ def draw_sample(problem: Problem, seed: int) -> Sample:
         dtype=problem.dtype,
         head_dim_v=problem.head_dim_v,
         latent=problem.latent,
+        key_dtype=problem.key_dtype,
     )
     # The first and the last head find wrong strides and 32-bit offsets, the first and last rows wrong edges.
     last = (problem.batch - 1, problem.num_q_heads - 1)
@@ -86,12 +88,17 @@ def draw_sample(problem: Problem, seed: int) -> Sample:
         np.concatenate([[0, problem.seqlen_q - 1], rng.integers(problem.seqlen_q, size=SAMPLED_ROWS)])
     )
     values = {} if problem.scores.is_plain else values_as_read(problem, typical_values(problem))
+    values = {**values, **draw_scales(problem, problem.batch, problem.num_kv_heads, rng)}
     group = problem.num_q_heads // problem.num_kv_heads
+
+    def keys_of(b: int, kv_head: int) -> tuple[np.ndarray, np.ndarray]:
+        part = slice(b, b + 1), slice(kv_head, kv_head + 1)
+        return scaled_keys(problem, k[part], v[part], values, (b, kv_head))
+
     expected = tuple(
         reference.attention(
             q[b : b + 1, h : h + 1],
-            k[b : b + 1, h // group : h // group + 1],
-            v[b : b + 1, h // group : h // group + 1],
+            *keys_of(b, h // group),
             scale=scale,
             scores=problem.scores,
             values=values,

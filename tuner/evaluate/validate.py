@@ -15,6 +15,7 @@ from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Runner
+from ..cards.key_scales import draw_scales, scaled_keys
 from ..cards.pages import draw_table, told_of_pages
 from . import reference
 from .appending import attended_values, check_caches, rotated_queries, take_new_rows
@@ -63,13 +64,15 @@ def validate(
 
 def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generator) -> float:
     problem = build.kernel.problem
-    width = build.kernel.variant.access_width(problem)
+    variant = build.kernel.variant
+    width = max(variant.access_width(problem), variant.key_access_width(problem))
     q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
     values = {**case_values(case, problem, rng), **lengths_of(case)}
     new = None
     if problem.append is not None:
         new = take_new_rows(problem, k, v, values, case.new, apart=case.apart)
         values = new.values
+    values = {**values, **draw_scales(problem, case.batch, case.num_kv_heads, rng)}
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse, values=values)
     if new is not None:
         check_caches(problem, new, k, v, case.name)
@@ -81,6 +84,7 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
         if not problem.layout.is_packed:
             o, lse = row_after_row(o), None if lse is None else row_after_row(lse)
         return compare_sequences(o, lse, q, k, v, scale, values, problem, case.name)
+    k, v = scaled_keys(problem, k, v, values)
     expected = reference.attention(
         q, k, v, scale=scale, scores=problem.scores, values=values, tanh_error=tanh_error(problem)
     )

@@ -182,6 +182,6 @@ def _memory_bytes(work: GroupWork, problem: Problem, limits: DeviceLimits, resid
     )
     kv_heads = max(1.0, q_heads * problem.num_kv_heads / problem.num_q_heads)
     columns = problem.head_dim + problem.head_dim_v
-    footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.dtype]
+    footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
     missing = max(0.0, 1 - limits.l2_bytes / footprint)
     return problem.min_bytes + missing * work.heads * sum(work.walks) * work.tile_bytes

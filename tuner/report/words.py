@@ -36,9 +36,10 @@ def problem_words(problem: Problem) -> str:
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
     asked = [*(["causal mask"] if problem.causal else []), *filter(None, [scoring_words(problem.scoring)])]
     mask = ", ".join(asked) or "no mask"
+    keys = f" beside keys of {problem.kv_dtype}" if problem.kv_dtype else ""
     return (
-        f"{problem.dtype}{precision}, batch {problem.batch}, {heads}, {lengths}, head dim {problem.head_dim}"
-        f"{values}, {mask}"
+        f"{problem.dtype}{precision}{keys}, batch {problem.batch}, {heads}, {lengths}, "
+        f"head dim {problem.head_dim}{values}, {mask}"
     )
 
 

@@ -147,7 +147,7 @@ def nearest_variants(
     count: int = 2,
 ) -> list[Variant]:
     """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, masks
-    and changes of scores, layout and pages, and then as `find` has it in rows, mask and shape."""
+    changes of scores, layout, pages and types of keys, and then as `find` has it in rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
@@ -159,6 +159,7 @@ def nearest_variants(
             scores_differ(tuned, problem),
             tuned.layout is not problem.layout,
             tuned.append != problem.append,
+            tuned.kv_dtype != problem.kv_dtype,
             tuned.page_size != problem.page_size,
             entry.predicted,
             tuned.has_few_queries != problem.has_few_queries,

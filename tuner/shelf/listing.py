@@ -64,6 +64,7 @@ def _order(entry: library.Entry) -> tuple[Any, ...]:
     return (
         entry.slug,
         p.dtype,
+        p.kv_dtype,
         p.precision,
         p.head_dim,
         p.head_dim_v,

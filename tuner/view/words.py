@@ -73,7 +73,8 @@ def problem_words(problem: Problem) -> str:
     lengths += f", {problem.append.words}" if problem.append is not None else ""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f", dv {problem.head_dim_v}"
+    keys = f", keys {problem.kv_dtype}" if problem.kv_dtype else ""
     return (
-        f"{problem.dtype}{precision}, batch {problem.batch}, heads {heads}, {lengths}, "
+        f"{problem.dtype}{precision}{keys}, batch {problem.batch}, heads {heads}, {lengths}, "
         f"d {problem.head_dim}{values}, {mask}"
     )

@@ -35,13 +35,14 @@ from ...serves import Serves
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
-from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, whole, widest
+from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, widest
 from .parameters import F16, TF32
 from .rules import RuledParameters
 
 #: The template of what is multiplied, by `Mma.arithmetic`.
 PRODUCTS = {
     "16-bit": "families/mma/products_16bit.cu.jinja",
+    "e4m3 keys": "families/mma/e4m3_keys.cu.jinja",
     "3xf16": "families/mma/split_f32_f16.cu.jinja",
     "3xtf32": "families/mma/split_f32_tf32.cu.jinja",
     "tf32": "families/mma/split_f32_tf32.cu.jinja",
@@ -66,6 +67,7 @@ class Mma(RuledParameters):
         precisions={"f32": ("auto", "3xtf32", "3xf16", "tf32"), "f16": ("auto",), "bf16": ("auto",)},
         float32="multiplies float32 as TF32 or f16",
         layouts=(DENSE, PACKED, PAGED, PACKED_PAGED),
+        key_dtypes={"f16": ("e4m3",), "bf16": ("e4m3",)},
     )
 
     def template_for(self, problem: Problem) -> str:
@@ -77,7 +79,7 @@ class Mma(RuledParameters):
         size = ITEM_BYTES[problem.dtype]
         chunk = CHUNK_BYTES // size
         d = self.d_columns(problem)
-        value_tiles = whole(problem.head_dim_v, TILE_COLUMNS) // TILE_COLUMNS
+        value_tiles = self.value_columns(problem) // TILE_COLUMNS
         tiles = self.tiles(problem)
         arithmetic = self.arithmetic(problem)
         scores, arrays = problem.scores, tile_arrays(problem.scores)
@@ -109,13 +111,25 @@ class Mma(RuledParameters):
             trans |= {1} if value_tiles % 2 else set()
         instructions = [16] if in_pairs and (wide_steps or wide_keys) else []
         instructions += [8] if not in_pairs or narrow_steps or narrow_keys else []
+        if problem.kv_dtype:
+            # A matrix load brings what makes a whole step, which sm_75 multiplies in two.
+            wide_steps, narrow_steps = d // 16, 0
+            wide_keys, narrow_keys = divmod(self.key_tiles, 2)
+            operand_keys = 16 if wide_keys else 8
+            weighed_ahead, operands = 1, -(-self.bc // operand_keys)
+            plain, trans = {at_once}, set()
+            for columns, keys in ((4, wide_keys), (2, narrow_keys)):
+                trans |= {columns} if keys and value_tiles >= 4 else set()
+                trans |= {columns // 2} if keys and value_tiles % 4 else set()
+            deep = limits.has_async_copy
+            instructions = [16] * deep + [8] * (not deep or narrow_keys > 0)
         number = F16 if arithmetic == "3xf16" else TF32
         # Of terms that are summed apart; a step of f16 is as deep as two of TF32.
         restart_after = {"3xtf32": 2 * RESTART_STEPS, "3xf16": RESTART_STEPS}
         restart_keys = {"3xtf32": RESTART_KEY_TILES, "3xf16": min(2 * RESTART_KEY_TILES, self.key_tiles)}
         return {
             "arithmetic": arithmetic,
-            "number": problem.dtype if half else number,
+            "number": "f16" if problem.kv_dtype else problem.dtype if half else number,
             "instructions": instructions,
             "ldmatrix_counts": {"plain": plain, "trans": trans},
             "heads_per_block": self.heads,
@@ -130,7 +144,13 @@ class Mma(RuledParameters):
             "q_fragments": d // 4 if in_pairs else d // 2,
             "chunk": chunk,
             "half_step": 8 if in_pairs else 4,
-            "wide_rows": half and self.access_width(problem) == chunk,
+            "wide_rows": half and self.access_width(problem) == chunk and not problem.kv_dtype,
+            "key_type": "KeyElement" if problem.kv_dtype else "Element",
+            "key_vec": "kKeyVec" if problem.kv_dtype else "kVec",
+            "key_access_width": self.key_access_width(problem),
+            "key_access_bytes": self.key_access_bytes(problem),
+            # Of output columns a lane has four neighbours, in two tiles.
+            "columns_in_fours": bool(problem.kv_dtype),
             "operand_keys": operand_keys,
             "weighed_ahead": weighed_ahead,
             "restart_steps": RESTART_STEPS,
@@ -146,7 +166,7 @@ class Mma(RuledParameters):
                 name: plan_fetch(
                     rows,
                     columns,
-                    self.access_width(problem),
+                    self.access_width(problem) if name == "q" else self.key_access_width(problem),
                     threads,
                     split=name != "q" and arithmetic == "3xf16",
                 )
@@ -183,5 +203,6 @@ class Mma(RuledParameters):
         """Shared tiles whose rows end in columns that no copy fills: name, rows, columns, from where."""
         extra = self.d_columns(problem) - problem.head_dim
         tiles = [] if self.q_in_registers else [("q", "kBr", extra, "kD")]
-        tiles += [("k", "kBc", extra, "kD"), ("v", "kBc", -problem.head_dim_v % TILE_COLUMNS, "kDv")]
+        more = self.value_columns(problem) - problem.head_dim_v
+        tiles += [("k", "kBc", extra, "kD"), ("v", "kBc", more, "kDv")]
         return [tile for tile in tiles if tile[2]]

@@ -9,6 +9,8 @@ from ...problem import ITEM_BYTES, Problem
 
 #: Rows of an mma's left operand, and columns of its right one.
 TILE_ROWS, TILE_COLUMNS = 16, 8
+#: Columns of keys and values of eight bits that a matrix load brings at once.
+KEY_COLUMNS = 16
 CHUNK_BYTES = 16
 PADDED, SWIZZLED = "padded", "swizzled"
 #: Head dim beyond which Q in two parts leaves no room for rows enough: one warp for each scheduler at 256.
@@ -18,9 +20,10 @@ WIDE_HEAD_DIM = 128
 @dataclass(frozen=True)
 class Tile:
     """Rows of ``stride`` elements in shared memory, whose 16-byte chunks a swizzle XORs with
-    row / ``divisor`` % ``period``."""
+    row / ``divisor`` % ``period``; a chunk has ``chunk`` elements."""
 
     stride: int
+    chunk: int
     period: int = 1
     divisor: int = 1
 
@@ -39,9 +42,9 @@ class Fetch:
 
 def unswizzled_head_dim(problem: Problem) -> int:
     """Returns the head dim whose rows no swizzle spreads over the banks, 0 if there is none."""
-    chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
+    chunk = CHUNK_BYTES // ITEM_BYTES[problem.key_dtype]
     dims = (problem.head_dim, problem.head_dim_v)
-    return next((dim for dim in dims if whole(dim, TILE_COLUMNS) // chunk % 4), 0)
+    return next((dim for dim in dims if -(-whole(dim, TILE_COLUMNS) // chunk) % 4), 0)
 
 
 def whole(extent: int, unit: int) -> int:
@@ -61,8 +64,8 @@ def tile_of(layout: str, columns: int, chunk: int) -> Tile:
     chunks = columns // chunk
     if layout == SWIZZLED:
         period = min(8, chunks & -chunks)
-        return Tile(columns, period, 8 // period)
-    return Tile((chunks | 1) * chunk)
+        return Tile(columns, chunk, period, 8 // period)
+    return Tile((chunks | 1) * chunk, chunk)
 
 
 def plan_fetch(rows: int, columns: int, width: int, threads: int, *, split: bool = False) -> Fetch:

@@ -8,7 +8,7 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import keys_in_reach
 from ...variant import Variant, param
-from .layouts import CHUNK_BYTES, PADDED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, Tile, tile_of, whole
+from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, Tile, tile_of, whole
 
 #: What float32 is split into for `Mma.parts`.
 TF32, F16 = "tf32", "f16"
@@ -103,9 +103,9 @@ class Parameters(Variant):
 
     def partial_stride(self, problem: Problem) -> int:
         """Returns the floats between rows of a part: eight banks, as a warp stores eight columns of each of
-        four rows."""
-        columns = whole(problem.head_dim_v, TILE_COLUMNS)
-        return columns + (8 - columns) % 32
+        four rows; where it stores sixteen of each of two, sixteen."""
+        columns = self.value_columns(problem)
+        return columns + ((16 if problem.kv_dtype else 8) - columns) % 32
 
     @property
     def row_tiles(self) -> int:
@@ -116,7 +116,10 @@ class Parameters(Variant):
         return self.bc // TILE_COLUMNS
 
     def arithmetic(self, problem: Problem) -> str:
-        """Returns what the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``."""
+        """Returns what the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``; ``e4m3 keys``
+        where these become f16 on the way."""
+        if problem.kv_dtype:
+            return "e4m3 keys"
         if problem.dtype != "f32":
             return "16-bit"
         if self.parts == F16:
@@ -133,34 +136,44 @@ class Parameters(Variant):
 
     def in_pairs(self, problem: Problem) -> bool:
         """Tells whether an operand's registers hold two numbers each."""
-        return self.arithmetic(problem) in ("16-bit", "3xf16")
+        return self.arithmetic(problem) in ("16-bit", "3xf16", "e4m3 keys")
 
     def access_width(self, problem: Problem) -> int:
         """Returns the widest access, up to 16 bytes, that divides the rows of all tensors."""
-        dims = problem.head_dim | problem.head_dim_v
-        return min(CHUNK_BYTES // ITEM_BYTES[problem.dtype], dims & -dims)
+        return _widest_access(problem, problem.dtype)
+
+    def key_access_width(self, problem: Problem) -> int:
+        return _widest_access(problem, problem.key_dtype)
+
+    def key_access_bytes(self, problem: Problem) -> int:
+        """Returns the bytes of an access of keys or values."""
+        return self.key_access_width(problem) * ITEM_BYTES[problem.key_dtype]
 
     def d_columns(self, problem: Problem) -> int:
         """Returns the columns of Q and K, filled up to whole steps of their product."""
         unit = 16 if self.d_steps == "whole" and problem.dtype != "f32" else TILE_COLUMNS
-        return whole(problem.head_dim, unit)
+        return whole(problem.head_dim, KEY_COLUMNS if problem.kv_dtype else unit)
+
+    def value_columns(self, problem: Problem) -> int:
+        """Returns the columns of V and O, filled up to whole tiles of their product."""
+        return whole(problem.head_dim_v, KEY_COLUMNS if problem.kv_dtype else TILE_COLUMNS)
 
     def tiles(self, problem: Problem) -> dict[str, Tile]:
         """Returns the layouts of Q, K and V in shared memory."""
         d = self.d_columns(problem)
-        dv = whole(problem.head_dim_v, TILE_COLUMNS)
-        chunk = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
-        return {name: tile_of(self.layout, n, chunk) for name, n in (("q", d), ("k", d), ("v", dv))}
+        dv = self.value_columns(problem)
+        columns = {"q": (d, problem.dtype), "k": (d, problem.key_dtype), "v": (dv, problem.key_dtype)}
+        return {
+            name: tile_of(self.layout, n, CHUNK_BYTES // ITEM_BYTES[dtype])
+            for name, (n, dtype) in columns.items()
+        }
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         tiles = self.tiles(problem)
         q_parts = 2 if self.arithmetic(problem) == "3xtf32" and not self.q_whole else 1
-        rows = {
-            "q": 0 if self.q_in_registers else q_parts * self.br,
-            "k": self.key_warps * self.stages * self.bc,
-            "v": self.key_warps * self.stages * self.bc,
-        }
-        of_tiles = ITEM_BYTES[problem.dtype] * sum(rows[name] * tile.stride for name, tile in tiles.items())
+        of_queries = 0 if self.q_in_registers else q_parts * self.br * tiles["q"].stride
+        of_keys = self.key_warps * self.stages * self.bc * (tiles["k"].stride + tiles["v"].stride)
+        of_tiles = ITEM_BYTES[problem.dtype] * of_queries + ITEM_BYTES[problem.key_dtype] * of_keys
         if self.finds_units_together(problem):
             of_tiles += whole(2 * 4 * self.warps, CHUNK_BYTES)
         # A row's outputs, its sum by four lanes, its maximum.
@@ -178,7 +191,7 @@ class Parameters(Variant):
         outputs, scores = dv / 2, self.bc / 2
         queries = d * ITEM_BYTES[problem.dtype] / 8 if self.q_in_registers else 0.0
         match self.arithmetic(problem):
-            case "16-bit":
+            case "16-bit" | "e4m3 keys":
                 needed = 14 + self.row_tiles * (1.16 * (outputs + scores) + 0.8 * queries)
             case "3xf16":  # scores in two sums, then in two parts; fitted to 264 kernels built for two cards
                 needed = 34 + self.row_tiles * (1.4 * outputs + 2.85 * scores + 1.18 * queries - 13)
@@ -189,9 +202,16 @@ class Parameters(Variant):
                 needed = 8 + self.row_tiles * (12 + 1.05 * outputs + 1.9 * scores + 0.75 * queries)
         needed += 8 if self.layout == SWIZZLED else 0  # addresses
         needed += 8 if self.heads > 1 else 0
+        needed += 8 if problem.kv_dtype else 0  # scales, and fragments on their way to f16
         needed += 5 if problem.layout.is_paged else 0  # where its pages are
         needed += 6 if problem.layout.is_packed else 0  # where its sequence is, for rows computed again
         return int(needed) + _scoring_registers(problem)
+
+
+def _widest_access(problem: Problem, dtype: str) -> int:
+    """The widest access, up to 16 bytes, that divides rows of that type."""
+    dims = problem.head_dim | problem.head_dim_v
+    return min(CHUNK_BYTES // ITEM_BYTES[dtype], dims & -dims)
 
 
 def _scoring_registers(problem: Problem) -> int:

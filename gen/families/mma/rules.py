@@ -102,7 +102,7 @@ class RuledParameters(Parameters):
             return None
         if not limits.has_async_copy:
             return f"evict_first=True: {limits.sm} has no asynchronous copies to hint"
-        access_bytes = self.access_width(problem) * ITEM_BYTES[problem.dtype]
+        access_bytes = self.key_access_bytes(problem)
         if access_bytes < CHUNK_BYTES:
             return f"evict_first=True: copies of {access_bytes} bytes take no hint, those of {CHUNK_BYTES} do"
         return None
@@ -111,6 +111,12 @@ class RuledParameters(Parameters):
     def _options_of_half_precision(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if problem.dtype == "f32" and self.poly_exp:
             return f"poly_exp={self.poly_exp} is good to 1e-4, which float32 is not content with"
+        return None
+
+    @rule("combination", after="q_in_registers")
+    def _queries_take_the_order_of_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.kv_dtype and not self.q_in_registers:
+            return f"q_in_registers=False: beside keys of {problem.kv_dtype} Q has their order, in registers"
         return None
 
     @rule("combination", after="q_whole")
@@ -268,6 +274,8 @@ class RuledParameters(Parameters):
 
     @rule("last step", after="d_steps", advisory=True)
     def _last_step_differs(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.d_steps == "whole" and problem.kv_dtype:
+            return f"d_steps=whole: all steps are, beside keys of {problem.kv_dtype}"
         if self.d_steps == "whole" and (problem.dtype == "f32" or whole(problem.head_dim, 8) % 16 == 0):
             return f"d_steps=whole: a head dim of {problem.head_dim} ends with a whole step"
         return None
@@ -345,7 +353,7 @@ class RuledParameters(Parameters):
         return self.br == TILE_ROWS and problem.dtype != "f32" and decodes(problem)
 
     def _too_little_under_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.dtype]
+        row_bytes = (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.key_dtype]
         walked = self.keys_walked(problem)
         all_bytes = problem.batch * problem.num_kv_heads * walked * row_bytes
         wanted = min(limits.dram_gbps * MEMORY_LATENCY_NS, all_bytes) // limits.num_sms

@@ -33,6 +33,9 @@ ROOMY = 38
 ACCESSES_PER_MISSING = 3.5
 #: Scores are masked by a comparison and a selection each.
 ALU_PER_MASKED = 2
+#: Slots that four numbers of e4m3 take to become f16: by two conversions at half the rate, from some
+#: architecture on; by their bits before.
+WIDENING, WIDENING_BY_BITS, WIDENS_FROM = 4, 14, 89
 #: Key tiles that float32 sums apart before it adds them to the output.
 TILES_PER_SUM = 4
 
@@ -114,9 +117,8 @@ def _repeated(walk: Walk, times: int) -> Walk:
 
 def _copies(variant: Mma, problem: Problem) -> Counts:
     """A tile of K and one of V, from global to shared memory."""
-    size = ITEM_BYTES[problem.dtype]
-    tile_bytes = variant.bc * (problem.head_dim + problem.head_dim_v) * size
-    copies = tile_bytes / (variant.access_width(problem) * size * WARP)
+    tile_bytes = variant.bc * (problem.head_dim + problem.head_dim_v) * ITEM_BYTES[problem.key_dtype]
+    copies = tile_bytes / (variant.key_access_bytes(problem) * WARP)
     # Copies of 16 bytes pass L1 by.
     passes = 1.0 if variant.layout == "swizzled" else PADDED_PASSES
     return Counts(
@@ -178,6 +180,8 @@ def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: 
             return softmax + _split_products(variant, problem, limits)
         case "3xtf32" | "tf32":
             return softmax + _float32_products(variant, problem, limits)
+        case "e4m3 keys":
+            return softmax + _widened_products(variant, problem, limits, rescaled)
     return softmax + _half_products(variant, problem, limits, rescaled)
 
 
@@ -238,6 +242,27 @@ def _half_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescale
         ffma=4 * rows * values * rescaled,
         # Weights are packed in pairs.
         alu=2 * rows * keys + _addresses(variant, loads),
+        shared_waits=2,
+    ) + _matrix_loads(loads)
+
+
+def _widened_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescaled: float) -> Counts:
+    """Counts the products of f16 with keys and values of e4m3, which matrix loads bring four to a register
+    and become f16 there."""
+    rows, keys, values = variant.row_tiles, variant.key_tiles, variant.value_columns(problem) // 8
+    steps = variant.d_columns(problem) // 16
+    products = rows * (steps * keys + -(-keys // 2) * values)
+    of_keys, of_values = steps * keys, keys * values / 2  # registers of four
+    loads = (of_keys + of_values) / 4
+    widened = WIDENING if limits.arch >= WIDENS_FROM else WIDENING_BY_BITS
+    # Of bf16 scores come by the unit of their row.
+    units = 4 * rows * keys if problem.dtype == "bf16" else 0
+    return Counts(
+        products=products,
+        tensor=products * _wide_cycles(limits),
+        ffma=4 * rows * values * rescaled + units,
+        # Neighbouring keys of one column, which come two columns wide, are brought together.
+        alu=2 * rows * keys + widened * (of_keys + of_values) + of_values + _addresses(variant, loads),
         shared_waits=2,
     ) + _matrix_loads(loads)
 

@@ -84,6 +84,7 @@ def test_what_says_no_lengths_is_told(words: str, why: str) -> None:
         Problem(varlen="same"),
         Problem(dtype="bf16", page_size=16, seqlen_q=1, num_q_heads=32, num_kv_heads=8),
         Problem(varlen="uniform:1-16/uniform:5-90", seqlen_q=16, seqlen_k=90, page_size=7),
+        Problem(dtype="bf16", kv_dtype="e4m3", page_size=16, seqlen_q=1, num_q_heads=32, num_kv_heads=8),
     ],
 )
 def test_options_of_a_problem_mean_that_problem(problem: Problem) -> None:
@@ -138,6 +139,18 @@ def test_new_keys_are_appended_to_caches_that_there_are() -> None:
 def test_what_cannot_be_appended_is_told(words: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         asked(words).problems()
+
+
+def test_keys_of_another_type_are_asked_for() -> None:
+    (problem,) = asked("--dtype bf16 --kv-dtype e4m3 --page-size 16").problems()
+    assert problem.name == "bf16_kve4m3_d64_paged16" and problem.key_dtype == "e4m3"
+    assert asked("--kv-dtype e4m3").fits(problem) and asked("--dtype bf16").fits(problem)
+    assert not asked("--kv-dtype bf16").fits(problem)
+    assert asked("--dtype bf16 --kv-dtype bf16").problems() == asked("--dtype bf16").problems()
+    with pytest.raises(UsageError, match=r"keys of f16 are not served beside queries of bf16; .* --kv-dtype"):
+        asked("--dtype bf16 --kv-dtype f16").problems()
+    with pytest.raises(UsageError, match="unknown dtype 'e5m2'"):
+        asked("--kv-dtype e5m2")
 
 
 @pytest.mark.parametrize(("size", "told"), [("0", "0"), ("-3", "-3"), ("2147483648", "2147483648")])
