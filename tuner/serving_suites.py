@@ -1,7 +1,7 @@
 """Workloads of serving many users at once, as rivals were timed on them.
 
 `varlen` are packed sequences of their own lengths, `few` some query rows a sequence against a long cache,
-`paged` the same with keys in pages of 16 and of 128, `mla` values narrower than keys.
+`paged` the same with keys in pages of 16 and of 128, `mla` values narrower than keys, or columns of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _paged() -> tuple[Workload, ...]:
 
 
 def _mla() -> tuple[Workload, ...]:
-    return tuple(
+    """Prefill, where values are narrower than keys, and decoding, where they are the keys' first columns."""
+    prefill = tuple(
         workload(
             f"192/128-{seqlen}{'c' if causal else ''}",
             "bf16",
@@ -84,11 +85,28 @@ def _mla() -> tuple[Workload, ...]:
         )
         for seqlen, causal in ((4096, False), (4096, True), (16384, True))
     )
+    decoding = tuple(
+        workload(
+            f"latent-h{heads}-q{q}-k8192{f'-page{page_size}' if page_size else ''}",
+            "bf16",
+            32,
+            (heads, 1),
+            (q, 8192),
+            (576, 512),
+            q > 1,
+            page_size=page_size,
+            latent=True,
+        )
+        for heads in (16, 64, 128)
+        for q in (1, 2)
+        for page_size in (0, 64)
+    )
+    return (*prefill, *decoding)
 
 
 SERVING_SUITES = (
     Suite("varlen", "packed sequences of their own lengths", _varlen()),
     Suite("few", "few queries on many keys", _few(), counts_keys=True),
     Suite("paged", "few queries, keys in pages", _paged(), counts_keys=True),
-    Suite("mla", "values narrower than keys", _mla()),
+    Suite("mla", "values narrower than keys, latent attention", _mla()),
 )

@@ -44,6 +44,7 @@ def workload(
     *,
     varlen: str = "",
     page_size: int = 0,
+    latent: bool = False,
     **asked: Any,
 ) -> Workload:
     """Returns a workload. ``heads``: of queries, and of keys where fewer; ``seqlen``: of queries, and of keys
@@ -64,5 +65,6 @@ def workload(
         scoring=Scoring(**asked),
         varlen=varlen,
         page_size=page_size,
+        latent=latent,
     )
     return Workload(name, problem)

@@ -65,7 +65,8 @@ def test_few_queries_are_in_pages_too() -> None:
     for name, problem in few.items():
         for size in (16, 128):
             assert paged[f"{name}-page{size}"] == replace(problem, page_size=size)
-    assert {(p.head_dim, p.head_dim_v) for p in SUITES["mla"].problems.values()} == {(192, 128)}
+    kinds = {(p.head_dim, p.head_dim_v, p.latent) for p in SUITES["mla"].problems.values()}
+    assert kinds == {(192, 128, False), (576, 512, True)}
 
 
 def test_a_problem_is_found_again_by_its_name() -> None:

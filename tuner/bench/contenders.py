@@ -14,7 +14,7 @@ from typing import Any
 
 from ...gen.layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from ...gen.scoring import Scoring
-from .flash_attention import FEATURES_2, FEATURES_3, FEATURES_4, by_rows, flash_2, flash_3, flash_4
+from .flash_attention import FEATURES_2, FEATURES_3, FEATURES_4, by_rows, flash_2, flash_3, flash_4, flash_mla
 from .inputs import Inputs
 from .torch_attention import flex, sdpa, unserved
 from .torch_sequences import flex_packed, nested, varlen
@@ -151,6 +151,7 @@ CONTENDERS: Mapping[str, Contender] = {
             module="torch.nn.attention.varlen",
             layouts=SERVING[1:],
         ),
+        Contender("flashmla", "FlashMLA", flash_mla, HALVES, module="flash_mla", layouts=(PAGED,)),
         Contender("nested", "PyTorch, jagged tensors", nested, layouts=(PACKED,)),
         Contender("xformers", "xFormers", _xformers, module="xformers"),
         Contender(

@@ -10,7 +10,7 @@ from typing import Any
 from ...gen.layout import DENSE, PACKED
 from ..cards.score_values import by_keyword
 from .inputs import Inputs
-from .unserved import Call
+from .unserved import Call, Unserved
 
 
 def load(path: Path) -> ModuleType:
@@ -33,8 +33,10 @@ def asked_of(module: ModuleType, inputs: Inputs) -> dict[str, Any]:
 
 def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
     """Returns the call of a module's attention on inputs, into ``out`` where it is given. Which block takes
-    what of packed sequences is planned anew by each call."""
+    what of packed sequences is planned anew by each call. Raises `Unserved`."""
     p, given = inputs.problem, inputs.indices
+    if p.latent:
+        raise Unserved("kernels of latent attention are called through no module yet")
     options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
     q, k, v = inputs.q, inputs.k, inputs.v
     if p.layout is DENSE:

@@ -43,9 +43,25 @@ def flash_3(inputs: Inputs) -> Call:
         options["window_size"] = asked.window
     if asked.chunk:
         options["attention_chunk"] = asked.chunk
+    if inputs.problem.latent:
+        return _latent(library, inputs, options)
     if inputs.problem.layout.is_paged:
         return _of_cache(library, inputs, options, table="page_table")
     return _call(library, inputs, options)
+
+
+def flash_mla(inputs: Inputs) -> Call:
+    """Returns a call of FlashMLA, which computes latent attention alone. Raises `Unserved`."""
+    import flash_mla as library  # pyright: ignore[reportMissingImports]
+
+    p = inputs.problem
+    if not p.latent:
+        raise Unserved("computes latent attention alone")
+    q, lengths = inputs.q.transpose(1, 2).contiguous(), inputs.indices["seqused_k"]
+    planned = library.get_mla_metadata(lengths, p.seqlen_q * p.group, p.num_kv_heads)
+    arrays = (q, inputs.k, inputs.indices["page_table"], lengths, p.head_dim_v)
+    function = library.flash_mla_with_kvcache
+    return _first_of(lambda: function(*arrays, *planned, causal=p.causal), lambda o: o.transpose(1, 2))
 
 
 def flash_4(inputs: Inputs) -> Call:
@@ -90,6 +106,21 @@ def _of_cache(library: Any, inputs: Inputs, options: dict[str, Any], *, table: s
         table: inputs.indices["page_table"],
     }
     return _of_pages(library.flash_attn_with_kvcache, inputs, options)
+
+
+def _latent(library: Any, inputs: Inputs, options: dict[str, Any]) -> Call:
+    """The call of a library that takes the columns of keys that are values apart from those that are not."""
+    p = inputs.problem
+    q = inputs.q.transpose(1, 2).contiguous()
+    k = inputs.k if p.layout.is_paged else inputs.k.transpose(1, 2).contiguous()
+    options = {**_usual(inputs), **options, "qv": q[..., : p.head_dim_v], "softmax_scale": p.head_dim**-0.5}
+    if p.layout.is_paged:
+        options["page_table"], options["cache_seqlens"] = (
+            inputs.indices[name] for name in ("page_table", "seqused_k")
+        )
+    arrays = (q[..., p.head_dim_v :], k[..., p.head_dim_v :], k[..., : p.head_dim_v])
+    shape = (*q.shape[:3], p.head_dim_v)
+    return _first_of(lambda: library.flash_attn_with_kvcache(*arrays, **options), _heads_first(shape))
 
 
 def _of_pages(function: Callable[..., Any], inputs: Inputs, options: dict[str, Any]) -> Call:

@@ -46,7 +46,14 @@ class Inputs:
                 drawn = torch.randn(*shape, device="cuda")
             return drawn if problem.dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[problem.dtype]))
 
-        q, k, v = (random(_shape(each, problem)) for each in problem.operation.strided if not each.is_output)
+        arrays = {
+            each.name: random(_shape(each, problem))
+            for each in problem.operation.strided
+            if not each.is_output
+        }
+        q, k = arrays["q"], arrays["k"]
+        # Latent values are the keys' first columns.
+        v = k[..., : problem.head_dim_v] if problem.latent else arrays["v"]
         indices = typical_indices(problem)
         return cls(
             torch,

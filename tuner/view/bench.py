@@ -76,7 +76,9 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         columns += SHAPE_COLUMNS
     columns.append((OURS, lambda row: milliseconds(row.ours) + ("" if row.exact or not row.ours else "*")))
     columns.append(("TFLOP/s", lambda row: NOTHING if row.name in counted else speed(row.tflops)))
-    columns.append(("TB/s", lambda row: speed(row.key_tbps) if row.name in counted else NOTHING))
+    # Of latent attention now one bounds it, now the other.
+    reading = counted | {row.name for row in rows if row.problem.latent}
+    columns.append(("TB/s", lambda row: speed(row.key_tbps) if row.name in reading else NOTHING))
     columns += [(name, lambda row, name=name: _cell(row, name)) for name in shown]
     columns += [
         (f"{name}, scaled", lambda row, name=name: milliseconds(row.scaled.get(name))) for name in scaled
@@ -90,7 +92,7 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     made = [(name, [cell(row) for row in rows]) for name, cell in columns]
     kept = [(name, cells) for name, cells in made if any(cells) or name in (OURS, "mask")]
     notes = [mean_words(rows, run)]
-    if counted:
+    if reading:
         notes.append("TB/s: of keys and values, read once.")
     nearest = [row.name for row in rows if row.ours and not row.exact]
     if nearest:

@@ -18,6 +18,7 @@ COLOURS = {
     "fa2": "#005f8f",
     "torch-varlen": "#2f8f8f",
     "nested": "#b39ddb",
+    "flashmla": "#7fb069",
     "xformers": "#8c6d31",
     "cupy": "#555555",
     LAST_STEP: "#333333",

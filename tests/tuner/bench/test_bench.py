@@ -347,6 +347,19 @@ def test_keys_in_pages_are_timed_beside_who_finds_them(fake, monkeypatch):
     ]
 
 
+def test_values_of_latent_attention_are_columns_of_its_keys(fake):
+    fake.behave(ms={"CUDNN_ATTENTION": 2.0, "flex": 3.0})
+    latent = Problem(
+        dtype="bf16", batch=2, num_q_heads=4, num_kv_heads=1, seqlen_q=1, seqlen_k=9, head_dim=48,
+        head_dim_v=32, latent=True,
+    )  # fmt: skip
+    paged = replace(latent, page_size=4)
+    plain, other = run_bench(options(fake.out, latent, paged, contenders=("cudnn", "flex", "flashmla"))).rows
+    assert {name: cell.ms for name, cell in plain.cells.items() if cell.ms} == {"cudnn": 2.0, "flex": 3.0}
+    assert all(cell.error < 1e-6 for cell in plain.cells.values() if cell.ms)
+    assert other.cells["flashmla"].reason == "flash_mla is not installed"
+
+
 def test_a_causal_mask_of_few_queries_is_given_to_who_takes_masks(fake):
     fake.behave(ms={"CUDNN_ATTENTION": 2.0})
     few = replace(HALF, seqlen_q=2, seqlen_k=37, causal=True)
@@ -482,7 +495,7 @@ def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
     assert all(len(steps) == 9 for steps in plan.steps[:5]) and not plan.steps[5]
     assert len(list(tmp_path.glob("ladder_*.py"))) == 18  # one for each step and head dim
     of_halves = {"flash", "cudnn", "fa3", "fa4"}
-    of_sequences = {"fa2", "torch-varlen", "nested"}
+    of_sequences = {"fa2", "torch-varlen", "nested", "flashmla"}
     assert set(contender_names()) == {n for row in plan.contenders for n in row} | of_halves | of_sequences
     assert set(plan.modules) - {None} and all(row.exact for row in plan.rows)
 
