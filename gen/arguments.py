@@ -337,24 +337,26 @@ def make_arguments(
 
 @dataclass(frozen=True)
 class MapDescription:
-    """What ``cuTensorMapEncodeTiled`` is told of an array of rank 4, the innermost dimension first: columns,
-    rows, heads, batch; of packed sequences rows again, in place of batches. ``sizes`` are in elements,
-    ``strides`` of the three outer dimensions in bytes; a box is ``columns`` by ``rows`` of one head;
-    ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16 is none."""
+    """What ``cuTensorMapEncodeTiled`` is told of an array, the innermost dimension first: columns, rows,
+    heads, batch; of packed sequences rows again, in place of batches; of a cache columns, rows of a page,
+    heads, pages, rows again. ``sizes`` are in elements, ``strides`` of all but columns in bytes; a box is
+    ``columns`` by ``rows`` of one head; ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16
+    is none."""
 
     array: str
     dtype: str
     address: int
-    sizes: tuple[int, int, int, int]
-    strides: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
     columns: int
     rows: int
     swizzle: int
     l2_promotion: int
 
     def __str__(self) -> str:
+        outer = "batch" if len(self.sizes) == 4 else "rows, pages"
         return (
-            f"{self.array} at {self.address:#x}, {self.sizes[::-1]} (batch, heads, rows, columns) by "
+            f"{self.array} at {self.address:#x}, {self.sizes[::-1]} ({outer}, heads, rows, columns) by "
             f"{self.strides[::-1]} bytes, in boxes of {self.rows} rows and {self.columns} columns"
         )
 
@@ -365,24 +367,27 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
     Of ``problem`` only the types and the head dims count. Nothing is checked: the driver refuses what it
     cannot take.
     """
-    described = []
+    described, layout = [], arguments.layout
     for each in launch.tensor_maps:
         array = problem.operation.array(each.array)
         item_bytes = ITEM_BYTES[array.dtype(problem)]
-        heads, strides = int(arguments.values[array.heads]), arguments.strides(array.name)
-        rows, address = int(arguments.values[array.rows]), arguments.address(array.name)
-        lengths = (rows, heads, int(arguments.values["batch"]))
-        if arguments.layout.is_packed:
+        address, strides = arguments.address(array.name), arguments.strides(array.name)
+        in_pages = layout.in_pages(array.rows)
+        outer, heads, rows = (
+            int(arguments.values.get(str(axis), 1)) for axis in layout.stored_axes(array.heads, array.rows)
+        )
+        lengths = (rows, heads, outer)
+        if layout.is_packed or in_pages:
             # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to
             # end where a sequence does, so that boxes are clipped there.
-            rows = int(arguments.values[dict(arguments.layout.totals)[array.rows]])
-            lengths, strides = (rows, heads, rows + 1), (strides[-1], *strides)
+            lengths = (*(lengths if in_pages else lengths[:2]), rows + 1)
+            strides = (strides[-1], *strides)
             address -= item_bytes * strides[-1] * rows
-        if rows == 0:
+        if rows == 0 or (in_pages and arguments.values[array.rows] == 0):
             # Nothing is read of an array without rows, but a map must be of something.
-            lengths, address = (1, 1, 1), arguments.address(problem.operation.arrays[0].name)
+            lengths, address = (1,) * len(lengths), arguments.address(problem.operation.arrays[0].name)
         # The stride of a dimension of one is never used, but must be one that can be held.
-        of_row, of_head, of_batch = (
+        stride_bytes = tuple(
             item_bytes * stride if length > 1 else MAP_STRIDE_UNIT
             for length, stride in zip(lengths, reversed(strides), strict=True)
         )
@@ -392,7 +397,7 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
                 array.dtype(problem),
                 address,
                 (getattr(problem, array.columns), *lengths),
-                (of_row, of_head, of_batch),
+                stride_bytes,
                 each.columns,
                 each.rows,
                 each.swizzle,

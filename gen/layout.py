@@ -117,4 +117,4 @@ PACKED_PAGED = Layout(
 def knows_page_size(page_size: int, bc: int) -> bool:
     """Returns whether a kernel of tiles of ``bc`` keys is made for pages of that size alone: tiles of whole
     pages, and pages of whole tiles, are found without dividing. Others take pages of any size."""
-    return page_size > 0 and (page_size % bc == 0 or bc % page_size == 0)
+    return page_size > 0 and bc > 0 and (page_size % bc == 0 or bc % page_size == 0)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
 from .launch import Launch
+from .layout import knows_page_size
 from .limits import DeviceLimits
 from .plan import Plan
 from .problem import Problem
@@ -160,6 +161,11 @@ class Variant:
         """Returns the first compute capability, times ten, with the instructions of what is rendered for
         ``arch``; None where any card has them."""
         return None
+
+    def knows_page_size(self, problem: Problem) -> bool:
+        """Tells whether what is rendered for a problem takes pages of the problem's size alone: by default,
+        where tiles are of whole pages or pages of whole tiles."""
+        return knows_page_size(problem.page_size, int(getattr(self, "bc", 0)))
 
     def float32_products(self, problem: Problem) -> str:
         """Returns how tensor cores multiply float32: ``tf32``, ``3xtf32``, ``3xf16``; empty: they do not."""

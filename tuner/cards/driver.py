@@ -145,17 +145,18 @@ def _encode_map(described: MapDescription) -> bytes:
     if not all(0 <= stride < MAP_STRIDE_END for stride in described.strides):
         raise DriverError(f"no map can be made of {described}: strides must be from 0 to below 2^40 bytes")
     target = _Aligned(bytes(MAP_BYTES))
-    sizes, strides = (ctypes.c_uint64 * 4)(*described.sizes), (ctypes.c_uint64 * 3)(*described.strides)
-    box, steps = (
-        (ctypes.c_uint32 * 4)(described.columns, described.rows, 1, 1),
-        (ctypes.c_uint32 * 4)(*[1] * 4),
-    )
+    rank = len(described.sizes)
+    sizes = (ctypes.c_uint64 * rank)(*described.sizes)
+    strides = (ctypes.c_uint64 * (rank - 1))(*described.strides)
+    ones = [1] * rank
+    box = (ctypes.c_uint32 * rank)(described.columns, described.rows, *ones[2:])
+    steps = (ctypes.c_uint32 * rank)(*ones)
     try:
         call(
             "cuTensorMapEncodeTiled",
             target.address,
             MAP_DTYPES[described.dtype],
-            4,
+            rank,
             described.address,
             sizes,
             strides,

@@ -38,7 +38,7 @@ class CopyEngine {
 
   // A load to this block that one of its threads issues, or one of another block of its cluster. Shared memory and the
   // barrier are where they would be for the caller.
-  void load(Scheduler& caller, void* shared, const CUtensorMap* map, void* barrier_address, const int* corner,
+  void load(Scheduler& caller, void* shared, const CUtensorMap* map, void* barrier_address, const Corner& corner,
             const char* what, int line) {
     PhaseBarriers::Barrier& barrier = barriers_.shown_at(caller, barrier_address, what, line);
     BoxCopy copy = describe(caller, map, shared, corner, what, line);
@@ -49,7 +49,7 @@ class CopyEngine {
     loads_.push_back(std::move(copy));
   }
 
-  void store(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+  void store(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line) {
     BoxCopy copy = describe(scheduler_, map, shared, corner, what, line);
     copy.group = groups_[copy.thread];
     for (size_t place = copy.place; place < copy.place + copy.map.bytes(); place += 16) {
@@ -113,7 +113,7 @@ class CopyEngine {
  private:
   struct BoxCopy {
     BoxMap map;
-    int corner[kRank];
+    Corner corner;
     size_t place;  // in shared memory
     unsigned block, thread;  // that issued it
     const char* what;
@@ -123,18 +123,20 @@ class CopyEngine {
     std::vector<unsigned char> source{};        // of a store, as it was
   };
 
-  static BoxCopy describe(Scheduler& caller, const CUtensorMap* map, const void* shared, const int* corner,
+  static BoxCopy describe(Scheduler& caller, const CUtensorMap* map, const void* shared, const Corner& corner,
                           const char* what, int line) {
     check_map(caller, map, what, line);
     const BoxMap& box = BoxMap::of(map);
+    if (box.rank != corner.rank) {
+      caller.fail(format("%s: %s in line %d of %u coordinates by a map of %u", caller.here().c_str(), what, line,
+                         corner.rank, box.rank));
+    }
     if (box.swizzle > 16 && box.row_bytes() != box.swizzle) {
       caller.fail(format("%s: %s in line %d of rows of %u bytes swizzled by %u: only whole ones are emulated",
                          caller.here().c_str(), what, line, box.row_bytes(), box.swizzle));
     }
     const size_t place = caller.place_of(shared, box.bytes(), 128, what, line);
-    BoxCopy copy{box, {}, place, caller.block(), caller.current().index, what, line};
-    memcpy(copy.corner, corner, sizeof(copy.corner));
-    return copy;
+    return {box, corner, place, caller.block(), caller.current().index, what, line};
   }
 
   void land_load(size_t i) {

@@ -39,19 +39,25 @@ inline void prefetch_map(const CUtensorMap* map, int line = __builtin_LINE()) {
 }
 inline void tma_load(void* shared, const CUtensorMap* map, unsigned long long* barrier, int x, int row, int head,
                      int batch, int line = __builtin_LINE()) {
-  const int corner[] = {x, row, head, batch};
-  emulation::load_box(shared, map, barrier, corner, "tma_load", line);
+  emulation::load_box(shared, map, barrier, {4, {x, row, head, batch}}, "tma_load", line);
+}
+// By a map of five dimensions.
+inline void tma_load_page(void* shared, const CUtensorMap* map, unsigned long long* barrier, int x, int row, int head,
+                          int page, int end, int line = __builtin_LINE()) {
+  emulation::load_box(shared, map, barrier, {5, {x, row, head, page, end}}, "tma_load_page", line);
 }
 // To the same place in each of the cluster's blocks, a bit each.
 inline void tma_multicast(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned short blocks,
                           int x, int row, int head, int batch, int line = __builtin_LINE()) {
-  const int corner[] = {x, row, head, batch};
-  emulation::multicast_box(shared, map, barrier, blocks, corner, "tma_multicast", line);
+  emulation::multicast_box(shared, map, barrier, blocks, {4, {x, row, head, batch}}, "tma_multicast", line);
+}
+inline void tma_multicast_page(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned short blocks,
+                               int x, int row, int head, int page, int end, int line = __builtin_LINE()) {
+  emulation::multicast_box(shared, map, barrier, blocks, {5, {x, row, head, page, end}}, "tma_multicast_page", line);
 }
 inline void tma_store(const CUtensorMap* map, const void* shared, int x, int row, int head, int batch,
                       int line = __builtin_LINE()) {
-  const int corner[] = {x, row, head, batch};
-  emulation::store_box(map, shared, corner, "tma_store", line);
+  emulation::store_box(map, shared, {4, {x, row, head, batch}}, "tma_store", line);
 }
 inline void tma_commit() { emulation::commit_stores(); }
 template <int kGroups>

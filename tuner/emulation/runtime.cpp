@@ -488,18 +488,18 @@ void read_block(void* values, const void* shared, size_t bytes, unsigned block, 
 }
 
 void check_map(const CUtensorMap* map, const char* what, int line) { CopyEngine::check_map(*running, map, what, line); }
-void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
-              int line) {
+void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const Corner& corner,
+              const char* what, int line) {
   running->engine.load(*running, shared, map, barrier, corner, what, line);
 }
-void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks, const int* corner,
-                   const char* what, int line) {
+void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks,
+                   const Corner& corner, const char* what, int line) {
   for (unsigned rank = 0; blocks >> rank; ++rank) {
     if (!(blocks >> rank & 1)) continue;
     cluster->reach(rank, what, line).engine.load(*running, shared, map, barrier, corner, what, line);
   }
 }
-void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line) {
+void store_box(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line) {
   running->engine.store(map, shared, corner, what, line);
 }
 void commit_stores() { running->engine.commit(); }

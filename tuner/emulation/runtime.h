@@ -93,13 +93,19 @@ bool test_phase(unsigned long long* barrier, unsigned parity, const char* what, 
 // Barrier `id` of the block, for so many threads.
 void meet(int id, int threads, bool wait, const char* what, int line);
 
+// Where a box begins, in a map of so many dimensions, the innermost first.
+struct Corner {
+  unsigned rank;
+  int at[5];
+};
+
 // Boxes of arrays, by the copy engine.
 void check_map(const CUtensorMap* map, const char* what, int line);
-void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const int* corner, const char* what,
-              int line);
+void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const Corner& corner,
+              const char* what, int line);
 void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks,
-                   const int* corner, const char* what, int line);
-void store_box(const CUtensorMap* map, const void* shared, const int* corner, const char* what, int line);
+                   const Corner& corner, const char* what, int line);
+void store_box(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line);
 void commit_stores();
 void wait_for_stores(unsigned groups_left_in_flight);
 // Shows this thread's ordinary writes to the copy engine and to products.

@@ -8,10 +8,11 @@
 #include <algorithm>
 
 #include "cuda.h"
+#include "runtime.h"
 
 namespace emulation {
 
-constexpr int kRank = 4;
+constexpr int kRank = 5;  // at most; of fewer dimensions the outer ones are of one
 
 // Shared memory swizzled within rows of so many bytes: bits of the address from 128 bytes on turn its 16-byte pieces.
 inline size_t swizzled(size_t address, unsigned row_bytes) {
@@ -23,35 +24,35 @@ struct BoxMap {
   static constexpr uint64_t kMagic = 0x70616d726f736e74;
 
   uint64_t magic;
+  uint32_t rank;
+  uint32_t swizzle;  // bytes of a row, 16 for none
   unsigned char* base;
   uint64_t sizes[kRank];    // elements, innermost first
   uint64_t strides[kRank];  // bytes
   uint32_t box[kRank];      // elements
-  uint32_t swizzle;         // bytes of a row, 16 for none
 
   static const BoxMap& of(const CUtensorMap* map) { return *reinterpret_cast<const BoxMap*>(map); }
 
   unsigned row_bytes() const { return box[0] * unsigned(strides[0]); }
-  unsigned rows() const { return box[1] * box[2] * box[3]; }
+  unsigned rows() const { return box[1] * box[2] * box[3] * box[4]; }
   size_t bytes() const { return size_t(row_bytes()) * rows(); }
 
   // Calls work(place in the box in bytes, address or null, bytes): pieces of at most 16 bytes that lie inside the
   // array, or outside of it.
   template <typename Work>
-  void each_piece(const int* corner, const Work& work) const {
+  void each_piece(const Corner& corner, const Work& work) const {
     const int64_t item = strides[0];
     for (unsigned row = 0; row < rows(); ++row) {
-      const int64_t at[kRank] = {corner[0], corner[1] + int64_t(row % box[1]), corner[2] + int64_t(row / box[1] % box[2]),
-                                 corner[3] + int64_t(row / box[1] / box[2])};
       bool inside = true;
       unsigned char* start = base;
-      for (int i = 1; i < kRank; ++i) {
-        inside = inside && at[i] >= 0 && at[i] < int64_t(sizes[i]);
-        start += at[i] * int64_t(strides[i]);
+      for (int i = 1, left = int(row); i < kRank; left /= int(box[i++])) {
+        const int64_t at = int64_t(corner.at[i]) + left % int(box[i]);
+        inside = inside && at >= 0 && at < int64_t(sizes[i]);
+        start += at * int64_t(strides[i]);
       }
       for (int64_t x = 0; x < int64_t(row_bytes()); x += 16) {
         // A piece may straddle an edge of the array: then element by element.
-        const int64_t first = at[0] + x / item, count = 16 / item;
+        const int64_t first = corner.at[0] + x / item, count = 16 / item;
         const bool whole = first >= 0 && first + count <= int64_t(sizes[0]);
         for (int64_t i = 0; i < count; i += whole ? count : 1) {
           const bool here = inside && first + i >= 0 && first + i < int64_t(sizes[0]);
@@ -63,14 +64,14 @@ struct BoxMap {
   }
 
   // From the array to shared memory, which starts at `memory`; the box at byte `target` of it.
-  void load(const int* corner, unsigned char* memory, size_t target) const {
+  void load(const Corner& corner, unsigned char* memory, size_t target) const {
     each_piece(corner, [&](size_t place, const unsigned char* source, size_t bytes) {
       unsigned char* to = memory + swizzled(target + place, swizzle);
       source ? memcpy(to, source, bytes) : memset(to, 0, bytes);
     });
   }
 
-  void store(const int* corner, const unsigned char* memory, size_t source) const {
+  void store(const Corner& corner, const unsigned char* memory, size_t source) const {
     each_piece(corner, [&](size_t place, unsigned char* target, size_t bytes) {
       if (target) memcpy(target, memory + swizzled(source + place, swizzle), bytes);
     });
@@ -96,18 +97,20 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                 CUtensorMapFloatOOBfill fill) {
   using emulation::BoxMap;
+  constexpr cuuint32_t kLeastRank = 4;  // others exist, but are not emulated
   constexpr uint64_t kMaxSize = uint64_t(1) << 32, kStrideEnd = uint64_t(1) << 40;
   const unsigned item = emulation::bytes_of(type);
   const auto aligned = [](const void* pointer, uintptr_t bytes) {
     return pointer && reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
   };
-  if (item == 0 || rank != emulation::kRank || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+  if (item == 0 || rank < kLeastRank || rank > emulation::kRank || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
       unsigned(swizzle) > CU_TENSOR_MAP_SWIZZLE_128B || unsigned(promotion) > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
       fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || !aligned(map, 64) || !aligned(address, 16)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  BoxMap made = {BoxMap::kMagic, static_cast<unsigned char*>(address), {}, {item}, {}, 16u << swizzle};
-  for (int i = 0; i < emulation::kRank; ++i) {
+  BoxMap made = {BoxMap::kMagic, rank, 16u << swizzle, static_cast<unsigned char*>(address), {}, {item}, {}};
+  for (unsigned i = 0; i < emulation::kRank; ++i) made.sizes[i] = made.box[i] = 1;
+  for (unsigned i = 0; i < rank; ++i) {
     if (sizes[i] < 1 || sizes[i] > kMaxSize || box[i] < 1 || box[i] > 256) return CUDA_ERROR_INVALID_VALUE;
     // Of the innermost dimension it is ignored. Others than 1 exist, but are not emulated.
     if (i > 0 && element_strides[i] != 1) return CUDA_ERROR_INVALID_VALUE;

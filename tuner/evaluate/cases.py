@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...gen.layout import DENSE, knows_page_size
+from ...gen.layout import DENSE
 from ...gen.lengths import Lengths, listed_lengths
 from ...gen.problem import Problem
 from ...gen.scoring import PLAIN, Scoring
@@ -178,6 +178,7 @@ def _few_queries_cases(
     some = [_ragged(bc, rng), 3 * bc + _ragged(bc, rng), 5 * size + 3]
     yield _packed([(4, n) for n in some], rng, heads=(6, 2), inputs="rising", layout="padded", scale=-1.0)
     yield _packed([(17, n) for n in (2, *some)], rng, inputs="normal", layout="packed", want_lse=True)
+    yield _packed([(br + 3, n) for n in some[:2]], rng, inputs="uniform", layout="padded", want_lse=True)
     shares = variant.key_shares()
     if shares > 1:
         many = (2 * shares + 1) * bc + _ragged(bc, rng)
@@ -220,7 +221,7 @@ def _with_room(case: Case, new: tuple[int, ...]) -> Case:
 def _in_pages(made: Iterator[Case], variant: Variant, problem: Problem) -> Iterator[Case]:
     """The same with keys in pages: of the size that a kernel knows, or of several that it does not."""
     size, bc = problem.page_size, _tiles(variant)[1]
-    others = () if knows_page_size(size, bc) else (1, 5, 2 * bc)
+    others = () if variant.knows_page_size(problem) else (1, 5, 2 * bc)
     for turn, case in enumerate(made):
         yield replace(case, page_size=(size, *others)[turn % (1 + len(others))])
 

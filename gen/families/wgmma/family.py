@@ -8,7 +8,8 @@ so that those with a mask come first. Two schedules keep the tensor cores busy b
 and leaves the rest to the other consumer. The blocks of a ``cluster``, with neighbouring query tiles of
 one head or the same rows of heads that share keys, walk the same keys: each copies a share of every tile
 of K and V to all, which divides what they ask of L2. Of packed sequences, blocks take what a plan lists,
-and maps with two dimensions of rows let copies and stores end where each sequence does.
+and maps with two dimensions of rows let copies and stores end where each sequence does. Caches in pages
+come by such maps too, a box for each piece of a tile that is of one page, by the lanes of one warp.
 
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned
 into f16, exactly, by the producer's warps that have nothing to copy: wgmma reads no eight bits by rows of
@@ -26,7 +27,7 @@ from typing import Any, ClassVar
 
 from ...expression import loads_of
 from ...launch import Launch
-from ...layout import DENSE, PACKED
+from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...serves import Serves
@@ -49,6 +50,7 @@ from .shared_memory import (
     RAW_STAGES,
     bytes_of_storage,
     chunks,
+    piece,
     qk_chunks,
     raw_chunks,
     tensor_maps,
@@ -68,7 +70,7 @@ class Wgmma(RuledParameters):
         float32="multiplies float32 in parts of f16",
         archs=(90,),
         units="warpgroups multiply",
-        layouts=(DENSE, PACKED),
+        layouts=(DENSE, PACKED, PAGED, PACKED_PAGED),
     )
 
     def template_for(self, problem: Problem) -> str:
@@ -82,6 +84,9 @@ class Wgmma(RuledParameters):
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Returns what a launch gives each thread before the warpgroups share them out."""
         return launch_registers(self, limits)
+
+    def knows_page_size(self, problem: Problem) -> bool:
+        return problem.layout.is_paged  # boxes have a size
 
     def float32_products(self, problem: Problem) -> str:
         return "3xf16" if problem.dtype == "f32" else ""
@@ -123,6 +128,7 @@ class Wgmma(RuledParameters):
             "producer_registers": producer_registers(problem) if shares else 0,
             "consumer_registers": consumer_registers(self, problem, limits) if shares else 0,
             "poly": EXP2_CUBIC,
+            "piece": piece(self, problem),
             "raw_stages": RAW_STAGES,
             "raw_columns": raw_chunks(problem)[1],
             "converters": CONVERTERS,

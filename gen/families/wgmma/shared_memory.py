@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from ...launch import TensorMap
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
@@ -85,13 +87,18 @@ def tiles_ahead(variant: Parameters, problem: Problem, limits: DeviceLimits) -> 
     return next(fitting, 0)
 
 
+def piece(variant: Parameters, problem: Problem) -> int:
+    """Returns how many keys are copied together: a block's share of a tile, or what of it is of one page."""
+    return gcd(variant.bc // variant.cluster, problem.page_size)
+
+
 def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
     """Returns the arrays as the copy engine moves them, a box of a tile at a time."""
     columns = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
-    share = variant.bc // variant.cluster
+    share = piece(variant, problem)
     values = TensorMap("v", share, columns if is_split(problem) else CHUNK)
     if problem.has_scales:
-        values = TensorMap("v", variant.bc, raw_chunks(problem)[1], swizzle=16)
+        values = TensorMap("v", share, raw_chunks(problem)[1], swizzle=16)
     factors = (TensorMap("q", GROUP_ROWS, columns), TensorMap("k", share, columns), values)
     # Of float32 each thread writes what it has.
     return factors if is_split(problem) else (*factors, TensorMap("o", GROUP_ROWS))

@@ -8,6 +8,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from flashgen.gen.arguments import MAP_STRIDE_UNIT, describe_maps, make_arguments
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
@@ -23,7 +24,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.validate import validate
 
-from tests.gen.families.test_packed import SCORINGS
+from tests.gen.families.test_packed import CARDS, GROUPS, SCORINGS, is_asked
 from tests.gen.families.test_packed import WAYS as PACKED_WAYS
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, needs_compiler
@@ -32,29 +33,41 @@ H200 = PRESETS["h200"]
 PAGED = Problem(
     batch=5, num_q_heads=4, num_kv_heads=2, seqlen_q=4, seqlen_k=90, head_dim=32, page_size=16, causal=True
 )
-#: Of families that take pages.
-WAYS = {name: way for name, way in PACKED_WAYS.items() if PAGED.layout in way[0].serves.layouts}
+#: With dense queries, blocks of a cluster share what they copy of pages, too.
+CLUSTERS = {
+    "wgmma, cluster of tiles": (replace(GROUPS, cluster=2), "bf16", "h200 of two"),
+    "wgmma, cluster of heads": (replace(GROUPS, cluster=2, cluster_over="heads", bc=64), "f16", "h200"),
+}
+WAYS = {**PACKED_WAYS, **CLUSTERS}
 RAGGED = "uniform:1-4/uniform:3-90"
 #: Sizes of pages: of which tiles are made, which are made of tiles, and neither.
-SIZES = (1, 7, 16, 64, 128, 256)
+SIZES = (1, 7, 16, 24, 64, 128, 256)
 MASKED = [name for name, scoring in SCORINGS.items() if replace(PAGED, scoring=scoring).scores.predicate]
 INTERVALS = [name for name in SCORINGS if name not in ("plain", *MASKED)]
 
 
+def takes(way: str, size: int) -> bool:
+    """Whether a family takes pages of so many keys: the copy engine brings groups of eight."""
+    return not way.startswith("wgmma") or size % 8 == 0
+
+
 def kernel_of(way: str, **asked) -> Kernel:
     variant, dtype, card = WAYS[way]
-    return render(variant, replace(PAGED, dtype=dtype, **asked), PRESETS[card])
+    if variant.launch(PAGED, H200).cluster > 1:
+        asked = {"seqlen_q": 150, **asked}  # several tiles
+    return render(variant, replace(PAGED, dtype=dtype, **asked), CARDS[card])
 
 
 def check(kernel: Kernel, way: str, *, depth="quick", sanitize: bool = False, seed: int = 1) -> float:
-    device = SimDevice("emulated", PRESETS[WAYS[way][2]], sanitize)
+    device = SimDevice("emulated", CARDS[WAYS[way][2]], sanitize)
     build = device.toolchain().build(kernel)
     return validate(device.open(), build, seed=seed, depth=depth, problem=kernel.problem)
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("way", "size"), sampled([(way, size) for size in SIZES for way in WAYS], 2, thorough=74)
+    ("way", "size"),
+    sampled([(way, size) for size in SIZES for way in WAYS if takes(way, size)], 3, thorough=120),
 )
 def test_sequences_in_pages_are_right(way: str, size: int) -> None:
     kernel = kernel_of(way, page_size=size)
@@ -63,17 +76,25 @@ def test_sequences_in_pages_are_right(way: str, size: int) -> None:
 
 @needs_compiler
 @pytest.mark.thorough
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PACKED_WAYS)
 def test_ragged_problems_of_all_kinds_are_right(way: str) -> None:
-    for seed, (size, varlen) in enumerate((size, varlen) for size in SIZES for varlen in ("", RAGGED)):
+    sizes = [size for size in SIZES if takes(way, size)]
+    for seed, (size, varlen) in enumerate((size, varlen) for size in sizes for varlen in ("", RAGGED)):
         kernel = kernel_of(
-            way, page_size=size, varlen=varlen, causal=seed % 4 < 2, head_dim=40, head_dim_v=40
+            way,
+            page_size=size,
+            varlen=varlen,
+            causal=seed % 4 < 2,
+            **dict.fromkeys(("head_dim", "head_dim_v"), 48 if "e4m3" in way else 40),
         )
         assert check(kernel, way, depth="full", seed=seed) < kernel.problem.tolerance
 
 
 @needs_compiler
-@pytest.mark.parametrize(("way", "size"), sampled([(way, size) for way in WAYS for size in (16, 7)], 1))
+@pytest.mark.parametrize(
+    ("way", "size"),
+    sampled([(way, size) for way in PACKED_WAYS for size in (16, 7, 64) if takes(way, size)], 2),
+)
 def test_queries_may_be_packed(way: str, size: int) -> None:
     kernel = kernel_of(way, page_size=size, varlen=RAGGED)
     assert check(kernel, way) < kernel.problem.tolerance
@@ -81,7 +102,7 @@ def test_queries_may_be_packed(way: str, size: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("way", "name"), sampled([(way, name) for name in INTERVALS for way in WAYS], 1, thorough=41)
+    ("way", "name"), sampled([(way, name) for name in INTERVALS for way in WAYS], 2, thorough=60)
 )
 def test_masks_and_scores_are_those_of_dense_keys(way: str, name: str) -> None:
     kernel = kernel_of(way, scoring=SCORINGS[name], causal=name != "score")
@@ -90,7 +111,8 @@ def test_masks_and_scores_are_those_of_dense_keys(way: str, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("way", "name"), sampled([(way, name) for name in MASKED for way in WAYS], 1, thorough=24)
+    ("way", "name"),
+    sampled([(way, name) for name in MASKED for way in PACKED_WAYS if is_asked(way, name)], 2, thorough=32),
 )
 def test_masks_by_expression_are_of_packed_queries(way: str, name: str) -> None:
     kernel = kernel_of(way, scoring=SCORINGS[name], varlen=RAGGED)
@@ -99,18 +121,80 @@ def test_masks_by_expression_are_of_packed_queries(way: str, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("way", "size"), sampled([("mma, keys over warps", 16), ("simt", 7), ("mma, keys over blocks", 64)], 1)
+    ("way", "size"),
+    sampled(
+        [
+            ("mma, keys over warps", 16),
+            ("wgmma", 16),
+            ("simt", 7),
+            ("mma, keys over blocks", 64),
+            ("wgmma, cluster of tiles", 8),
+            ("wgmma, f32 by tiles", 24),
+            ("wgmma, e4m3", 64),
+        ],
+        2,
+    ),
 )
 def test_nothing_is_read_or_written_out_of_bounds(way: str, size: int) -> None:
     kernel = kernel_of(way, page_size=size)
     assert check(kernel, way, sanitize=True) < kernel.problem.tolerance
 
 
-@pytest.mark.parametrize(("way", "varlen", "size"), sampled(product(WAYS, ("", RAGGED), SIZES), 7))
+@pytest.mark.parametrize(
+    ("way", "varlen", "size"),
+    sampled(
+        [
+            (way, varlen, size)
+            for way, varlen, size in product(WAYS, ("", RAGGED), SIZES)
+            if takes(way, size) and not (varlen and way in CLUSTERS)
+        ],
+        10,
+    ),
+)
 def test_a_kernel_reads_well(way: str, varlen: str, size: int) -> None:
     source = kernel_of(way, page_size=size, varlen=varlen, scoring=Scoring(window=(9, 0))).source
-    assert_tidy(source, way, longest=135)
+    assert_tidy(source, way, longest=150 if "f32" in way else 135)
     assert "k_stride_batch" not in source and "k_stride_page" in source
+
+
+def test_pages_come_in_pieces_of_a_tile() -> None:
+    """What is copied together is of one page and of one tile, or of a block's share of it."""
+    problem = replace(PAGED, dtype="bf16", head_dim=64)
+    for size, cluster, piece in ((16, 1, 16), (24, 1, 8), (64, 1, 64), (256, 1, 128), (256, 2, 64)):
+        variant = Wgmma(br=64, bc=128, cluster=cluster)
+        kernel = render(variant, replace(problem, page_size=size, seqlen_q=200), H200)
+        assert {each.rows for each in kernel.launch.tensor_maps if each.array in "kv"} == {piece}
+        assert f"constexpr int kPiece = {piece};" in kernel.source
+        assert f"constexpr int kPageSize = {size};" in kernel.source
+
+
+def test_maps_name_rows_of_pages_by_where_their_sequence_ends() -> None:
+    problem = replace(PAGED, dtype="bf16", head_dim=64, head_dim_v=64)
+    kernel, arrays = render(GROUPS, problem, H200), "qkvo"
+    sizes = {name: getattr(problem, name) for name in problem.layout.sizes} | {"num_pages": 9}
+    # Of k pages have heads of 16 rows, of v rows of two heads.
+    strides = {"q": (640, 160, 40), "k": (2048, 1024, 64), "v": (2048, 64, 128), "o": (640, 160, 40)}
+    addresses = dict.fromkeys(arrays, 1 << 20)
+
+    def found(**changed: int):
+        arguments = make_arguments(problem, addresses, strides, scale=1.0, sizes={**sizes, **changed})
+        return {each.array: each for each in describe_maps(kernel.launch, problem, arguments)}
+
+    described = found()
+    assert described["q"].sizes == (64, 4, 4, 5) and described["q"].strides == (80, 320, 1280)
+    assert described["k"].sizes == described["v"].sizes == (64, 16, 2, 9, 17)
+    assert described["k"].strides == (128, 2048, 4096, 128)
+    assert described["v"].strides == (256, 128, 4096, 256)
+    assert "(rows, pages, heads, rows, columns)" in str(described["v"])
+    for name, row_bytes in (("k", 128), ("v", 256)):
+        for end in (0, 5, 16):  # of a page's rows that count
+            before = 16 - end
+            assert described[name].address + (before + end) * row_bytes == 1 << 20
+            assert before + end == described[name].sizes[1]  # the first that does not is outside
+    # Of no keys nothing is read, nor anything before the array.
+    nothing = found(seqlen_k=0, num_pages=0)["k"]
+    assert nothing.sizes == (64, 1, 1, 1, 1) and nothing.strides == (MAP_STRIDE_UNIT,) * 4
+    assert nothing.address == 1 << 20
 
 
 def test_a_page_is_looked_up_once_for_its_rows() -> None:
@@ -152,9 +236,10 @@ def attend(kernel: Kernel, *, sanitize: bool = False, lengths=(33, 5), **changed
 
 @needs_compiler
 @pytest.mark.parametrize("sanitize", sampled([False, True], 1))
-def test_pages_that_the_cache_has_not_are_read_from_those_it_has(sanitize: bool, capfd) -> None:
+@pytest.mark.parametrize("way", ["mma, keys over warps", "wgmma"])
+def test_pages_that_the_cache_has_not_are_read_from_those_it_has(way: str, sanitize: bool, capfd) -> None:
     """Whatever the table says, no address is made of it that is none of the cache's."""
-    kernel = kernel_of("mma, keys over warps")
+    kernel = kernel_of(way)
     table = draw_table((33, 5), 16).table.copy()
     table[0, 1], table[1, 0] = -3, 2**31 - 1
     debug = replace(kernel, source="#define FLASHGEN_DEBUG\n#include <cstdio>\n" + kernel.source)
@@ -180,9 +265,10 @@ def test_a_kernel_that_knows_no_size_takes_any() -> None:
 
 @needs_compiler
 def test_a_launcher_refuses_caches_that_do_not_suit() -> None:
-    known = kernel_of("mma")
-    with pytest.raises(LaunchError, match="error 1"):
-        attend(replace(known, problem=replace(known.problem, page_size=8)))
+    for way in ("mma", "wgmma"):
+        known = kernel_of(way)
+        with pytest.raises(LaunchError, match="error 1"):
+            attend(replace(known, problem=replace(known.problem, page_size=8)))
 
 
 @needs_compiler
@@ -213,8 +299,13 @@ def test_more_keys_than_there_is_room_for_are_none() -> None:
             ("mma", 16, " + i * 16, rows.last_key)", ", rows.last_key)"),
             ("mma, keys over warps", 64, "first % kPageSize", "0"),
             ("mma", 16, "first + row < end", "true"),
+            ("wgmma", 16, "min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize)", "kPageSize"),
+            ("wgmma", 64, "kPageSize - end + row", "kPageSize - end"),
+            ("wgmma", 24, "page_before = find_page(n - 2)", "page_before = find_page(n - 1)"),
+            ("wgmma, one tile a block", 8, "smem.k[k_pipe.stage], maps", "smem.k[0], maps"),
+            ("wgmma, cluster of tiles", 16, "threadIdx.x % 32 * kPiece", "threadIdx.x % 32 * 8"),
         ],
-        2,
+        5,
     ),
 )
 def test_the_suite_finds_mistakes(way: str, size: int, right: str, wrong: str) -> None:
@@ -247,8 +338,8 @@ def test_what_pages_do_not_go_with_is_told() -> None:
         render(Mma(heads=2, q_in_registers=False), replace(PAGED, dtype="bf16"), H200)
     with pytest.raises(Illegal, match="beside pages they need packed queries"):
         kernel_of("simt", scoring=SCORINGS["mask"])
-    with pytest.raises(Illegal, match="this problem has paged ones"):
-        render(Wgmma(), replace(PAGED, dtype="bf16", head_dim=64), H200)
+    with pytest.raises(Illegal, match="pages of 7 keys are no whole groups of 8 rows"):
+        render(Wgmma(), replace(PAGED, dtype="bf16", head_dim=64, page_size=7), H200)
 
 
 def test_hostile_tables_share_pages_and_leave_some_to_nobody() -> None:
