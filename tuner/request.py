@@ -8,7 +8,6 @@ from itertools import product
 from typing import TypeVar
 
 from ..gen.append import Append
-from ..gen.layout import knows_page_size
 from ..gen.lengths import most_lengths, num_listed
 from ..gen.problem import ITEM_BYTES, KV_DTYPES, MAX_SIZE, PRECISIONS, Problem
 from ..gen.variant import Variant
@@ -109,7 +108,7 @@ def with_pages(problem: Problem, page_size: int, variant: Variant) -> Problem:
     if not problem.layout.is_paged:
         raise UsageError(f"{problem.name} has keys that lie in no pages; leave --page-size out")
     _check_page_size(page_size)
-    if page_size != problem.page_size and knows_page_size(problem.page_size, getattr(variant, "bc", 1)):
+    if page_size != problem.page_size and variant.knows_page_size(problem):
         raise UsageError(
             f"the kernel is made for pages of {problem.page_size} keys, not of {page_size}; leave "
             f"--page-size out, or emit one with --page-size {page_size}"

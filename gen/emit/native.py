@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arguments import BUFFER_ELEMENTS, VOID_ELEMENTS, struct_of
 from ..expression import Kind
-from ..layout import DENSE, knows_page_size
+from ..layout import DENSE
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..scores import Buffer
@@ -40,7 +40,7 @@ def program(problem: Problem, variant: Variant, sm: str, stem: str | None = None
         file=f"{stem or problem.name}.cu",
         architecture=architecture_option(sm),
         dtype_option="" if problem.dtype == "f32" else f"--dtype {problem.dtype} ",
-        page_known=_knows_page_size(problem, variant),
+        page_known=variant.knows_page_size(problem),
     )
 
 
@@ -59,16 +59,12 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
             problem,
             guard=guard,
             access_bytes=access_bytes,
-            page_known=_knows_page_size(problem, variant),
+            page_known=variant.knows_page_size(problem),
             **shared,
         ),
         "CMakeLists.txt": _render("native/library.cmake.jinja", problem, **shared),
         "example.cpp": _render(f"native/{example}_example.cpp.jinja", problem, **shared),
     }
-
-
-def _knows_page_size(problem: Problem, variant: Variant) -> bool:
-    return knows_page_size(problem.page_size, getattr(variant, "bc", 1))
 
 
 def _entry(problem: Problem) -> str:

@@ -120,10 +120,11 @@ def _takes_packed(tuned: Tuned) -> bool:
 
 
 def _own_page_size(tuned: Tuned) -> int | None:
-    """The only size of pages that a kernel takes: where its tiles are of whole pages, or pages of whole
-    tiles; else None, and it takes any."""
+    """The only size of pages that a kernel takes: where maps have boxes of them, and where its tiles are of
+    whole pages, or pages of whole tiles; else None, and it takes any."""
     page_size, tile = int(tuned.problem["page_size"]), int(tuned.variant.get("bc", 1))
-    return page_size if page_size % tile == 0 or tile % page_size == 0 else None
+    knows = tuned.has_maps or page_size % tile == 0 or tile % page_size == 0
+    return page_size if knows else None
 
 
 def _check_cache(tuned: Tuned, pages: int, page_size: int, layout: _Paged) -> None:

@@ -373,6 +373,32 @@ class _Maps(NamedTuple):
     address: int
 
 
+def _described(
+    plan: _Plan, name: str, addresses: tuple[int, int, int, int], item_bytes: int
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Where a map of an array begins, how long the dimensions beside its columns are, the innermost first,
+    and how far apart in elements, the outermost first."""
+    sizes, i, of_keys = plan.sizes, "qkvo".index(name), name in "kv"
+    address, strides = addresses[i], plan.strides[3 * i : 3 * i + 3]
+    rows, heads = (
+        sizes["seqlen_k" if of_keys else "seqlen_q"],
+        sizes["num_kv_heads" if of_keys else "num_q_heads"],
+    )
+    lengths, in_pages = (rows, heads, sizes["batch"]), of_keys and "page_size" in sizes
+    if in_pages:
+        lengths = (sizes["page_size"], heads, sizes["num_pages"])
+    elif _TOTALS[0] in sizes:
+        lengths, strides = (sizes[_TOTALS[of_keys]], heads), strides[1:]
+    if in_pages or _TOTALS[0] in sizes:
+        # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to end
+        # where a sequence does, so that boxes are clipped there.
+        address -= item_bytes * strides[-1] * lengths[0]
+        lengths, strides = (*lengths, lengths[0] + 1), (strides[-1], *strides)
+    if of_keys and not plan.has_keys:  # nothing is read of it, but a map must be of something
+        address, lengths = addresses[0], (1,) * len(lengths)
+    return address, lengths, strides
+
+
 def _encode_maps(
     plan: _Plan,
     launch: Launch,
@@ -380,42 +406,25 @@ def _encode_maps(
     addresses: tuple[int, int, int, int],
 ) -> _Maps:
     """The maps for arrays at these addresses, kept with their plan."""
-    tuned, sizes = plan.tuned, plan.sizes
+    tuned = plan.tuned
     memory = ctypes.create_string_buffer(_MAP_BYTES * len(launch.maps) + _MAP_ALIGNMENT)
     first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
-    ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
     for place, (name, rows, columns, swizzle, promotion) in enumerate(launch.maps):
-        i = "qkvo".index(name)
-        address = addresses[i]
-        of_keys, of_scores = name in "kv", name in "qk"
-        # From the innermost dimension out: columns, rows, heads, batch.
-        lengths = (
-            sizes["seqlen_k" if of_keys else "seqlen_q"],
-            sizes["num_kv_heads" if of_keys else "num_q_heads"],
-            sizes["batch"],
-        )
-        strides = plan.strides[3 * i : 3 * i + 3]
-        if _TOTALS[0] in sizes:
-            # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to
-            # end where a sequence does, so that boxes are clipped there.
-            total, step = sizes[_TOTALS[of_keys]], strides[2]
-            lengths, strides = (total, lengths[1], total + 1), (step, *strides[1:])
-            address -= _ITEM_BYTES[tuned.output_dtype if name == "o" else tuned.dtype] * step * total
-        if of_keys and not plan.has_keys:  # nothing is read of it, but a map must be of something
-            address, lengths = addresses[0], (1, 1, 1)
+        dtype = tuned.output_dtype if name == "o" else tuned.dtype
+        address, lengths, strides = _described(plan, name, addresses, _ITEM_BYTES[dtype])
         # Of a length of 1 the stride is never used, but must be a possible one.
         steps = zip(lengths, reversed(strides), strict=True)
-        dtype = tuned.output_dtype if name == "o" else tuned.dtype
         stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
+        rank = 1 + len(lengths)
         status = _driver().cuTensorMapEncodeTiled(
             first + _MAP_BYTES * place,
             _MAP_TYPES[dtype],
-            4,
+            rank,
             address,
-            (ctypes.c_uint64 * 4)(tuned.head_dim if of_scores else tuned.head_dim_v, *lengths),
-            (ctypes.c_uint64 * 3)(*stride_bytes),
-            (ctypes.c_uint32 * 4)(columns, rows, 1, 1),
-            ones,
+            (ctypes.c_uint64 * rank)(tuned.head_dim if name in "qk" else tuned.head_dim_v, *lengths),
+            (ctypes.c_uint64 * len(lengths))(*stride_bytes),
+            (ctypes.c_uint32 * rank)(columns, rows, *[1] * (rank - 2)),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
             0,  # not interleaved
             _SWIZZLES[swizzle],
             _PROMOTIONS[promotion],

@@ -26,10 +26,11 @@ struct Args {
 };
 static_assert(sizeof(Args) == 160);
 
-// What a tensor map was made of, the innermost dimension first; it fills the map's 128 bytes but for the mark.
+// What a tensor map was made of, the innermost dimension first; it fills the map's 128 bytes but for the mark. A fifth
+// dimension is apart, of zero where there is none.
 struct Map {
   uint64_t address;
-  uint64_t sizes[4], stride_bytes[3];
+  uint64_t sizes[4], stride_bytes[3], outer_size, outer_stride_bytes;
   uint32_t box[2];
   int32_t type, swizzle, promotion;
 };
@@ -317,15 +318,16 @@ int cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, uint64_t
   count("cuTensorMapEncodeTiled");
   if (encode_status) return encode_status;
   const uint64_t item = type == 7 ? 4 : 2;
-  if (reinterpret_cast<uintptr_t>(map) % 64 || rank != 4 || interleave || fill || !address || address % 16) {
+  if (reinterpret_cast<uintptr_t>(map) % 64 || rank < 4 || rank > 5 || interleave || fill || !address || address % 16) {
     return kInvalidValue;
   }
-  for (int i = 0; i < 4; ++i) {
+  const int dimensions = int(rank);
+  for (int i = 0; i < dimensions; ++i) {
     if (!sizes[i] || sizes[i] > uint64_t{1} << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return kInvalidValue;
-    if (i < 3 && (stride_bytes[i] % 16 || stride_bytes[i] >> 40)) return kInvalidValue;
+    if (i + 1 < dimensions && (stride_bytes[i] % 16 || stride_bytes[i] >> 40)) return kInvalidValue;
   }
-  if (box[0] * item != 16u << swizzle || box[2] != 1 || box[3] != 1) return kInvalidValue;
-  Map made = {address, {}, {}, {box[0], box[1]}, type, swizzle, promotion};
+  if (box[0] * item != 16u << swizzle || box[2] != 1 || box[dimensions - 1] != 1) return kInvalidValue;
+  Map made = {address, {}, {}, rank > 4 ? sizes[4] : 0, rank > 4 ? stride_bytes[3] : 0, {box[0], box[1]}, type, swizzle, promotion};
   std::copy_n(sizes, 4, made.sizes);
   std::copy_n(stride_bytes, 3, made.stride_bytes);
   std::memcpy(map, &made, sizeof(made));

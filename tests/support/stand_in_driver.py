@@ -53,6 +53,8 @@ class Map(ctypes.Structure):
         ("address", ctypes.c_uint64),
         ("sizes", ctypes.c_uint64 * 4),
         ("stride_bytes", ctypes.c_uint64 * 3),
+        ("outer_size", ctypes.c_uint64),
+        ("outer_stride_bytes", ctypes.c_uint64),
         ("box", ctypes.c_uint32 * 2),
         *[(name, ctypes.c_int32) for name in ("type", "swizzle", "promotion")],
     )

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.arguments import struct_of
+from flashgen.gen.arguments import describe_maps, make_arguments, struct_of
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module, emit_thin_module
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch as GridOf
+from flashgen.gen.launch import TensorMap
 from flashgen.gen.layout import knows_page_size
 from flashgen.gen.plan import Plan
 from flashgen.gen.problem import Problem
@@ -42,10 +43,10 @@ ROWS, Q_LENGTHS = 5, (21, 1, 0, 7)
 HEADS, KV_HEADS, BATCH = 4, 2, 4
 
 
-def kernel_of(varlen: str = "", **problem: Any) -> Kernel:
+def kernel_of(varlen: str = "", maps: tuple[TensorMap, ...] = (), **problem: Any) -> Kernel:
     usual = {"head_dim": D, "batch": BATCH, "seqlen_q": 21, "seqlen_k": 37, "page_size": PAGE_SIZE}
     wanted = Problem(**{**usual, "varlen": varlen, **problem})
-    main = GridOf(64, 4096, 32, packed=bool(varlen))
+    main = GridOf(64, 4096, 32, packed=bool(varlen), tensor_maps=maps)
     launches = (Plan(main).launch, main) if varlen else (main,)
     return Kernel(wanted, Wide(), 90, "// by hand\n", f"attention_{wanted.stem}", launches)
 
@@ -229,6 +230,48 @@ def test_what_kernels_are_told(driver: Driver, tmp_path: Path, torch: Any, varle
         and told["v"] - told["k"] == 2 * told["k_stride_page"]
     )
     assert len(driver.launches()) == (2 if varlen else 1)
+
+
+@pytest.mark.parametrize("varlen", ["", "same"])
+def test_maps_clip_pages_where_sequences_end(driver: Driver, tmp_path: Path, torch: Any, varlen: str) -> None:
+    """They are those that the emulated card and the tuner's make; pages are of the kernel's size alone."""
+    maps = tuple(TensorMap(name, 8, D, 128, 256) for name in "qkvo")
+    kernel = kernel_of(varlen, maps, head_dim=D)
+    module, q = load(tmp_path, varlen, maps=maps), queries(varlen)
+    told = {
+        name: Tensor(driver.own(x)) if isinstance(x, np.ndarray) else x for name, x in said(varlen).items()
+    }
+    given = [Tensor(driver.own(x)) for x in (q, *caches(), TABLE, used())]
+    if varlen:
+        told["plan"] = module.SequencePlan()
+    with computing(driver, kernel.problem) as card:
+        if varlen:
+            module.attention_paged(*given, **told)
+        driver.library.fake_maps(4)  # of the main launch alone, as the plan stands
+        module.attention_paged(*given, **told)
+    main, values = driver.launches()[-1], card.told[-1]
+    problem, layout = kernel.problem, kernel.problem.layout
+    strided = problem.operation.strided
+    arguments = make_arguments(
+        problem,
+        {each.name: int(values[each.name]) for each in strided},
+        {
+            each.name: (0, 0, *(int(values[f"{each.name}_stride_{a}"]) for a in layout.axes_of(each.rows)))[
+                -3:
+            ]
+            for each in strided
+        },
+        scale=1.0,
+        sizes={name: int(values[name]) for name in layout.sizes},
+    )
+    for made, each in zip(main.maps, describe_maps(kernel.launch, problem, arguments), strict=True):
+        sizes, strides = (*made.sizes, made.outer_size), (*made.stride_bytes, made.outer_stride_bytes)
+        rank = len(each.sizes)
+        assert (made.address, sizes[:rank], strides[: rank - 1]) == (each.address, each.sizes, each.strides)
+        assert rank == (5 if each.array in "kv" else 4) and sizes[rank:] in ((), (0,))
+    with pytest.raises(ValueError, match=r"pages of 4 keys, and .* takes pages of 8"):
+        others = [Tensor(driver.own(x.reshape(18, 4, KV_HEADS, D))) for x in caches()]
+        module.attention_paged(given[0], *others, *given[3:], **told)
 
 
 def test_lengths_may_be_left_out(driver: Driver, tmp_path: Path, torch: Any) -> None:
