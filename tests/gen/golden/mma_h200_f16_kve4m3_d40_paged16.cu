@@ -5,8 +5,8 @@
 // heads may share one key/value head. How many keys a sequence has only the card knows; that, lengths, strides, heads
 // and scale are run-time arguments.
 //
-// Keys and values lie in pages of any size: caches are (pages, heads, page_size, head_dim) by strides. Each sequence's row of
-// page_table lists its pages, which others may have too.
+// Keys and values lie in pages of any size: caches are (pages, heads, page_size, head_dim) by strides. Each
+// sequence's row of page_table lists its pages, which others may have too.
 //
 // Keys and values are of e4m3; each of their heads has a scale by which they are multiplied, k_scale and v_scale.
 //
@@ -130,15 +130,20 @@ __device__ __forceinline__ int count_keys(const AttentionArgs& args, int batch) 
   return args.seqused_k == nullptr ? args.seqlen_k : min(max(__ldg(args.seqused_k + batch), 0), args.seqlen_k);
 }
 
-// How far the page begins that is number `nth` of a sequence. Whatever the table says, it is one of the cache.
-__device__ __forceinline__ long long page_offset(const PagedRows& rows, int nth) {
+// The page that is number `nth` of a sequence. Whatever the table says, it is one of the cache.
+__device__ __forceinline__ unsigned page_of(const PagedRows& rows, int nth) {
   const int page = __ldg(rows.pages + nth);
 #ifdef FLASHGEN_DEBUG
   if (unsigned(page) >= unsigned(rows.num_pages)) {
     printf("flashgen: the page table has page %d, the cache has %d pages\n", page, rows.num_pages);
   }
 #endif
-  return min(unsigned(page), unsigned(rows.num_pages - 1)) * rows.page_stride;
+  return min(unsigned(page), unsigned(rows.num_pages - 1));
+}
+
+// How far it begins.
+__device__ __forceinline__ long long page_offset(const PagedRows& rows, int nth) {
+  return page_of(rows, nth) * rows.page_stride;
 }
 
 // How far a key's row is.
