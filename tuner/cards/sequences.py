@@ -32,10 +32,11 @@ def sizes_of_call(
         table = given["page_table"]
         sizes |= {"num_pages": k.shape[0], "page_size": k.shape[2], "max_pages": table.shape[1]}
         used = given.get("seqused_k")
-        room = table.shape[1] * k.shape[2]
-        longest = room
+        longest = room = table.shape[1] * k.shape[2]
         if used is not None:
-            longest = min(room, max(0, int((used + new_counts(problem, values, len(used))).max())))
+            longest = max(0, int((used + new_counts(problem, values, len(used))).max()))
+        if problem.append is not None:
+            longest = min(longest, room)  # new keys for which there is no room are left out
         return {**sizes, "seqlen_k": longest}
     if problem.layout.is_packed:
         return {**sizes, "seqlen_k": _longest(given["cu_seqlens_k"]), "total_k": k.shape[2]}
