@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...launch import Launch, TensorMap
-from ...layout import DENSE
+from ...layout import DENSE, PAGED
 from ...limits import DeviceLimits
 from ...operation import LATENT
 from ...problem import Problem
@@ -30,7 +30,7 @@ from ...serves import Serves
 from ..arithmetic import LAG
 from ..wgmma.registers import COPYING_REGISTERS, MAX_CONSUMER_REGISTERS
 from .rules import RuledParameters
-from .shared_memory import bytes_of_storage, rest_chunks
+from .shared_memory import bytes_of_storage, piece, rest_chunks
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,12 @@ class Latent(RuledParameters):
         operations=(LATENT,),
         archs=(90,),
         units="warpgroups multiply",
-        layouts=(DENSE,),
+        layouts=(DENSE, PAGED),
         plain_scores=True,
     )
+
+    def knows_page_size(self, problem: Problem) -> bool:
+        return problem.layout.is_paged  # boxes have a size
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         return bytes_of_storage(self, problem)
@@ -62,7 +65,7 @@ class Latent(RuledParameters):
             self.threads(),
             self.smem_bytes(problem, limits),
             self.br,
-            tensor_maps=(TensorMap("k", self.bc),),
+            tensor_maps=(TensorMap("k", piece(self, problem)),),
             pack_heads=True,
             splits=self.splits,
         )
@@ -76,6 +79,7 @@ class Latent(RuledParameters):
             "lag": LAG,
             "half": problem.head_dim_v // 2,
             "rest_chunks": rest_chunks(problem),
+            "piece": piece(self, problem),
             "producer_registers": COPYING_REGISTERS,
             "consumer_registers": MAX_CONSUMER_REGISTERS,
         }

@@ -23,7 +23,7 @@ class Parameters(Variant):
     rescale: ClassVar[str] = "lazy"
     poly_exp: ClassVar[int] = 0
 
-    splits: int = param(1, 2, 4, 8, 16, doc="blocks of a cluster that share a tile's keys")
+    splits: int = param(1, 2, 3, 4, 6, 8, 12, 16, doc="blocks of a cluster that share a tile's keys")
     boxes: int = param(1, 3, 9, doc="chunks of 64 columns of keys that are waited for at once")
 
     def threads(self) -> int:

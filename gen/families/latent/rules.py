@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import FIRST_PARAMETER, rule
-from ..wgmma.shared_memory import CHUNK, chunks
+from ..wgmma.shared_memory import CHUNK, SWIZZLED_ROWS, chunks
 from .parameters import CONSUMERS, Parameters
-from .shared_memory import bytes_of_storage
+from .shared_memory import bytes_of_storage, piece
 
 #: Tiles of keys that a block should have, where there are more: its end costs as much as some tiles.
 FEW_TILES = 4
@@ -30,6 +30,15 @@ class RuledParameters(Parameters):
             return f"rows of {problem.head_dim} elements are not multiples of 16 bytes, as copies need"
         return None
 
+    @rule("pages", after=FIRST_PARAMETER)
+    def _pieces_of_pages_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.page_size and piece(self, problem) % SWIZZLED_ROWS:
+            return (
+                f"pages of {problem.page_size} keys are no whole groups of {SWIZZLED_ROWS} rows, as the copy "
+                f"engine brings them; give a multiple of {SWIZZLED_ROWS}"
+            )
+        return None
+
     @rule("shared memory", after="boxes")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return limits.lacks_shared_memory(bytes_of_storage(self, problem))
@@ -48,8 +57,9 @@ class RuledParameters(Parameters):
             return None
         rows = problem.seqlen_q * problem.group
         tiles = -(-rows // self.br) * problem.num_kv_heads * problem.batch
-        if tiles * self.splits // 2 >= limits.num_sms:
-            return f"splits={self.splits}: half as many make {tiles * self.splits // 2} blocks already"
+        fewer = max(each for each in self._choices("splits") if each < self.splits)
+        if tiles * fewer >= limits.num_sms:
+            return f"splits={self.splits}: {fewer} make {tiles * fewer} blocks, {limits.num_sms} run at once"
         of_keys = -(-problem.seqlen_k // self.bc)
         if of_keys < FEW_TILES * self.splits:
             return f"splits={self.splits}: {of_keys} tiles of keys, {FEW_TILES} are wanted for each block"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from ...problem import Problem
 from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
 from .parameters import CONSUMERS, Parameters
 
-#: Numbers of 32 bits that each row has beside: a maximum, two sums, a factor and a mark.
-ROW_BYTES = 4 * 5
+#: Numbers of 32 bits that each row has beside: a maximum and two sums.
+ROW_NUMBERS = 3
 
 
 def rest_chunks(problem: Problem) -> int:
     """Returns how many chunks of keys have columns that are no values, and none that are."""
     return chunks(problem.head_dim) - problem.head_dim_v // CHUNK
+
+
+def piece(variant: Parameters, problem: Problem) -> int:
+    """Returns how many keys are copied together: a tile, or what of it is of one page."""
+    return gcd(variant.bc, problem.page_size)
 
 
 def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
@@ -22,5 +29,8 @@ def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
     tiles = CHUNK_BYTES * (variant.br * d + 2 * variant.bc * d + variant.br * chunks(variant.bc))
     arrivals = -(-d // variant.boxes)
     barriers = 2 * (arrivals + CONSUMERS + (1 if rest_chunks(problem) else 0))
-    whole = tiles + variant.br * ROW_BYTES + BARRIER_BYTES * barriers
+    # Rows that are put together have a mark, and a factor for each block.
+    own = -(-variant.br // variant.splits)
+    numbers = variant.br * ROW_NUMBERS + own * (variant.splits + 1)
+    whole = tiles + 4 * numbers + BARRIER_BYTES * barriers
     return -(-whole // ALIGNMENT) * ALIGNMENT

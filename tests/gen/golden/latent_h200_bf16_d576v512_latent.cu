@@ -67,7 +67,7 @@ constexpr int kConsumersBarrier = 1;  // of both consumers
 constexpr int kWeightsBarrier = 2;  // tells, by consumer, the other one that its weights are there
 
 constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
-constexpr int kOwnRows = kBr / kSplits;  // that a block puts the outputs of all blocks together for
+constexpr int kOwnRows = (kBr + kSplits - 1) / kSplits;  // for which a block puts the outputs of all blocks together
 constexpr int kPartialStride = kDv + 8;  // of outputs before their division, as floats
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -79,13 +79,13 @@ struct SharedStorage {
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
   alignas(1024) Chunk p;  // one consumer's weights, for the other
-  float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
-  float row_sum[2][kBr];  // sums of weights by consumer
-  float factors[kBr];  // of rows' partial outputs, by block of the cluster
-  int untrusted[kBr];  // rows that are to be computed again
   // Of a tile, chunks are full once their bytes have arrived. Those of each half of values are empty once the consumer
   // that has its outputs has done with them; the rest as soon as the tile's scores are there.
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
+  float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
+  float row_sum[2][kBr];  // sums of weights by consumer
+  float factors[kSplits * kOwnRows];  // of rows' outputs before their division, by block
+  int untrusted[kOwnRows];  // rows that are to be computed again
 };
 static_assert(kBr * kPartialStride * sizeof(float) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
               "in the end there is room for outputs");
@@ -643,8 +643,8 @@ __device__ __forceinline__ void produce_keys(
       if (place == 0) barrier_wait(&smem.rest_empty[stage], before);
       if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);
       if (place == kRestChunks + kHalfChunks) barrier_wait(&smem.half_empty[stage][1], before);
-      if (place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
       const int chunk = chunk_at(place);
+      if (place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
       tma_load(smem.k[stage][chunk], &maps.k, full, chunk * kChunk, first_key, tile.kv_head, tile.batch);
     }
   }
@@ -773,8 +773,9 @@ __device__ __forceinline__ void put_together(
   }
   cluster_sync();
 
-  if (thread < kOwnRows) {
-    const int row = split * kOwnRows + thread, packed_row = tile.first_row + row;
+  const int first_own = min(split * kOwnRows, kBr), num_own = min(kOwnRows, kBr - first_own);
+  if (thread < num_own) {
+    const int row = first_own + thread, packed_row = tile.first_row + row;
     float maxima[kSplits], row_max = -kInfinity, row_sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
@@ -806,10 +807,10 @@ __device__ __forceinline__ void put_together(
 
   constexpr int kPieces = kDv / 4;  // of a row
 #pragma unroll 2
-  for (int i = thread; i < kOwnRows * kPieces; i += kConsumerThreads) {
-    const int row = i / kPieces, x = i % kPieces * 4, packed_row = tile.first_row + split * kOwnRows + row;
+  for (int i = thread; i < num_own * kPieces; i += kConsumerThreads) {
+    const int row = i / kPieces, x = i % kPieces * 4, packed_row = tile.first_row + first_own + row;
     if (packed_row >= tile.num_rows) break;
-    const float* const source = partial + (split * kOwnRows + row) * kPartialStride + x;
+    const float* const source = partial + (first_own + row) * kPartialStride + x;
     float sums[4] = {};
 #pragma unroll
     for (int block = 0; block < kSplits; ++block) {
@@ -825,9 +826,9 @@ __device__ __forceinline__ void put_together(
   named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // rows are written, and may be written anew
 
 #pragma unroll 1
-  for (int i = thread / 32; i < kOwnRows; i += kConsumerThreads / 32) {
+  for (int i = thread / 32; i < num_own; i += kConsumerThreads / 32) {
     if (!smem.untrusted[i]) continue;
-    const int packed_row = tile.first_row + split * kOwnRows + i;
+    const int packed_row = tile.first_row + first_own + i;
     Element* const target = output_row(args, tile, packed_row);
     recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
                   [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });

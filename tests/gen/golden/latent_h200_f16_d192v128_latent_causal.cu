@@ -77,13 +77,13 @@ struct SharedStorage {
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
   alignas(1024) Chunk p;  // one consumer's weights, for the other
-  float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
-  float row_sum[2][kBr];  // sums of weights by consumer
-  float factors[kBr];  // of rows' partial outputs, by block of the cluster
-  int untrusted[kBr];  // rows that are to be computed again
   // Of a tile, chunks are full once their bytes have arrived. Those of each half of values are empty once the consumer
   // that has its outputs has done with them; the rest as soon as the tile's scores are there.
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
+  float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
+  float row_sum[2][kBr];  // sums of weights by consumer
+  float factors[kBr];  // of rows' outputs before their division
+  int untrusted[kBr];  // rows that are to be computed again
 };
 static_assert(kBr * kPartialStride * sizeof(float) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
               "in the end there is room for outputs");
@@ -575,8 +575,8 @@ __device__ __forceinline__ void produce_keys(
       if (place == 0) barrier_wait(&smem.rest_empty[stage], before);
       if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);
       if (place == kRestChunks + kHalfChunks) barrier_wait(&smem.half_empty[stage][1], before);
-      if (place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
       const int chunk = chunk_at(place);
+      if (place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
       tma_load(smem.k[stage][chunk], &maps.k, full, chunk * kChunk, first_key, tile.kv_head, tile.batch);
     }
   }
@@ -723,7 +723,7 @@ __device__ __forceinline__ void put_together(
   for (int i = thread; i < kBr * kPieces; i += kConsumerThreads) {
     const int row = i / kPieces, x = i % kPieces * 4, packed_row = tile.first_row + row;
     if (packed_row >= tile.num_rows) break;
-    const float* const source = partial + (row) * kPartialStride + x;
+    const float* const source = partial + row * kPartialStride + x;
     float sums[4] = {};
     const float factor = smem.factors[row];
 #pragma unroll

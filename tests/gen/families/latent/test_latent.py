@@ -33,6 +33,7 @@ WAYS = {
     "alone": Latent(),
     "chunks by three": Latent(boxes=3),
     "all at once": Latent(boxes=9, splits=2),
+    "three blocks": Latent(splits=3),
     "four blocks": Latent(splits=4),
     "sixteen blocks": Latent(splits=16),
 }
@@ -60,10 +61,26 @@ def test_problems_of_all_kinds_are_right(dtype: str, dims: tuple[int, int], spli
 @pytest.mark.thorough
 @needs_compiler
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["alone", "chunks by three", "three blocks"])
 def test_all_columns_of_models_are_right(way: str, causal: bool) -> None:
     problem = replace(WHOLE, causal=causal)
     assert 0 < check(Setting(WAYS[way], problem, H200), seed=4) <= problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(("page_size", "splits"), sampled([(64, 1), (16, 3), (128, 2), (8, 1), (24, 4)], 1))
+def test_caches_may_lie_in_pages(page_size: int, splits: int) -> None:
+    problem = replace(SMALL, page_size=page_size, causal=splits > 1)
+    assert 0 < check(Setting(Latent(splits=splits), problem, H200), seed=5) <= problem.tolerance
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize("page_size", [8, 64, 256])
+def test_ragged_caches_of_all_kinds_are_right(page_size: int) -> None:
+    problem = replace(SMALL, dtype="f16", page_size=page_size)
+    setting = Setting(Latent(splits=1 + page_size // 64), problem, H200)
+    assert 0 < check(setting, seed=page_size, depth="full") <= problem.tolerance
 
 
 @pytest.mark.thorough
@@ -107,11 +124,12 @@ def test_a_mistake_is_caught(right: str, wrong: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sources_are_tidy(way: str) -> None:
-    for dtype in ("bf16", "f16"):
-        for causal in (False, True):
-            problem = replace(WHOLE, dtype=dtype, causal=causal)
-            # Names are long, and lines of the launcher that have them.
-            assert_tidy(render(WAYS[way], problem, H200).source, way, longest=124)
+    for causal in (False, True):
+        for page_size in (0, 16):
+            problem = replace(WHOLE, causal=causal, page_size=page_size)
+            kernel = render(WAYS[way], problem, H200)
+            # Names are long, and lines that have them.
+            assert_tidy(kernel.source.replace(kernel.entry, "attention"), way, longest=121)
 
 
 def test_no_array_of_values_is_asked_for() -> None:
@@ -128,7 +146,8 @@ def test_no_array_of_values_is_asked_for() -> None:
         (replace(WHOLE, head_dim_v=64), "h200", "64 columns of values are not multiples of 128"),
         (replace(WHOLE, head_dim=516), "h200", "516 elements are not multiples of 16 bytes"),
         (replace(WHOLE, scoring=Scoring(softcap=30.0)), "h200", "knows the causal mask alone"),
-        (replace(WHOLE, varlen="same"), "h200", "takes dense"),
+        (replace(WHOLE, varlen="same"), "h200", "takes dense, paged arrays"),
+        (replace(WHOLE, page_size=20), "h200", "pages of 20 keys are no whole groups of 8 rows"),
     ],
 )
 def test_what_it_does_not_serve_is_told(problem: Problem, card: str, why: str) -> None:
