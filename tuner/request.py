@@ -9,13 +9,16 @@ from typing import TypeVar
 
 from ..gen.append import Append
 from ..gen.lengths import most_lengths, num_listed
-from ..gen.problem import ITEM_BYTES, KV_DTYPES, MAX_SIZE, PRECISIONS, Problem
+from ..gen.problem import ITEM_BYTES, KV_DTYPES, MAX_LATENT_DIM, MAX_SIZE, PRECISIONS, Problem
 from ..gen.variant import Variant
 from .asked_scoring import NOTHING_ASKED, AskedScoring
 from .errors import UsageError, checked, suggestion
 from .suites import SUITES
 
 T = TypeVar("T")
+
+#: The columns of keys and of values of latent attention where none are asked for, as models have them.
+LATENT_DIMS = (576, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class Shape:
     seqlen_q: int | None = None
     seqlen_k: int | None = None
     causal: bool | None = None
+    latent: bool | None = None
     page_size: int | None = None
     varlen: str | None = None
     append: Append | None = None
@@ -68,7 +72,9 @@ class Shape:
             raise UsageError("head_dim_v is 0; leave --dv out for values as wide as keys")
         if self.page_size is not None:
             _check_page_size(self.page_size)
-        heads = _or(self.heads, default.num_q_heads)
+        heads, latent = _or(self.heads, default.num_q_heads), _or(self.latent, default.latent)
+        # Latent attention has one head of keys, and columns as models have them.
+        kv_heads, dims = (1, LATENT_DIMS) if latent else (heads, (default.head_dim, 0))
         return self.scoring.made(
             lambda: Problem(
                 dtype=dtype,
@@ -76,16 +82,17 @@ class Shape:
                 precision=precision,
                 batch=_or(self.batch, default.batch if listed is None else listed),
                 num_q_heads=heads,
-                num_kv_heads=_or(self.kv_heads, heads),
+                num_kv_heads=_or(self.kv_heads, kv_heads),
                 seqlen_q=_or(self.seqlen_q, _or(self.seqlen, longest[0])),
                 seqlen_k=_or(self.seqlen_k, _or(self.seqlen, longest[1])),
-                head_dim=_or(self.head_dim, default.head_dim),
-                head_dim_v=_or(self.head_dim_v, 0),
+                head_dim=_or(self.head_dim, dims[0]),
+                head_dim_v=_or(self.head_dim_v, dims[1]),
                 causal=_or(self.causal, default.causal),
                 scoring=self.scoring.of(dtype),
                 varlen=varlen,
                 page_size=_or(self.page_size, default.page_size),
                 append=self.append,
+                latent=latent,
             )
         )
 
@@ -136,6 +143,7 @@ class Shapes:
     page_size: tuple[int, ...] = ()
     varlen: str | None = None
     append: Append | None = None
+    latent: bool = False
     scoring: AskedScoring = NOTHING_ASKED
 
     def __post_init__(self) -> None:
@@ -150,7 +158,9 @@ class Shapes:
             _check_precision(precision, self.dtype or tuple(PRECISIONS))
         for name in ("head_dim", "head_dim_v", "batch", "seqlen_q", "seqlen_k", "page_size"):
             for value in getattr(self, name):
-                Shape(**{name: value}).problem()
+                # Values that are none are told of, not what they would be the first of.
+                of_keys = {"head_dim": MAX_LATENT_DIM, "head_dim_v": 1} if self.latent else {}
+                Shape(**{**of_keys, name: value}, latent=self.latent).problem()
         for length in self.seqlen:
             Shape(seqlen=length).problem()
         for heads in self.heads:
@@ -191,6 +201,7 @@ class Shapes:
                 page_size=p.page_size or None,
                 varlen=p.varlen or None,
                 append=p.append,
+                latent=p.latent or None,
                 scoring=AskedScoring(scoring=p.scoring),
             )
         return next(self._each())
@@ -229,6 +240,7 @@ class Shapes:
         listed = all(getattr(problem, name) in values for name, values in given.items() if values)
         listed &= self.varlen is None or problem.varlen == self.varlen
         listed &= self.append is None or problem.append == self.append
+        listed &= problem.latent or not self.latent
         return listed and self.scoring.fits(problem)
 
     def words(self) -> list[str]:
@@ -256,6 +268,7 @@ class Shapes:
                 words.append(f"--{names.get(name, name)} {','.join(map(str, values))}")
         words += [] if self.varlen is None else [f"--varlen {self.varlen}"]
         words += [] if self.append is None else self.append.options
+        words += ["--latent"] if self.latent else []
         return [*words, *self.scoring.words()]
 
     def _each(self) -> Iterator[Shape]:
@@ -263,11 +276,18 @@ class Shapes:
         names = [name for name in self._lists() if name != "suites"]
         for values in product(*(getattr(self, name) or (None,) for name in names)):
             given = dict(zip(names, values, strict=True))
-            yield Shape(**given, varlen=self.varlen, append=self.append, scoring=self.scoring)
+            yield Shape(
+                **given,
+                varlen=self.varlen,
+                append=self.append,
+                latent=self.latent or None,
+                scoring=self.scoring,
+            )
 
     def _lists(self) -> list[str]:
         """The names of the options that may be lists."""
-        return [field.name for field in fields(self) if field.name not in ("varlen", "append", "scoring")]
+        alone = ("varlen", "append", "latent", "scoring")
+        return [field.name for field in fields(self) if field.name not in alone]
 
     def _of_suite(self, name: str) -> list[Problem]:
         problems = _suite(name)

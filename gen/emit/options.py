@@ -20,6 +20,7 @@ def shape_options(problem: Problem) -> list[str]:
     options += [f"--precision {problem.precision}"] if problem.precision != "auto" else []
     options.append(f"--d {problem.head_dim}")
     options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
+    options += ["--latent"] if problem.latent else []
     options += [f"--page-size {problem.page_size}"] if problem.page_size else []
     options += problem.append.options if problem.append is not None else []
     options += ["--causal"] if problem.causal else []
@@ -50,7 +51,8 @@ def size_options(problem: Problem) -> list[str]:
     usual = Problem(dtype=problem.dtype)
     options = [f"--batch {problem.batch}"] if problem.batch != usual.batch else []
     options += [f"--heads {problem.num_q_heads}"] if problem.num_q_heads != usual.num_q_heads else []
-    options += [f"--kv-heads {problem.num_kv_heads}"] if problem.num_kv_heads != problem.num_q_heads else []
+    kv_heads = 1 if problem.latent else problem.num_q_heads
+    options += [f"--kv-heads {problem.num_kv_heads}"] if problem.num_kv_heads != kv_heads else []
     if problem.varlen:
         # Lengths that are not said would be those that the text speaks of.
         return [*options, *lengths_options(problem), f"--varlen {problem.varlen}"]

@@ -29,6 +29,7 @@ def class_words(problem: Problem) -> str:
     """Returns what a kernel is made for whatever its lengths: ``f32 (tf32), head dim 192 (values 128)``."""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
+    values = f" (latent values {problem.head_dim_v})" if problem.latent else values
     features = "" if problem.scoring.is_plain else f" with {feature_words(problem.scoring)}"
     layout = ", packed sequences" if problem.layout.is_packed else ""
     layout += f", pages of {problem.page_size} keys" if problem.page_size else ""

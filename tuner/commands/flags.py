@@ -300,6 +300,13 @@ PAGE_SIZE = typer.Option(
 )
 
 
+LATENT = typer.Option(
+    "--latent",
+    help="Latent attention: values are the first columns of keys; --d 576 --dv 512 --kv-heads 1 by default.",
+    rich_help_panel=SEQUENCES_PANEL,
+)
+
+
 def _shape_parameters(
     *, filters: bool, names: Collection[str] = tuple(SHAPE_OPTIONS)
 ) -> Iterator[inspect.Parameter]:
@@ -321,6 +328,7 @@ def _shape_parameters(
     told = "With or without the causal mask, aligned bottom-right; `--causal both` means either."
     yield parameter("causal", bool | None, None, typer.Option("--causal/--no-causal", help=told))
     yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))
+    yield parameter("latent", bool, False, LATENT)
     yield parameter("varlen", str | None, None, VARLEN)
     yield parameter("seqlens", Path | None, None, SEQLENS)
     yield parameter("append", bool, False, APPEND)
@@ -342,7 +350,8 @@ def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **given: 
     scoring = parse_scoring(**{each.name: given[each.name] for each in SCORING_OPTIONS if each.name in given})
     varlen = lengths_asked(given.get("varlen"), given.get("seqlens"))
     append = append_asked(given.get("append", False), given.get("rotary"))
-    return Shapes(causal=masks, varlen=varlen, append=append, scoring=scoring, **lists)
+    latent = bool(given.get("latent"))
+    return Shapes(causal=masks, varlen=varlen, append=append, latent=latent, scoring=scoring, **lists)
 
 
 def append_asked(append: bool, rotary: str | None) -> Append | None:

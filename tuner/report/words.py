@@ -34,6 +34,7 @@ def problem_words(problem: Problem) -> str:
     lengths += f", {problem.append.words}" if problem.append is not None else ""
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
+    values = f" (latent values {problem.head_dim_v})" if problem.latent else values
     asked = [*(["causal mask"] if problem.causal else []), *filter(None, [scoring_words(problem.scoring)])]
     mask = ", ".join(asked) or "no mask"
     keys = f" beside keys of {problem.kv_dtype}" if problem.kv_dtype else ""

@@ -147,7 +147,8 @@ def nearest_variants(
     count: int = 2,
 ) -> list[Variant]:
     """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, masks
-    changes of scores, layout, pages and types of keys, and then as `find` has it in rows, mask and shape."""
+    changes of scores, latent values, layout, pages and types of keys, and then as `find` has it in rows, mask
+    and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
@@ -157,6 +158,7 @@ def nearest_variants(
             abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
             tuned.precision != problem.precision,
             scores_differ(tuned, problem),
+            tuned.latent != problem.latent,
             tuned.layout is not problem.layout,
             tuned.append != problem.append,
             tuned.kv_dtype != problem.kv_dtype,
