@@ -30,6 +30,8 @@ SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scor
 PACKED_PARTS = ("packed_values", "packed_attention", "packed_program")
 #: What stands behind those where keys lie in pages.
 PAGED_PARTS = ("paged_values", "paged_attention", "paged_program")
+#: What stands behind all these where values are columns of keys, and where such lie in pages.
+LATENT_PARTS, LATENT_PAGED_PARTS = ("latent_keys",), ("latent_attention",)
 #: What it imports beside the standard library, and modules that stand alone therefore too.
 THIRD_PARTY = ("numpy",)
 _WIDTH = 110
@@ -44,15 +46,17 @@ class Inlined:
 
 
 @cache
-def inline_runtime(*, scored: bool = False, layout: Layout = DENSE) -> Inlined:
+def inline_runtime(*, scored: bool = False, layout: Layout = DENSE, latent: bool = False) -> Inlined:
     """Returns the runtime's files, one after the other, as the text of one module; with ``scored`` those for
     masks and changes of scores, too, of another ``layout`` those and the ones for packed sequences and for
-    pages."""
+    pages; and those for ``latent`` attention."""
     imports: list[ast.Import | ast.ImportFrom] = []
     sections: list[str] = []
     more = SCORED_PARTS if scored or layout is not DENSE else ()
     more += () if layout is DENSE else PACKED_PARTS
     more += PAGED_PARTS if layout.is_paged else ()
+    more += LATENT_PARTS if latent else ()
+    more += LATENT_PAGED_PARTS if latent and layout.is_paged else ()
     for part in (*PARTS, *more):
         text = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
         body = ast.parse(text).body

@@ -53,6 +53,8 @@ def why_alone(problem: Problem) -> str | None:
     """Says why a problem's kernels make no module with others; None where they do."""
     if reason := why_no_module(problem):
         return reason
+    if problem.latent:
+        return f"{problem.name} takes no values, as calls of several kernels do; make a module of it alone"
     if problem.layout is DENSE:
         return None
     takes = "keys in pages" if problem.layout.is_paged else "packed sequences"
@@ -210,6 +212,7 @@ def _render(
             scored=scored,
             packed=problems[0].layout.is_packed,
             paged=problems[0].layout.is_paged,
+            latent=problems[0].latent,
             offer=offer,
             rows="total_q" if problems[0].layout.is_packed else "seqlen_q",
             calls=_calls(problems),
@@ -242,12 +245,22 @@ def _render(
 def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[str, str]:
     """What the module imports, and what of the runtime is in it."""
     if not thin:
-        runtime = inline_runtime(scored=scored, layout=made[0].kernel.problem.layout)
+        problem = made[0].kernel.problem
+        runtime = inline_runtime(scored=scored, layout=problem.layout, latent=problem.latent)
         return import_lines(runtime.imports), runtime.code.rstrip("\n")
     maps = ", TensorMap" if any(launch.tensor_maps for launch in made[0].kernel.launches) else ""
     runtime_names = f"Attention, Launch{maps}, Tuned, run_module"
     if made[0].kernel.problem.layout is not DENSE:
         return _sequence_imports(made[0], maps, scored), ""
+    if made[0].kernel.problem.latent:
+        bound = offer_of(made[0].kernel.problem).bound
+        runtime_names = runtime_names.replace("Attention, ", "")
+        return (
+            "import sys\nfrom pathlib import Path\n\n"
+            + f"from flashgen.templates.runtime import {runtime_names}\n"
+            + f"from flashgen.templates.runtime.latent_keys import {bound}",
+            "",
+        )
     if not scored:
         return (
             "import sys\nfrom pathlib import Path\n\n"
@@ -269,6 +282,7 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
 def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
     """What a thin module of packed sequences, or of keys in pages, imports."""
     offer, layout = offer_of(made.kernel.problem), made.kernel.problem.layout
+    latent = made.kernel.problem.latent
     kind = "paged" if layout.is_paged else "packed"
     values = ["Buffer"] if made.kernel.problem.scores.buffers else []
     values += ["Scored"] if scored else []
@@ -277,7 +291,7 @@ def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
     lines += ["from typing import Any", "", "import numpy as np"] if scored else [""]
     lines += [
         f"from flashgen.templates.runtime import Launch, Tuned{maps}",
-        f"from flashgen.templates.runtime.{kind}_attention import {offer.bound}",
+        f"from flashgen.templates.runtime.{'latent' if latent else kind}_attention import {offer.bound}",
         f"from flashgen.templates.runtime.{kind}_program import {offer.program}",
     ]
     lines += ["from flashgen.templates.runtime.packed_values import SequencePlan"] * layout.is_packed

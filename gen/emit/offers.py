@@ -45,6 +45,11 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
         known, of = ("flash_attn_varlen_func",), f"q, k, v, {_LENGTHS}"
     else:
         known, of = ("register_transformers", "sdpa"), "q, k, v"
+    if problem.latent:
+        functions = ("attention_latent", *_ALL)
+        if not paged:
+            return Offer(functions, "LatentKeys", "run_module", "q, cache")
+        return Offer(functions, "LatentAttention", "run_paged_module", "q, cache, page_table, seqused_k")
     known = () if problem.has_scales else known
     if paged:
         return Offer(("attention_paged", *_ALL, *known), "PagedAttention", "run_paged_module", of)

@@ -86,6 +86,8 @@ def _paged_check(attention: PagedAttention, tuned: Tuned) -> float:
     told, places, pages = _page_rows(tuned, sizes, rows, keys)
     shapes = _paged_shapes(tuned, rows, pages, heads, kv_heads)
     hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes[:3]]
+    if tuned.problem.get("latent"):
+        hosts[2] = np.ascontiguousarray(hosts[1][..., : tuned.head_dim_v])
     queries, *caches = (_from_host(host, tuned.dtype).reshape(-1, *host.shape[-2:]) for host in hosts)
     made = _to_host(np.zeros(shapes[3], np.float32), tuned.output_dtype)
     worst = 0.0

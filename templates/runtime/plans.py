@@ -23,7 +23,7 @@ _MAP_TYPES = {"float8_e4m3fn": 0, "float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _INVALID_VALUE = 1  # CUresult
-_POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel
+_POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel, where it has them
 _STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row"))
 _TILE_LISTS, _LISTS_MADE = "tile_lists", "tile_lists_made"
 _TOTALS = ("total_q", "total_k")
@@ -332,9 +332,12 @@ class _Arguments:
         self.buffer = ctypes.create_string_buffer(self.size_of(len(fields)))
         names = [name for name, _ in fields]
         first = names.index(_POINTERS[0])
-        assert tuple(names[first : first + len(_POINTERS)]) == _POINTERS
-        pointers = struct.Struct("".join(format for name, format in fields if name in _POINTERS))
-        self.write_addresses = functools.partial(pointers.pack_into, self.buffer, self.offset_of(first))
+        # Of latent attention keys are values, too.
+        kept = tuple(name for name in _POINTERS if name in names)
+        assert tuple(names[first : first + len(kept)]) == kept
+        pointers = struct.Struct("".join(format for name, format in fields if name in kept))
+        write = functools.partial(pointers.pack_into, self.buffer, self.offset_of(first))
+        self.write_addresses = write if kept == _POINTERS else lambda q, k, v, o, lse: write(q, k, o, lse)
         told = [names.index("scale"), *map(names.index, _beside(fields))]
         self.numbers = [struct.Struct(fields[i][1]).pack_into for i in told]
         self.places = [self.offset_of(i) for i in told]

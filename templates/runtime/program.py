@@ -133,6 +133,8 @@ def _self_check(
     q_shape, k_shape = (batch, heads, rows, tuned.head_dim), (batch, kv_heads, keys, tuned.head_dim)
     shapes = [q_shape, k_shape, (*k_shape[:3], tuned.head_dim_v)]
     hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes]
+    if tuned.problem.get("latent"):
+        hosts[2] = np.ascontiguousarray(hosts[1][..., : tuned.head_dim_v])
     q, k, v = (_from_host(host, tuned.dtype) for host in hosts)
     made = _to_host(np.zeros((*q_shape[:3], tuned.head_dim_v), np.float32), tuned.output_dtype)
     worst = 0.0

@@ -78,7 +78,8 @@ class Card:
         used = self._ints(told["seqused_k"], batch, most)
         starts = self._ints(told["cu_seqlens_q"], batch + 1, 0) if packed else None
         q, o = (self._queries(told, name) for name in "qo")
-        caches = [self._cache(told, name) for name in "kv"]
+        caches = [self._cache(told, name) for name in ("k" if problem.latent else "kv")]
+        caches += [caches[0][..., : problem.head_dim_v]] * problem.latent
         lse = self._lse(told)
         values = {each.name: told[each.name] for each in problem.scores.scalars}
         for i in range(batch):
@@ -103,10 +104,10 @@ class Card:
 
     def _queries(self, told: dict[str, float], name: str) -> np.ndarray:
         head, row = (int(told[f"{name}_stride_{axis}"]) for axis in ("head", "row"))
-        heads = int(told["num_q_heads"])
+        heads, columns = int(told["num_q_heads"]), D if name == "q" else self.problem.head_dim_v
         if self.problem.layout.is_packed:
-            return _read(int(told[name]), (int(told["total_q"]), heads, D), (row, head, 1), np.float32)
-        shape = (int(told["batch"]), heads, int(told["seqlen_q"]), D)
+            return _read(int(told[name]), (int(told["total_q"]), heads, columns), (row, head, 1), np.float32)
+        shape = (int(told["batch"]), heads, int(told["seqlen_q"]), columns)
         return _read(int(told[name]), shape, (int(told[f"{name}_stride_batch"]), head, row, 1), np.float32)
 
     def _cache(self, told: dict[str, float], name: str) -> np.ndarray:
