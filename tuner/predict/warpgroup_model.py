@@ -65,6 +65,11 @@ class GroupCoefficients:
     split_round: float = 500.0
     split_waits: float = 600.0
     split_hiding: float = 1.5
+    #: Cycles in which a producer asks for one box of a page: nine instructions of a loop that lanes take one
+    #: after the other, of which four wait for the one before; and how much of a tile's work shows beside
+    #: that. By the instructions; not timed.
+    copy: float = 40.0
+    copy_hiding: float = 4.0
     #: Cycles from a query tile's end to the next one's first scores, and when its Q came early. Fitted.
     start: float = 3560.0
     start_with_q: float = 1540.0
@@ -96,6 +101,8 @@ def predict_groups(
         tile *= coefficients.chained
     splitting = _splitting_cycles(work, coefficients)
     tile = join([tile, splitting], coefficients.split_hiding)
+    copying = work.copies * coefficients.copy
+    tile = join([tile, copying], coefficients.copy_hiding)
     start = coefficients.start_with_q if work.early_q else coefficients.start
     slots = limits.blocks_at_once(resident, work.cluster)
     query_tiles = _query_tiles_of_the_last(work, slots)
@@ -105,6 +112,8 @@ def predict_groups(
     parts["latency"] = (per_sm * chain) + query_tiles * start * us
     if splitting:
         parts["splitting"] = per_sm * splitting
+    if copying:
+        parts["copies of pages"] = per_sm * copying
     parts["device memory"] = _memory_bytes(work, problem, limits, resident) / (
         1e3 * limits.dram_gbps * coefficients.dram_efficiency
     )

@@ -21,7 +21,7 @@ from .registers import (
     needed_registers,
     producer_registers,
 )
-from .shared_memory import SWIZZLED_ROWS, bytes_of_storage, piece, tiles_ahead
+from .shared_memory import SWIZZLED_ROWS, bytes_of_storage, tiles_ahead
 
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
@@ -42,6 +42,15 @@ class RuledParameters(Parameters):
                 return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
         if problem.head_dim_v % 8:
             return f"{problem.head_dim_v} columns of values are not a multiple of 8, as products need"
+        return None
+
+    @rule("pages", after="br")
+    def _pages_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.page_size % SWIZZLED_ROWS:
+            return (
+                f"pages of {problem.page_size} keys are no whole groups of {SWIZZLED_ROWS} rows, as the copy "
+                "engine brings them; families mma and simt take pages of any size"
+            )
         return None
 
     @rule("combination", after="cluster")
@@ -98,15 +107,6 @@ class RuledParameters(Parameters):
         if self.bc % (SWIZZLED_ROWS * self.cluster):
             whole = f"whole groups of {SWIZZLED_ROWS}, in which rows are swizzled"
             return f"cluster={self.cluster}: bc={self.bc} keys are not as many shares of {whole}"
-        return None
-
-    @rule("combination", after="cluster")
-    def _pieces_of_pages_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if problem.page_size and piece(self, problem) % SWIZZLED_ROWS:
-            return (
-                f"pages of {problem.page_size} keys are no whole groups of {SWIZZLED_ROWS} rows, as the copy "
-                "engine brings them; families mma and simt take pages of any size"
-            )
         return None
 
     @rule("combination", after="cluster")

@@ -24,7 +24,7 @@ from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, UNIT
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
-from .shared_memory import UNIT_ROWS, tiles_ahead
+from .shared_memory import UNIT_ROWS, tensor_maps, tiles_ahead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +86,9 @@ class GroupWork(Work):
     """What a block asks of L2 for a tile of keys and one of values."""
     cluster: int = 1
     """Blocks of a cluster, which start together, near each other."""
+    copies: float = 0.0
+    """Boxes of pages that a block's producer asks for, one after the other, for a tile of keys and one of
+    values; 0 where tiles come whole."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""
@@ -172,6 +175,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
         cluster=variant.cluster,
+        copies=_copies(variant, problem) if problem.layout.is_paged else 0.0,
         asked_slots=asked.ffma + asked.alu + asked.exp + asked.accesses,
         asked_functions=asked.exp,
         asked_wavefronts=asked.wavefronts * GROUP / WARP,
@@ -261,6 +265,14 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     for each in ahead:
         counts += array_counts(each, variant.bc / 2) * (1.0 if changing else partial)
     return counts
+
+
+def _copies(variant: Wgmma, problem: Problem) -> float:
+    """`GroupWork.copies`: pieces of a tile that are of one page, by as many columns as come side by side."""
+    share = variant.bc // variant.cluster
+    widths = {"k": problem.head_dim, "v": problem.head_dim_v}
+    maps = [each for each in tensor_maps(variant, problem) if each.array in widths]
+    return sum(share / each.rows * -(-widths[each.array] // each.columns) for each in maps)
 
 
 def _split_rounds(variant: Wgmma, boxes: int) -> float:

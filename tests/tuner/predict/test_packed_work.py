@@ -1,4 +1,5 @@
-"""The counted work of packed sequences: that of their tiles, whatever the limits of their lengths."""
+"""The counted work of packed sequences: that of their tiles, whatever the limits of their lengths; and what
+keys in pages add to it."""
 
 from __future__ import annotations
 
@@ -59,3 +60,27 @@ def test_blocks_are_as_many_as_sequences_have_tiles() -> None:
     assert count_work(Wgmma(br=128, bc=64), problem, H200).walks == (32, 2, 2, 1)
     nobody = replace(problem, varlen="list:0x9,0x1,0x0,0x7")
     assert count_work(Wgmma(), nobody, H200).walks == (0,)
+
+
+def test_pages_come_in_pieces_that_take_time_to_ask_for() -> None:
+    """A box for each piece of a tile that is of one page, and for each 128 bytes of columns."""
+    dense = replace(DENSE, dtype="bf16", head_dim=128, head_dim_v=128, causal=True)
+    boxes = {}
+    for variant in (Wgmma(bc=128), Wgmma(bc=128, cluster=2, cluster_over="heads"), Wgmma(bc=176, br=64)):
+        for size in (0, 8, 16, 128, 256):
+            work = count_work(variant, replace(dense, page_size=size), H200)
+            assert isinstance(work, GroupWork)
+            boxes[variant.bc, variant.cluster, size] = work.copies
+    assert [boxes[128, 1, size] for size in (0, 8, 16, 128, 256)] == [0, 64, 32, 4, 4]
+    assert [boxes[128, 2, size] for size in (0, 8, 16, 128, 256)] == [0, 32, 16, 4, 4]
+    assert [boxes[176, 1, size] for size in (0, 8, 16, 128, 256)] == [0, 88, 44, 44, 44]
+
+    def us(variant: Wgmma, size: int) -> float:
+        return cost_model.predict(variant, replace(dense, page_size=size), H200).median_us
+
+    # Hidden behind the products of two warpgroups as long as pieces are not too small.
+    assert us(Wgmma(bc=128), 0) <= us(Wgmma(bc=128), 128) < 1.01 * us(Wgmma(bc=128), 0)
+    assert us(Wgmma(bc=128), 128) < us(Wgmma(bc=128), 16) < 1.1 * us(Wgmma(bc=128), 128)
+    assert us(Wgmma(bc=128), 16) < us(Wgmma(bc=128), 8)
+    small = Wgmma(br=64, bc=128, min_blocks=1)
+    assert us(small, 8) > 1.1 * us(small, 64)
