@@ -27,7 +27,7 @@ PARTS = (
 #: What stands behind them where kernels have masks or changes of scores.
 SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scored_program")
 #: What stands behind those where kernels take packed sequences.
-PACKED_PARTS = ("packed_values", "packed_attention", "packed_program")
+PACKED_PARTS = ("packed_values", "packed_huggingface", "packed_attention", "packed_program")
 #: What stands behind those where keys lie in pages.
 PAGED_PARTS = ("paged_values", "paged_attention", "paged_program")
 #: What stands behind all these where values are columns of keys, and where such lie in pages.

@@ -42,7 +42,7 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
     elif paged:
         known, of = ("flash_attn_with_kvcache",), _CACHES
     elif packed:
-        known, of = ("flash_attn_varlen_func",), f"q, k, v, {_LENGTHS}"
+        known, of = ("flash_attn_varlen_func", "register_transformers"), f"q, k, v, {_LENGTHS}"
     else:
         known, of = ("register_transformers", "sdpa"), "q, k, v"
     if problem.latent:

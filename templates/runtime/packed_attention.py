@@ -9,6 +9,8 @@ import numpy as np
 from .arrays import _kind, _torch_of
 from .attention import Attention, _check_call, _default_mask
 from .facts import Tuned
+from .huggingface import _register_transformers
+from .packed_huggingface import _make_packed_mask, _PackedBatches
 from .packed_values import (
     _LENGTHS,
     SequencePlan,
@@ -295,6 +297,20 @@ class PackedAttention(_SequenceAttention):
             **self._asked_of_flash(window_size, softcap),
         )
         return self._as_flash_returns(made, q, return_attn_probs)
+
+    def register_transformers(self, name: str = "tuned") -> None:
+        """Registers the kernel with Hugging Face's transformers: attn_implementation=name then has models
+        call it for packed batches, of one row of several sequences.
+
+        Sequences are told by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as a
+        DataCollatorWithFlattening makes them, or by position_ids that begin anew, for which one layer looks
+        once what they are; for neither a mask is made. Sliding windows, soft caps and sinks are served by
+        kernels that were made with them. PyTorch's attention computes all else: batches that are not packed,
+        other types and head dims, dropout, and what a gradient must be taken of, with a mask of the
+        sequences. Raises ValueError for a name with "flash" in it, which transformers takes for one of
+        FlashAttention's, ImportError without transformers or with one before 4.53."""
+        batches = _PackedBatches(self.tuned, self.attention_varlen)
+        _register_transformers(batches.attend, _make_packed_mask, name)
 
     def explain(self, q: Any, k: Any, v: Any, causal: bool | None = None) -> Choice:
         """Says which kernel `attention_varlen` runs on these arrays. Raises TypeError and ValueError as it

@@ -111,7 +111,7 @@ class ModuleRunner(CudaRunner):
         if want_lse:
             strides = contiguous_strides(rows_shape)
             lse_at, _ = image.add_output("the log-sum-exp", rows_shape, strides, FLOAT32, written)
-        buffers_at = {name: image.add_buffer(array) for name, array in (read.arrays | indices).items()}
+        buffers_at = {name: image.add_buffer(array) for name, array in {**read.arrays, **indices}.items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -154,7 +154,7 @@ class ModuleRunner(CudaRunner):
                     gpudata=base + q.itemsize * buffers_at[name],
                     strides=array.strides,
                 )
-                for name, array in (read.arrays | indices).items()
+                for name, array in {**read.arrays, **indices}.items()
             }
             told = {name: beside.pop(name) for name in indices}
             told |= _lengths_of_call(problem, sizes) | self._keywords({**beside, **read.numbers})
