@@ -156,7 +156,8 @@ class _Sequences(_Beside):
 
     def forget(self) -> None:
         """Has the next call make anew what this one may have left half made."""
-        for kept in (self.plan, self.scoring and self.scoring.lists):
+        lists = None if self.scoring is None else self.scoring.lists
+        for kept in (self.plan, lists):
             if kept is not None:
                 kept.forget()
 

@@ -78,7 +78,8 @@ def _paged_shapes(
 def _paged_check(attention: PagedAttention, tuned: Tuned) -> float:
     """The largest error of a head of a sequence over both masks."""
     random = np.random.default_rng(0)
-    (heads, kv_heads), rows, keys = _CHECKED_HEADS, _CHECKED_ROWS, _CHECKED_KEYS
+    (heads, kv_heads), keys = _CHECKED_HEADS, _CHECKED_KEYS
+    rows: tuple[int, ...] = _CHECKED_ROWS
     if not _takes_packed(tuned):
         keys = _CHECKED_BATCH_KEYS
         rows = (_CHECKED_BATCH_ROWS,) * len(keys)

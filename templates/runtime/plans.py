@@ -387,7 +387,8 @@ def _described(
         sizes["seqlen_k" if of_keys else "seqlen_q"],
         sizes["num_kv_heads" if of_keys else "num_q_heads"],
     )
-    lengths, in_pages = (rows, heads, sizes["batch"]), of_keys and "page_size" in sizes
+    lengths: tuple[int, ...] = (rows, heads, sizes["batch"])
+    in_pages = of_keys and "page_size" in sizes
     if in_pages:
         lengths = (sizes["page_size"], heads, sizes["num_pages"])
     elif _TOTALS[0] in sizes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +31,7 @@ from flashgen.gen.scoring import Scoring
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.shelf.module_text import read_module
 
+from tests.support.formatting import assert_ruff_is_content
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import D, Driver, Jax, Tensor, Wide, host
 from tests.templates.scored_kernels import LAUNCHED, _read
@@ -522,3 +525,17 @@ def test_a_module_is_read_back(tmp_path: Path, varlen: str) -> None:
     with pytest.raises(ValueError, match="takes keys in pages, as calls of several kernels do not"):
         emit_many(made, name="both", command=())
     assert "paged_attention import PagedAttention" in emit_thin_module(kernel, device="H200")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("varlen", ["", "same"])
+def test_a_module_is_clean_and_typed(tmp_path: Path, varlen: str) -> None:
+    text = emit_module(kernel_of(varlen, scoring=Scoring(softcap=2.0)), device="H200", name="best")
+    (tmp_path / "best.py").write_text(text)
+    assert_ruff_is_content(tmp_path / "best.py")
+    mypy = shutil.which("mypy", path=str(Path(sys.executable).parent)) or shutil.which("mypy")
+    if mypy is None:
+        pytest.skip("mypy is not installed")
+    command = [mypy, "--strict", "--no-error-summary", "best.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
