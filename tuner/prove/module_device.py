@@ -89,8 +89,8 @@ class ModuleRunner(CudaRunner):
         want_lse: bool = False,
         values: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Calls the module's ``attention()``, ``attention_varlen()`` or ``attention_paged()`` as
-        `Runner.attend` says.
+        """Calls the module's ``attention()``, ``attention_varlen()``, ``attention_paged()`` or
+        ``attention_latent()`` as `Runner.attend` says.
 
         The log-sum-exp is allocated by the module, from guarded memory too.
         """
@@ -139,6 +139,9 @@ class ModuleRunner(CudaRunner):
                 if layout.is_packed and not (name in "kv" and layout.is_paged):
                     # (1, heads, all rows, columns) as (all rows, heads, columns).
                     shape, strides = (shape[2], shape[1], shape[3]), (strides[2], strides[1], strides[3])
+                elif problem.latent:
+                    # Heads behind rows.
+                    shape, strides = (tuple(x[axis] for axis in (0, 2, 1, 3)) for x in (shape, strides))
                 steps = tuple(dtype.itemsize * step for step in strides)
                 at = base + q.itemsize * at
                 return GPUArray(shape, dtype, allocator=allocate, gpudata=at, strides=steps)
@@ -162,7 +165,7 @@ class ModuleRunner(CudaRunner):
             call = f"{function}()"
             try:
                 getattr(self._module, function)(
-                    *(q_, k_, v_), causal=problem.causal, scale=scale, out=out, return_lse=want_lse, **told
+                    *((q_, k_) if problem.latent else (q_, k_, v_)), causal=problem.causal, scale=scale, out=out, return_lse=want_lse, **told
                 )
             except (ImportError, RuntimeError, TypeError, ValueError) as error:
                 raise LaunchError(f"{call} refused: {error}") from error
@@ -185,4 +188,4 @@ def _lengths_of_call(problem: Problem, sizes: Mapping[str, int]) -> dict[str, An
     told: dict[str, Any] = {"max_seqlen_q": sizes["seqlen_q"]} if layout.is_packed else {}
     if layout is not DENSE:
         told["max_seqlen_k"] = sizes["seqlen_k"]
-    return told | ({"kv_layout": "HND"} if layout.is_paged else {})
+    return told | ({"kv_layout": "HND"} if layout.is_paged and not problem.latent else {})
