@@ -163,10 +163,10 @@ class ModuleRunner(CudaRunner):
             told |= _lengths_of_call(problem, sizes) | self._keywords({**beside, **read.numbers})
             function = offer_of(problem).functions[0]
             call = f"{function}()"
+            taken = (q_, k_) if problem.latent else (q_, k_, v_)
+            told |= {"causal": problem.causal, "scale": scale, "out": out, "return_lse": want_lse}
             try:
-                getattr(self._module, function)(
-                    *((q_, k_) if problem.latent else (q_, k_, v_)), causal=problem.causal, scale=scale, out=out, return_lse=want_lse, **told
-                )
+                getattr(self._module, function)(*taken, **told)
             except (ImportError, RuntimeError, TypeError, ValueError) as error:
                 raise LaunchError(f"{call} refused: {error}") from error
             self._cuda.Context.synchronize()
