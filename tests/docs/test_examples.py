@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -22,6 +24,8 @@ WRITTEN = {
     "generate_text": ("cache.png",),
     "tune_emit_call": ("best.cu", "best.py", "error_by_row.png"),
 }
+#: What needs one.
+ON_A_CARD = ("decode_step",)
 MARKS = {
     "missing_barrier": [needs_compiler, pytest.mark.thorough],
     "replay_a_space": [pytest.mark.thorough],
@@ -54,9 +58,38 @@ def test_an_example_ends_in_something_to_look_at(
         assert float(said.split("largest error of a row ")[1].split(";")[0]) < 2e-3
 
 
+def test_a_decode_step_says_what_it_lacks_and_tells_of_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its times are a card's: `tests/gpu/test_decode_step.py` takes some."""
+    monkeypatch.setattr(sys, "argv", ["decode_step.py"])
+    monkeypatch.setitem(sys.modules, "torch", None)
+    path = str(EXAMPLES / "decode_step.py")
+    with pytest.raises(SystemExit, match="PyTorch is not installed"):
+        runpy.run_path(path, run_name="__main__")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    step = importlib.import_module("decode_step")
+    shape = step.Shape(batch=3, keys="20-70")
+    assert len(shape.lengths) == 3 and all(20 <= length <= 70 for length in shape.lengths)
+    found = {
+        step.OURS: step.Timed(2.0, 0.0),
+        "mask, cudnn": step.Timed(5.0, 0.01),
+        "packed": step.Timed(3.0, 0.01),
+        "flex": step.Timed(reason="is not for you"),
+        step.NO_ATTENTION: step.Timed(1.0, 1.0),
+    }
+    step.tell(shape, "a card", "9.9", found, as_json=False)
+    said = capsys.readouterr().out
+    assert "1.50 times as fast as PyTorch's best" in said and "flex  is not for you" in said
+    step.tell(shape, "a card", "9.9", found, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["over_best"] == 1.5 and told["ways"]["packed"]["ms"] == 3.0
+    assert told["keys"] == sum(shape.lengths)
+
+
 def test_every_example_is_run_and_told_of() -> None:
     programs = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert programs == set(WRITTEN)
+    assert programs == {*WRITTEN, *ON_A_CARD}
     text = (EXAMPLES / "README.md").read_text()
     assert all(f"({name}.py)" in text for name in programs)
     for name in programs:
