@@ -10,7 +10,7 @@ from typing import Any
 from ...gen.layout import DENSE, PACKED
 from ..cards.score_values import by_keyword
 from .inputs import Inputs
-from .unserved import Call, Unserved
+from .unserved import Call
 
 
 def load(path: Path) -> ModuleType:
@@ -33,10 +33,10 @@ def asked_of(module: ModuleType, inputs: Inputs) -> dict[str, Any]:
 
 def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
     """Returns the call of a module's attention on inputs, into ``out`` where it is given. Which block takes
-    what of packed sequences is planned anew by each call. Raises `Unserved`."""
+    what of packed sequences is planned anew by each call."""
     p, given = inputs.problem, inputs.indices
     if p.latent:
-        raise Unserved("kernels of latent attention are called through no module yet")
+        return _latent_call(module, inputs, out)
     options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
     q, k, v = inputs.q, inputs.k, inputs.v
     if p.layout is DENSE:
@@ -51,6 +51,19 @@ def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
         options["cu_seqlens_q"] = given["cu_seqlens_q"]
     pages = given["page_table"], given["seqused_k"]
     return lambda: module.attention_paged(q, k, v, *pages, **options)
+
+
+def _latent_call(module: ModuleType, inputs: Inputs, out: Any) -> Call:
+    """The call of a module that takes rows before heads, and one cache of keys and values."""
+    p, given = inputs.problem, inputs.indices
+    q, cache, pages = inputs.q.transpose(1, 2), inputs.k, ()
+    options = {"causal": p.causal, "out": None if out is None else out.transpose(1, 2)}
+    if p.layout.is_paged:
+        pages = given["page_table"], given["seqused_k"]
+        options["max_seqlen_k"] = max(p.lengths.k)
+    else:
+        cache = cache.transpose(1, 2)
+    return lambda: module.attention_latent(q, cache, *pages, **options).transpose(1, 2)
 
 
 def compile_module(module: ModuleType, arch: int, causal: bool) -> bytes:

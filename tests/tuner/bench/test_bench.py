@@ -347,6 +347,25 @@ def test_keys_in_pages_are_timed_beside_who_finds_them(fake, monkeypatch):
     ]
 
 
+#: One of latent attention, of keys in pages or without.
+LATENT_MODULE = (
+    MODULE.partition("def attention")[0]
+    + """
+def attention_latent(q, cache, table=None, used=None, *, causal, out, max_seqlen_k=None):
+    batch, rows, heads, columns = q.shape
+    if table is None:
+        k, starts = cache.reshape(-1, 1, columns), range(0, batch * 9 + 1, 9)
+    else:
+        assert max_seqlen_k == max(used.array)
+        k, starts = torch.from_pages(cache, table, used)
+    flat, starts_q = q.reshape(-1, heads, columns), range(0, batch * rows + 1, rows)
+    o = torch.packed_attention("ours", flat, k, k, starts_q, starts, causal)
+    out.array[...] = o.reshape(batch, rows, heads, columns).array[..., :32]
+    return out
+"""
+)
+
+
 def test_values_of_latent_attention_are_columns_of_its_keys(fake):
     fake.behave(ms={"CUDNN_ATTENTION": 2.0, "flex": 3.0})
     latent = Problem(
@@ -354,9 +373,17 @@ def test_values_of_latent_attention_are_columns_of_its_keys(fake):
         head_dim_v=32, latent=True,
     )  # fmt: skip
     paged = replace(latent, page_size=4)
+    for problem in (latent, paged):
+        keep(fake.out, problem, LATENT_MODULE)
     plain, other = run_bench(options(fake.out, latent, paged, contenders=("cudnn", "flex", "flashmla"))).rows
-    assert {name: cell.ms for name, cell in plain.cells.items() if cell.ms} == {"cudnn": 2.0, "flex": 3.0}
-    assert all(cell.error < 1e-6 for cell in plain.cells.values() if cell.ms)
+    assert {name: cell.ms for name, cell in plain.cells.items() if cell.ms} == {
+        OURS: 1.0,
+        "cudnn": 2.0,
+        "flex": 3.0,
+    }
+    assert other.ours == 1.0
+    for row in (plain, other):
+        assert all(cell.error < 1e-6 for cell in row.cells.values() if cell.ms)
     assert other.cells["flashmla"].reason == "flash_mla is not installed"
 
 
