@@ -395,6 +395,34 @@ def test_markdown_is_filled_between_its_markers(tmp_path: Path) -> None:
         fill_file(path, RUN)
 
 
+def test_a_recorded_run_of_serving_fills_tables_and_draws(tmp_path: Path) -> None:
+    """Of times as an H200's were once, in milliseconds: flashgen's before any work on these, and rivals'."""
+    recorded = {
+        "16x..4096-d128-h32-8c": {"fa4": 1.828},
+        "128x..512-d64-h16-16": {"fa4": 0.3114, "torch-varlen": 0.3362, "nested": 4.014},
+        "b32-q16-k8192-h32/8-d128": {OURS: 0.3978, "cudnn": 0.7775, "fa4": 0.2519},
+        "b32-q16-k8192-h32/8-d128-page16": {"fa4": 0.2906},
+        "192/128-16384c": {"fa4": 1.741},
+    }
+    problems = {name: p for suite in SUITES.values() for name, p in suite.problems.items()}
+    rows = tuple(
+        Row(name=name, problem=problems[name], cells={each: Cell(ms=t) for each, t in ms.items()})
+        for name, ms in recorded.items()
+    )
+    path, page = tmp_path / "run.json", tmp_path / "page.md"
+    figures.write(path, replace(RUN, rows=rows))
+    page.write_text(
+        "".join(f"<!-- bench:{n} -->\n<!-- /bench -->\n" for n in ("varlen", "few", "paged", "mla"))
+    )
+    fill_file(page, figures.read(path))
+    filled = page.read_text()
+    assert "| 16 sequences of 43125 queries and 43125 keys in all | causal |" in filled
+    few = next(line for line in filled.splitlines() if "| 16 x 8192 |" in line and "0.3978" in line)
+    assert "| 2.70 |" in few and "| 0.63 |" in few
+    drawn = write_plots(tmp_path / "plots", figures.read(path))
+    assert {each.stem for each in drawn} == {"few", "overview", "roofline"}
+
+
 def test_every_line_of_a_table_has_as_many_cells() -> None:
     for table in tables(RUN):
         lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
