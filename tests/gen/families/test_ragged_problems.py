@@ -29,7 +29,6 @@ BOTH = replace(PACKED, page_size=7)
 #: A kernel each: the way, the problem that it is made for, and whether its mask is causal.
 KERNELS = {
     "packed, simt": ("simt", PACKED, True),
-    "packed, simt, two stages": ("simt, two stages", PACKED, False),
     "packed, mma": ("mma", PACKED, True),
     "packed, mma, keys over blocks": ("mma, keys over blocks", PACKED, False),
     "packed, wgmma": ("wgmma", PACKED, True),
@@ -37,6 +36,7 @@ KERNELS = {
     "paged, simt": ("simt", replace(PAGED, page_size=7), True),
     "paged, mma, keys over warps": ("mma, keys over warps", PAGED, True),
     "packed and paged, simt": ("simt", BOTH, True),
+    "packed and paged, wgmma": ("wgmma", replace(BOTH, page_size=16), True),
     "packed and paged, mma, heads packed": ("mma, heads packed", replace(BOTH, page_size=32), False),
 }
 #: Problems of each, a thousand of all.
