@@ -14,6 +14,8 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.problem import TOLERANCES
 from flashgen.gen.variant import Variant
 from flashgen.templates.runtime import Attention
+from flashgen.templates.runtime.packed_attention import PackedAttention
+from flashgen.templates.runtime.paged_attention import PagedAttention
 from flashgen.templates.runtime.scored_attention import ScoredAttention
 from flashgen.tuner.bench import figures
 from flashgen.tuner.cli import MODULES, app
@@ -21,6 +23,7 @@ from flashgen.tuner.shelf import library
 from flashgen.tuner.view import bench_markers
 
 from tests.support import ROOT
+from tests.support.emulated import needs_compiler
 from tests.support.markdown import Page, replaced
 
 README, CONTRIBUTING, CHANGELOG = (ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))
@@ -31,6 +34,12 @@ PATHS = re.compile(r"((?:gen|tuner|templates|tests|docs|\.ci)/[\w./*{},-]*)(?:::
 #: Options of others than flashgen.
 OTHERS_OPTIONS = {"--update-golden"}
 FIRST_SCREEN_LINES = 25
+#: What stands behind a fence of code in Python.
+PYTHON = (
+    "python",
+    "python emulated",
+    *(f"python signatures{of}" for of in ("", " of masks", " of packed", " of pages")),
+)
 #: A time or a speed.
 FIGURE = re.compile(r"\d (?:ms|us|µs|[TG]FLOP/s|[TG]B/s)\b")
 
@@ -97,8 +106,7 @@ def test_paths_in_the_text_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_python_compiles(path: Path) -> None:
     page = Page(path)
-    kinds = ("python", "python signatures", "python signatures of masks")
-    for code in [each for kind in kinds for each in page.fenced(kind)]:
+    for code in [each for kind in PYTHON for each in page.fenced(kind)]:
         ast.parse(code)
 
 
@@ -175,10 +183,16 @@ def test_parameters_are_those_of_the_family(name: str, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize(
-    ("kind", "offered"), [("python signatures", Attention), ("python signatures of masks", ScoredAttention)]
+    ("name", "kind", "offered"),
+    [
+        ("emitted-api", "python signatures", Attention),
+        ("emitted-api", "python signatures of masks", ScoredAttention),
+        ("serving", "python signatures of packed", PackedAttention),
+        ("serving", "python signatures of pages", PagedAttention),
+    ],
 )
-def test_signatures_are_those_of_the_runtime(kind: str, offered: type) -> None:
-    (code,) = Page(ROOT / "docs" / "emitted-api.md").fenced(kind)
+def test_signatures_are_those_of_the_runtime(name: str, kind: str, offered: type) -> None:
+    (code,) = Page(ROOT / "docs" / f"{name}.md").fenced(kind)
     for function in ast.parse(code).body:
         assert isinstance(function, ast.FunctionDef)
         scope: dict[str, object] = {}
@@ -191,6 +205,14 @@ def test_signatures_are_those_of_the_runtime(kind: str, offered: type) -> None:
             return_annotation=inspect.Signature.empty,
         )
         assert str(told) == str(have), function.name
+
+
+@needs_compiler
+def test_what_a_page_shows_on_an_emulated_card_runs() -> None:
+    codes = [code for path in DOCS for code in Page(path).fenced("python emulated")]
+    assert codes
+    for code in codes:
+        exec(compile(code, "page", "exec"), {})
 
 
 def test_bounds_are_those_of_the_classes() -> None:
