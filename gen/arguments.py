@@ -36,7 +36,7 @@ PLAN, PLAN_MADE = "plan", "plan_made"
 #: What kernels are told whose keys and values are of another type than the queries: by what each head of
 #: keys, or of values, is multiplied, and the axes over which that has strides.
 KEY_SCALES = {"k_scale": "keys", "v_scale": "values"}
-KEY_SCALE_AXES = ("batch", "head")
+KEY_SCALE_AXES = ("batch", "num_kv_heads")
 #: What the numbers of masks and changes by name are.
 _NUMBERS = {
     "window_left": "keys before a row's place that it sees; negative: all",
@@ -237,7 +237,7 @@ def _append_sizes(append: Append, layout: Layout) -> list[tuple[Field, ...]]:
 
 def key_scale_strides(name: str) -> tuple[str, ...]:
     """Returns what the strides of an array of `KEY_SCALES` are called."""
-    return tuple(f"{name}_stride_{axis}" for axis in KEY_SCALE_AXES)
+    return tuple(f"{name}_stride_{axis}" for axis, _ in enumerate(KEY_SCALE_AXES))
 
 
 def _shape(buffer: Buffer) -> str:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from itertools import combinations
 from typing import Any
 
-from ..arguments import struct_of
+from ..arguments import KEY_SCALE_AXES, KEY_SCALES, struct_of
 from ..kernel import Kernel
 from ..launch import LISTS_ROLE, PLAN_ROLE, Launch
 from ..layout import DENSE
@@ -39,20 +39,10 @@ from .words import (
 )
 
 
-def why_no_module(problem: Problem) -> str | None:
-    """Says why no module can be made of a problem's kernels; None where one can."""
-    if not problem.has_key_scales:
-        return None
-    return (
-        f"modules take keys of the queries' type; those of {problem.kv_dtype} are taken by the launcher of a "
-        ".cu: name the file so"
-    )
-
-
 def why_alone(problem: Problem) -> str | None:
     """Says why a problem's kernels make no module with others; None where they do."""
-    if reason := why_no_module(problem):
-        return reason
+    if problem.has_key_scales:
+        return f"{problem.name} takes scales of keys, as calls of others do not; make a module of it alone"
     if problem.latent:
         return f"{problem.name} takes no values, as calls of several kernels do; make a module of it alone"
     if problem.layout is DENSE:
@@ -179,7 +169,7 @@ def _render(
 ) -> str:
     several = len(made) > 1
     problems = [each.kernel.problem for each in made]
-    has_scales, scored = problems[0].has_scales, any(not problem.scoring.is_plain for problem in problems)
+    has_scales, scored = problems[0].has_scales, any(map(_reads_more, problems))
     # Kernels that read the same are told by one list of arguments.
     kinds = {problem.scoring.stem: problem for problem in problems}
     kernels = {_source_key(each): each.kernel for each in made}
@@ -205,6 +195,7 @@ def _render(
             several=several,
             thin=thin,
             has_scales=has_scales,
+            has_key_scales=problems[0].has_key_scales,
             imports=imports,
             code=code,
             exported=[*data, *sorted(classes), *sorted(functions)],
@@ -221,7 +212,7 @@ def _render(
                 {
                     "key": stem if len(kinds) > 1 else "",
                     "arguments": [(field.name, field.code) for field in struct_of(problem).fields],
-                    "plain": problem.scoring.is_plain,
+                    "plain": not _reads_more(problem),
                     "seen": seen_text(problem),
                     "changed": changed_text(problem),
                 }
@@ -240,6 +231,21 @@ def _render(
             **told,
         )
     )
+
+
+def _reads_more(problem: Problem) -> bool:
+    """Whether kernels read more than q, k and v: for masks and changes of scores, or scales of keys."""
+    return not problem.scoring.is_plain or problem.has_key_scales
+
+
+def _has_buffers(problem: Problem) -> bool:
+    return bool(problem.scores.buffers) or problem.has_key_scales
+
+
+def _key_scales() -> dict[str, str]:
+    """What the template is told of scales of keys and values."""
+    axes = tuple((axis,) for axis in KEY_SCALE_AXES)
+    return {name: value_literal(("f32", axes, True)) for name in KEY_SCALES}
 
 
 def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[str, str]:
@@ -267,7 +273,7 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
             + f"from flashgen.templates.runtime import {runtime_names}",
             "",
         )
-    buffers = "Buffer, " if made[0].kernel.problem.scores.buffers else ""
+    buffers = "Buffer, " if _has_buffers(made[0].kernel.problem) else ""
     lists = ", TileLists" if made[0].kernel.has_tile_lists else ""
     return (
         "import sys\nfrom pathlib import Path\nfrom typing import Any\n\nimport numpy as np\n"
@@ -284,7 +290,7 @@ def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
     offer, layout = offer_of(made.kernel.problem), made.kernel.problem.layout
     latent = made.kernel.problem.latent
     kind = "paged" if layout.is_paged else "packed"
-    values = ["Buffer"] if made.kernel.problem.scores.buffers else []
+    values = ["Buffer"] if _has_buffers(made.kernel.problem) else []
     values += ["Scored"] if scored else []
     values += ["TileLists"] if made.kernel.has_tile_lists else []
     lines = ["import sys", "from pathlib import Path"]
@@ -316,7 +322,7 @@ def _calls(problems: Sequence[Problem]) -> list[str]:
         words += ["alibi_slopes=slopes"] if scoring.alibi else []
         words += ["bias=mask" if scoring.bias == BOOLEAN else "bias=bias"] if scoring.bias else []
         words += ["sinks=sinks"] if scoring.sinks else []
-        own = _own_buffers(problem)
+        own = [*_own_buffers(problem), *(KEY_SCALES if problem.has_key_scales else ())]
         words += [f"{each}={each}" for each in own]
         words += [f"{name}={value!r}" for name, value in scoring.scalars]
         if words:
@@ -346,7 +352,7 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
     carried = {key: value for key, value in (made.measurement or {}).items() if key != "times_us"}
     return {
         "name": problem.name,
-        "class": "Tuned" if problem.scoring.is_plain else "Scored",
+        "class": "Scored" if _reads_more(problem) else "Tuned",
         "kind": "" if alone else problem.scoring.stem,
         "asked": value_literal(" ".join(scoring_options(problem.scoring))),
         "scalars": to_literal(
@@ -355,12 +361,14 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
         "buffers": {
             each.name: value_literal((each.dtype, tuple(tuple(sorted(axis)) for axis in each.axes)))
             for each in problem.scores.buffers
-        },
+        }
+        | (_key_scales() if problem.has_key_scales else {}),
         "problem": to_literal(problem.to_dict()),
         "variant": to_literal({"family": variant.family, **variant.to_dict()}),
         "device": to_literal({"name": made.device, "arch": kernel.arch}),
         "measurement": to_literal(carried),
         "vector": variant.access_width(problem),
+        "key_vector": variant.key_access_width(problem) if problem.has_key_scales else 0,
         "launches": [
             {
                 "symbol": kernel.symbol_of(each),

@@ -50,7 +50,7 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
         if not paged:
             return Offer(functions, "LatentKeys", "run_module", "q, cache")
         return Offer(functions, "LatentAttention", "run_paged_module", "q, cache, page_table, seqused_k")
-    known = () if problem.has_scales else known
+    known = () if problem.has_scales or problem.has_key_scales else known
     if paged:
         return Offer(("attention_paged", *_ALL, *known), "PagedAttention", "run_paged_module", of)
     if packed:

@@ -104,14 +104,15 @@ def _check_kinds(q: Any, others: tuple[tuple[str, Any], ...]) -> None:
             raise TypeError(f"q is a {_kind(q)}, but {name} a {_kind(array)}; pass arrays of one library")
 
 
-def _check_shapes(query: _View, key: _View, value: _View) -> tuple[int, int]:
+def _check_shapes(query: _View, key: _View, value: _View, key_dtype: str) -> tuple[int, int]:
     """The number of key/value heads and keys."""
     batch, heads, _ = query.shape
     kv_batch, kv_heads, seqlen_k = key.shape
     if value.shape != key.shape:
         raise ValueError(f"k and v differ in (batch, heads, seqlen): {key.shape} and {value.shape}")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"q is {query.dtype}, k {key.dtype}, v {value.dtype}; they must be of one type")
+    if not key_dtype == key.dtype == value.dtype:
+        wanted = "of one type" if key_dtype == query.dtype else f"{query.dtype} beside {key_dtype}"
+        raise TypeError(f"q is {query.dtype}, k {key.dtype}, v {value.dtype}; they must be {wanted}")
     if query.head_dim != key.head_dim:
         raise ValueError(f"q has the head dim {query.head_dim}, k has {key.head_dim}; they must be equal")
     if kv_batch != batch:

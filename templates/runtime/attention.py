@@ -306,7 +306,10 @@ class Attention:
                     f"q is a numpy array, but {name} a {_kind(array)}; pass arrays of one library"
                 )
             self._table.check_type(name, array.dtype.name, False)
-            if array.dtype.name != (_OUTPUT_DTYPES.get(dtype, dtype) if name == "out" else dtype):
+            wanted = {"out": _OUTPUT_DTYPES.get(dtype, dtype)}.get(name, dtype)
+            if name in ("k", "v") and self._table.has_key_scales:
+                wanted = self._table.key_dtypes[0]
+            if array.dtype.name != wanted:
                 raise TypeError(f"q is {q.dtype}, {name} {array.dtype}; they must be of one type")
             if name != "out":
                 # As it will lie on the GPU, which is asked for once there is nothing wrong with the arrays.
@@ -344,7 +347,8 @@ class Attention:
         dtype: str,
         beside: _Beside,
     ) -> Any:
-        """Fills `out`. All arrays hold that type and `out` what is made of it, or their bits as integers."""
+        """Fills `out`. q holds that type, k and v it or their own, and `out` what is made of it, or the bits
+        of these as integers."""
         hosts = [np.ascontiguousarray(array) for array in (q, k, v)]
         driver = _driver()
         current = ctypes.c_void_p()
@@ -358,7 +362,8 @@ class Attention:
             return buffers[-1]
 
         try:
-            query, key, value = (put(host, dtype) for host in hosts)
+            of_keys = self._table.key_dtypes[0] if self._table.has_key_scales else dtype
+            query, key, value = map(put, hosts, (dtype, of_keys, of_keys))
             beside = beside.on_device(put)
             output = _Buffer(out.shape, out.dtype, _OUTPUT_DTYPES.get(dtype, dtype))
             buffers.append(output)

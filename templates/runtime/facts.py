@@ -101,6 +101,8 @@ class Tuned:
     measurement: dict[str, Any]
     vector: int
     """Elements that one memory access moves: pointers and strides must be multiples of it."""
+    key_vector: int = 0
+    """The same of k and v where they are of a type of their own; else 0."""
     launches: tuple[Launch, ...]
     """The launches that one call makes, one after the other."""
     tolerance: float
@@ -120,8 +122,18 @@ class Tuned:
 
     @functools.cached_property
     def dtype(self) -> str:
-        """The type of q, k and v, as array libraries call it."""
+        """The type of q, as array libraries call it."""
         return _DTYPE_NAMES[self.problem["dtype"]]
+
+    @functools.cached_property
+    def key_dtype(self) -> str:
+        """The type of k and v, which is that of q but where heads of theirs come with scales."""
+        return _DTYPE_NAMES[self.problem.get("kv_dtype") or self.problem["dtype"]]
+
+    @property
+    def input_dtypes(self) -> tuple[str, str, str]:
+        """The types of q, k and v."""
+        return (self.dtype, self.key_dtype, self.key_dtype)
 
     @property
     def output_dtype(self) -> str:
@@ -147,7 +159,12 @@ class Tuned:
 
     @functools.cached_property
     def access_bytes(self) -> int:
-        return self.item_bytes * self.vector
+        return max(self.item_bytes * self.vector, _ITEM_BYTES[self.key_dtype] * self.key_vector)
+
+    @property
+    def step(self) -> int:
+        """What strides must be multiples of, in elements."""
+        return max(self.vector, self.key_vector)
 
     @functools.cached_property
     def has_maps(self) -> bool:
@@ -175,7 +192,8 @@ class Tuned:
         )
         precise = "" if precision == "auto" else f" --precision {precision}"
         dims = f"--d {self.head_dim} --dv {self.head_dim_v}" if apart else f"--d {self.head_dim}"
-        return f"flashgen tune --dtype {dtype}{precise} {dims}"
+        keys = f" --kv-dtype {self.problem['kv_dtype']}" if self.problem.get("kv_dtype") else ""
+        return f"flashgen tune --dtype {dtype}{keys}{precise} {dims}"
 
     def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int) -> int:
         """Returns the shares of the work in the launch that has most."""
@@ -185,8 +203,8 @@ class Tuned:
         """Tells whether the kernel's accesses suit such strides, in elements."""
         if self.has_maps:  # the copy engine takes no step back
             end = _STRIDE_END_BYTES // self.item_bytes
-            return all(0 <= stride < end and stride % self.vector == 0 for stride in strides)
-        return all(stride % self.vector == 0 for stride in strides)
+            return all(0 <= stride < end and stride % self.step == 0 for stride in strides)
+        return all(stride % self.step == 0 for stride in strides)
 
     def lacking(self, arch: int) -> str:
         """Returns what cards of that compute capability, times ten, lack that the kernel needs; empty: they

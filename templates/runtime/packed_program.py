@@ -59,8 +59,9 @@ def _packed_check(attention: PackedAttention, tuned: Tuned) -> float:
     random = np.random.default_rng(0)
     (heads, kv_heads), rows, keys = _CHECKED_HEADS, _CHECKED_ROWS, _CHECKED_KEYS
     shapes = _packed_shapes(tuned, sum(rows), sum(keys), heads, kv_heads)[:3]
-    hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes]
-    wide = [_from_host(host, tuned.dtype) for host in hosts]
+    drawn = (random.uniform(-3, 3, shape).astype(np.float32) for shape in shapes)
+    hosts = list(map(_to_host, drawn, tuned.input_dtypes))
+    wide = list(map(_from_host, hosts, tuned.input_dtypes))
     made = _to_host(np.zeros((sum(rows), heads, tuned.head_dim_v), np.float32), tuned.output_dtype)
     sizes: dict[str, Any] = dict(zip(_SIZES, (len(rows), heads, kv_heads, max(rows), max(keys)), strict=True))
     told = _sequences(tuned, sizes, rows, keys)

@@ -86,10 +86,12 @@ def _paged_check(attention: PagedAttention, tuned: Tuned) -> float:
     sizes: dict[str, Any] = dict(zip(_SIZES, (len(rows), heads, kv_heads, max(rows), max(keys)), strict=True))
     told, places, pages = _page_rows(tuned, sizes, rows, keys)
     shapes = _paged_shapes(tuned, rows, pages, heads, kv_heads)
-    hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes[:3]]
+    uniform = (random.uniform(-3, 3, shape).astype(np.float32) for shape in shapes[:3])
+    hosts = list(map(_to_host, uniform, tuned.input_dtypes))
     if tuned.problem.get("latent"):
         hosts[2] = np.ascontiguousarray(hosts[1][..., : tuned.head_dim_v])
-    queries, *caches = (_from_host(host, tuned.dtype).reshape(-1, *host.shape[-2:]) for host in hosts)
+    wide = map(_from_host, hosts, tuned.input_dtypes)
+    queries, *caches = (each.reshape(-1, *each.shape[-2:]) for each in wide)
     made = _to_host(np.zeros(shapes[3], np.float32), tuned.output_dtype)
     worst = 0.0
     for causal in (False, True):

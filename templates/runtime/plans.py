@@ -230,8 +230,8 @@ def _check_alignment(plan: _Plan, addresses: tuple[int, ...]) -> None:
             continue
         raise ValueError(
             f"{name} starts at address {address:#x} with strides {strides} (batch, head, row) in elements; "
-            f"kernel {tuned.name} {moves} {tuned.vector} elements at once and needs an address that is a "
-            f"multiple of {tuned.access_bytes} and {positive}strides that are multiples of {tuned.vector}: "
+            f"kernel {tuned.name} {moves} {tuned.step} elements at once and needs an address that is a "
+            f"multiple of {tuned.access_bytes} and {positive}strides that are multiples of {tuned.step}: "
             f"pass {name}.contiguous() (torch) or a copy"
         )
 

@@ -132,10 +132,11 @@ def _self_check(
     batch, heads, kv_heads, rows, keys = _CHECKED.values()
     q_shape, k_shape = (batch, heads, rows, tuned.head_dim), (batch, kv_heads, keys, tuned.head_dim)
     shapes = [q_shape, k_shape, (*k_shape[:3], tuned.head_dim_v)]
-    hosts = [_to_host(random.uniform(-3, 3, shape).astype(np.float32), tuned.dtype) for shape in shapes]
+    drawn = (random.uniform(-3, 3, shape).astype(np.float32) for shape in shapes)
+    hosts = list(map(_to_host, drawn, tuned.input_dtypes))
     if tuned.problem.get("latent"):
         hosts[2] = np.ascontiguousarray(hosts[1][..., : tuned.head_dim_v])
-    q, k, v = (_from_host(host, tuned.dtype) for host in hosts)
+    q, k, v = map(_from_host, hosts, tuned.input_dtypes)
     made = _to_host(np.zeros((*q_shape[:3], tuned.head_dim_v), np.float32), tuned.output_dtype)
     worst = 0.0
     for causal in (False, True):
@@ -194,7 +195,7 @@ def _median_time_us(
         return buffers[-1]
 
     try:
-        for shape, dtype in zip(shapes, [tuned.dtype] * 3 + [tuned.output_dtype], strict=True):
+        for shape, dtype in zip(shapes, (*tuned.input_dtypes, tuned.output_dtype), strict=True):
             put(_to_host(random.standard_normal(shape, dtype=np.float32), dtype), dtype)
         query, key, value, output = buffers
         settings = (problem["causal"], None, output, None, False, *place(put))

@@ -83,10 +83,17 @@ class _Drawn(_Asked):
         seen = self.seen(causal, *np.ix_(batches, heads, sampled, np.arange(keys)))
         return float(np.broadcast_to(seen, (len(batches), 1, len(sampled), keys)).mean())
 
+    def scaled(self, name: str, x: NDArray[Any], first: int) -> NDArray[Any]:
+        """Keys or values times the scales of that name, if the kernel reads them."""
+        if name not in self.tuned.buffers or not self.tuned.buffers[name].any_step:
+            return x
+        return np.asarray(x * self.arrays[name][first : first + len(x), :, None, None])
+
     def reference(
         self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], causal: bool, first: int = 0
     ) -> NDArray[Any]:
         """float64 attention of (batch, heads, seqlen, head_dim) arrays, whose first batch has that number."""
+        k, v = (self.scaled(f"{name}_scale", x, first) for name, x in (("k", k), ("v", v)))
         groups = q.shape[1] // k.shape[1]
         k, v = (np.repeat(x.astype(np.float64), groups, axis=1) for x in (k, v))
         scores = q.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])

@@ -55,6 +55,8 @@ class Buffer(NamedTuple):
 
     dtype: str
     axes: tuple[tuple[str, ...], ...]
+    any_step: bool = False
+    """Whether the last axis, too, may be repeated or have gaps, and must be as long as q and k say."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,7 +82,7 @@ class Scored(Tuned):
     @functools.cached_property
     def named(self) -> dict[str, tuple[str, ...]]:
         """The keywords of what is asked for by name, and the numbers or arrays that are read of each."""
-        return dict(_FEATURES[each] for each in self.problem["scoring"] if each in _FEATURES)
+        return dict(_FEATURES[each] for each in self.problem.get("scoring", ()) if each in _FEATURES)
 
     @functools.cached_property
     def keywords(self) -> dict[str, tuple[str, ...]]:
@@ -107,14 +109,15 @@ class Scored(Tuned):
     @functools.cached_property
     def kind(self) -> tuple[object, ...]:
         """What kernels have in common that read and compute the same, whatever the numbers."""
-        told = self.problem["scoring"]
+        told = self.problem.get("scoring", {})
         texts = tuple((each, told.get(each)) for each in ("bias", "mask", "score"))
         return (frozenset(told), texts, tuple(self.buffers.items()), tuple(self.scalars))
 
     @functools.cached_property
     def exact(self) -> frozenset[str]:
         """The arrays that must be as long as q and k say; those of expressions may be longer."""
-        return frozenset(part for parts in self.named.values() for part in parts)
+        by_head = (name for name, buffer in self.buffers.items() if buffer.any_step)
+        return frozenset((*by_head, *(part for parts in self.named.values() for part in parts)))
 
     @functools.cached_property
     def integers(self) -> frozenset[str]:
@@ -210,7 +213,7 @@ class _Asked(_Beside):
         for name, buffer in self.tuned.buffers.items():
             placed = _place(name, arrays[name], buffer, name in self.tuned.exact, plan, may_make)
             values[name] = placed.address
-            values |= {f"{name}_stride_{axis}": step for axis, step in enumerate(placed.strides[:-1])}
+            values |= {f"{name}_stride_{axis}": step for axis, step in enumerate(placed.strides)}
             values |= {f"{name}_size_{axis}": length for axis, length in enumerate(placed.shape)}
             streams.add(placed.stream)
             # What was copied must stay until the launch has been made: memory is handed out in its order.
@@ -245,7 +248,8 @@ class _Asked(_Beside):
                 )
             once = tuple(slice(0, 1) if step == 0 else slice(None) for step in array.strides[:-1])
             short = array[once] if array.size else array
-            last = _needed(self.tuned.buffers[name], self.sizes)[-1]
+            buffer = self.tuned.buffers[name]
+            last = 1 if buffer.any_step else _needed(buffer, self.sizes)[-1]
             if short.shape[-1:] == (1,) and last > 1:
                 short = np.broadcast_to(short, (*short.shape[:-1], last))
             placed[name] = put(np.ascontiguousarray(short))
@@ -357,7 +361,7 @@ def _place(name: str, array: Any, buffer: Buffer, exact: bool, plan: _Plan, may_
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     whole, steps = _broadcast(name, shape, strides, buffer, exact, plan.sizes)
     last = _needed(buffer, plan.sizes)[-1]
-    if whole[-1] <= 1 >= last or (whole[-1] > 1 and steps[-1] == 1):
+    if buffer.any_step or whole[-1] <= 1 >= last or (whole[-1] > 1 and steps[-1] == 1):
         return _Placed(array, address, whole, steps, stream)
     if not may_copy:
         raise ValueError(

@@ -58,7 +58,8 @@ class _Table:
         self.only: Tuned | None = None
         """The kernel that `use` named, which alone serves; None: the nearest does."""
         self.dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.dtype for tuned in kernels))
-        """The types of q, k and v that there are kernels for."""
+        """The types of q, and of k and v but where these have their own, that there are kernels for."""
+        self.key_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.key_dtype for tuned in kernels))
         self.output_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.output_dtype for tuned in kernels))
         self.has_scales = self.output_dtypes != self.dtypes
         for tuned in kernels:
@@ -72,7 +73,7 @@ class _Table:
         bshd = layout == "bshd"
         type_name = dtype
         if torch is not None:
-            type_name = _type_name(torch, dtype, self.output_dtypes if name == "out" else self.dtypes)
+            type_name = _type_name(torch, dtype, self.dtypes_of(name))
         self.check_type(name, type_name, torch is not None)
         if torch is not None:
             if device.type not in _TORCH_DEVICES:
@@ -106,9 +107,18 @@ class _Table:
         steps = _stepped((n0, n1, n2), (s0, s1, s2))
         return _View((n0, n1, n2), steps, device, type_name, head_dim)
 
+    def dtypes_of(self, name: str) -> tuple[str, ...]:
+        """Returns the types that the array of that name may have."""
+        return {"out": self.output_dtypes, "k": self.key_dtypes, "v": self.key_dtypes}.get(name, self.dtypes)
+
+    @property
+    def has_key_scales(self) -> bool:
+        """Whether k and v are of a type of their own, each of their heads with a scale."""
+        return self.key_dtypes != self.dtypes
+
     def check_type(self, name: str, dtype: str, is_tensor: bool) -> None:
         """Raises TypeError unless there are kernels for arrays of that type."""
-        wanted = self.output_dtypes if name == "out" else self.dtypes
+        wanted = self.dtypes_of(name)
         if dtype in wanted:
             return
         if len(wanted) != 1:
@@ -126,7 +136,9 @@ class _Table:
         is_value = name in ("v", "out")
         # Of the same type: the first's head dim, should it be the values' that none has.
         same = [
-            tuned for tuned in self.kernels if dtype in (tuned.dtype, tuned.output_dtype if is_value else "")
+            tuned
+            for tuned in self.kernels
+            if dtype in (tuned.dtype, tuned.key_dtype, tuned.output_dtype if is_value else "")
         ]
         if any((tuned.head_dim_v if is_value else tuned.head_dim) == head_dim for tuned in same):
             return
@@ -148,7 +160,7 @@ class _Table:
 
     def check_shapes(self, query: _View, key: _View, value: _View) -> tuple[int, int]:
         """Returns the number of key/value heads and keys; raises ValueError unless the arrays go together."""
-        return _check_shapes(query, key, value)
+        return _check_shapes(query, key, value, self.key_dtypes[0] if self.has_key_scales else query.dtype)
 
     def output_like(self, query: _View, head_dim: int, layout: Any) -> _Output:
         """Returns what is made of such queries: laid out as they are, with v's head dim."""

@@ -79,7 +79,7 @@ class _Tensors:
             raise RuntimeError(
                 "no gradient is taken through out: leave it out, or call under torch.no_grad()"
             )
-        if torch.is_autocast_enabled() and not self.table.has_scales:
+        if torch.is_autocast_enabled() and not (self.table.has_scales or self.table.has_key_scales):
             q, k, v = (self.autocast(torch, x) for x in (q, k, v))
         if derived or torch.compiler.is_compiling() or kind is not torch.Tensor:
             plan = None
@@ -195,7 +195,7 @@ class _Tensors:
     ) -> bool:
         """Tells whether a kernel computes what `sdpa` would of tensors of these types, shapes, strides and
         devices."""
-        if self.table.has_scales:  # of which `sdpa` knows nothing
+        if self.table.has_scales or self.table.has_key_scales:  # of which `sdpa` knows nothing
             return False
         for dtype, shape, strides, device in (query, key, value):
             if dtype is not query[0] or device != query[3] or device.type not in _TORCH_DEVICES:

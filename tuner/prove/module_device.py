@@ -19,6 +19,7 @@ from ..cards.cuda import CudaDevice, CudaRunner
 from ..cards.device import Build, Toolchain
 from ..cards.dtypes import numpy_dtype, require_inputs
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
+from ..cards.key_scales import key_scales
 from ..cards.score_values import by_keyword, score_values
 from ..cards.sequences import index_arrays, rows_of_sequences, sizes_of_call
 from ..errors import FlashgenError, LaunchError
@@ -101,7 +102,8 @@ class ModuleRunner(CudaRunner):
         sizes = sizes_of_call(problem, q, k, values)
         read, indices = score_values(problem.scores, values, sizes), index_arrays(problem, values)
         image, layout = GuardedImage(q.dtype), problem.layout
-        placed = [(*image.add_input(x), x.shape) for x in (q, k, v)]
+        placed = [(*image.add_input(x, x.dtype), x.shape) for x in (q, k, v)]
+        scales = key_scales(problem, values, sizes["batch"], sizes["num_kv_heads"])
         o_shape, rows_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
         output = numpy_dtype(problem.output_dtype)
         written = rows_of_sequences(problem, values, q.shape[2])
@@ -111,7 +113,8 @@ class ModuleRunner(CudaRunner):
         if want_lse:
             strides = contiguous_strides(rows_shape)
             lse_at, _ = image.add_output("the log-sum-exp", rows_shape, strides, FLOAT32, written)
-        buffers_at = {name: image.add_buffer(array) for name, array in {**read.arrays, **indices}.items()}
+        told_by_array = {**read.arrays, **indices, **scales}
+        buffers_at = {name: image.add_buffer(array) for name, array in told_by_array.items()}
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
@@ -146,7 +149,7 @@ class ModuleRunner(CudaRunner):
                 at = base + q.itemsize * at
                 return GPUArray(shape, dtype, allocator=allocate, gpudata=at, strides=steps)
 
-            dtypes = [q.dtype] * 3 + [output]
+            dtypes = [q.dtype, k.dtype, v.dtype, output]
             q_, k_, v_, out = (
                 array_of(name, *each, dtype) for name, each, dtype in zip("qkvo", placed, dtypes, strict=True)
             )
@@ -157,9 +160,9 @@ class ModuleRunner(CudaRunner):
                     gpudata=base + q.itemsize * buffers_at[name],
                     strides=array.strides,
                 )
-                for name, array in {**read.arrays, **indices}.items()
+                for name, array in told_by_array.items()
             }
-            told = {name: beside.pop(name) for name in indices}
+            told = {name: beside.pop(name) for name in (*indices, *scales)}
             told |= _lengths_of_call(problem, sizes) | self._keywords({**beside, **read.numbers})
             function = offer_of(problem).functions[0]
             call = f"{function}()"

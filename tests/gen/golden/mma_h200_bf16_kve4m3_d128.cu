@@ -44,8 +44,8 @@ struct AttentionArgs {
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
   long long o_stride_batch, o_stride_head, o_stride_row;
-  long long k_scale_stride_batch, k_scale_stride_head;
-  long long v_scale_stride_batch, v_scale_stride_head;
+  long long k_scale_stride_0, k_scale_stride_1;
+  long long v_scale_stride_0, v_scale_stride_1;
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
@@ -104,13 +104,13 @@ static_assert(sizeof(SharedStorage) == 65536, "the size that pruning counted on"
 // By what a head of keys is multiplied.
 __device__ __forceinline__ float scale_of_keys(const AttentionArgs& args, int batch, int kv_head) {
   if (args.k_scale == nullptr) return 1.0f;
-  return __ldg(args.k_scale + batch * args.k_scale_stride_batch + kv_head * args.k_scale_stride_head);
+  return __ldg(args.k_scale + batch * args.k_scale_stride_0 + kv_head * args.k_scale_stride_1);
 }
 
 // By what a head of values is multiplied.
 __device__ __forceinline__ float scale_of_values(const AttentionArgs& args, int batch, int kv_head) {
   if (args.v_scale == nullptr) return 1.0f;
-  return __ldg(args.v_scale + batch * args.v_scale_stride_batch + kv_head * args.v_scale_stride_head);
+  return __ldg(args.v_scale + batch * args.v_scale_stride_0 + kv_head * args.v_scale_stride_1);
 }
 
 // A number of e4m3, by its bits: four of exponent, three of fraction; all ones are no number.
