@@ -86,4 +86,8 @@ PROMISES = {
 
 def promise_of(problem: Problem) -> Promise:
     """Returns what a kernel of the problem's type and precision promises."""
-    return PROMISES[problem.precision if problem.dtype == "f32" else problem.dtype]
+    promise = PROMISES[problem.precision if problem.dtype == "f32" else problem.dtype]
+    if problem.kv_dtype and problem.dtype != "f32":
+        # Weights beside such keys are of f16, whatever the queries are.
+        return replace(promise, weight_floor=max(promise.weight_floor, F16_WEIGHT_FLOOR))
+    return promise

@@ -153,7 +153,8 @@ class AdversarialCase:
         with np.errstate(over="ignore", invalid="ignore"):
             self.change(draw)
             scale = float(np.float32(draw.scale))
-            q, k, v = (_rounded(x, problem.dtype) for x in (draw.q, draw.k, draw.v))
+            q = _rounded(draw.q, problem.dtype)
+            k, v = (_rounded(x, problem.key_dtype) for x in (draw.k, draw.v))
         return q, k, v, scale
 
 

@@ -28,7 +28,9 @@ class Simt(RuledParameters):
 
     family: ClassVar[str] = "simt"
     template: ClassVar[str] = "families/simt/main.cu.jinja"
-    serves: ClassVar[Serves] = replace(IEEE_FLOAT32, layouts=(DENSE, PACKED, PAGED, PACKED_PAGED))
+    serves: ClassVar[Serves] = replace(
+        IEEE_FLOAT32, layouts=(DENSE, PACKED, PAGED, PACKED_PAGED), key_dtypes={"f32": ("e4m3",)}
+    )
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d = problem.head_dim
@@ -49,9 +51,10 @@ class Simt(RuledParameters):
                 for name, tile in self.layouts(d).items()
                 if name != "p"
             },
-            "buffers": self.smem_buffers(limits),
-            "async_copy": limits.has_async_copy,
-            "register_stage": self.stages == 2 and not limits.has_async_copy,
+            "buffers": self.smem_buffers(problem, limits),
+            "async_copy": self.copies_by_themselves(problem, limits),
+            "register_stage": self.stages == 2 and not self.copies_by_themselves(problem, limits),
+            "key_vec": "kVec",
             "key_step": KEY_STEP,
             # Q has the scale.
             "change": scaled_change(problem.scores.change) if problem.scores.change else None,

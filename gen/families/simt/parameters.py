@@ -128,15 +128,20 @@ class Parameters(Variant):
             del tiles["q"]
         return tiles
 
-    def smem_buffers(self, limits: DeviceLimits) -> int:
-        """Returns how many K/V tiles shared memory holds; before sm_80 the second stage waits in
-        registers."""
-        return self.stages if limits.has_async_copy else 1
+    def copies_by_themselves(self, problem: Problem, limits: DeviceLimits) -> bool:
+        """Tells whether tiles of K and V arrive while threads go on: before sm_80, and where keys become
+        float32 on the way, they pass through registers."""
+        return limits.has_async_copy and not problem.kv_dtype
+
+    def smem_buffers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Returns how many K/V tiles shared memory holds; where they pass through registers the second stage
+        waits there."""
+        return self.stages if self.copies_by_themselves(problem, limits) else 1
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         tiles = self.layouts(problem.head_dim)
         q_floats = tiles["q"].floats if "q" in tiles else 0
-        kv_floats = (tiles["k"].floats + tiles["v"].floats) * self.smem_buffers(limits)
+        kv_floats = (tiles["k"].floats + tiles["v"].floats) * self.smem_buffers(problem, limits)
         statistics = -(-self.br // 4) * 4
         return FLOAT_BYTES * (q_floats + kv_floats + self.warps * tiles["p"].floats + statistics)
 
@@ -149,8 +154,9 @@ class Parameters(Variant):
         fragments = self.tm + wide if columnwise else (wide + 1) * self.vec
         resident_q = self.tm * d if self.q_in_registers else 0
         staged = 0
-        if self.stages == 2 and not limits.has_async_copy:
+        if self.stages == 2 and not self.copies_by_themselves(problem, limits):
             staged = -(-self.bc * d // self.threads_per_block)
+            staged = -(-staged // 4) if problem.kv_dtype else staged
         return accumulators + fragments + resident_q + staged + _scoring_registers(problem) + 40
 
 

@@ -69,7 +69,7 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
     compute += _scoring(variant, problem, walks)
     tiles = variant.layouts(d)
     copies = [_copy(variant, tiles[name], bc, d, limits) for name in ("k", "v")]
-    barriers, waits = _pipeline(variant, limits)
+    barriers, waits = _pipeline(variant, problem, limits)
     # The two products stand there as often as they are unrolled; P's in parts, each of them.
     unrolled_s = steps_s if variant.q_in_registers else min(variant.unroll, steps_s)
     unrolled_o = min(variant.unroll * variant.p_passes, steps_o)
@@ -107,9 +107,9 @@ def _scoring(variant: Simt, problem: Problem, walks: tuple[Walk, ...]) -> Counts
     return changed + mask_counts(problem, tm, tn, warp_rows=variant.rows_per_warp, bc=bc, tiles=tiles)
 
 
-def _pipeline(variant: Simt, limits: DeviceLimits) -> tuple[float, float]:
+def _pipeline(variant: Simt, problem: Problem, limits: DeviceLimits) -> tuple[float, float]:
     """Block barriers per tile, and waits for global memory that no computation covers."""
-    if limits.has_async_copy:
+    if variant.copies_by_themselves(problem, limits):
         return (1.0, 0.0) if variant.stages == 2 else (2.0, 0.5)
     return (2.0, 0.2) if variant.stages == 2 else (2.0, 2.0)
 
