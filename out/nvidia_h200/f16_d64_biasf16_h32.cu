@@ -127,11 +127,30 @@ struct TileOf {
   static constexpr int kPitch = kRowBytes + (kSwizzled ? 0 : sizeof(T) == 4 ? 32 : kRowBytes % 32 == 0 ? 16 : 0);
   alignas(16) unsigned char bytes[16 * kPitch];
 
-  // Where byte x of a row is.
-  static __device__ __forceinline__ int place(int row, int x) {
+  static constexpr int kLanes = kRowBytes >= 128 ? 8 : kRowBytes >= 64 ? 4 : 2;  // that copy a row
+
+  // By what the bytes of a row are swizzled.
+  static __device__ __forceinline__ int swizzle(int row) {
     constexpr int kRows = sizeof(T) == 4 ? 4 : 8;
-    return row * kPitch + (kSwizzled ? x ^ row % kRows * (128 / kRows) : x);
+    return kSwizzled ? row % kRows * (128 / kRows) : 0;
   }
+
+  // Where byte x of a row is.
+  static __device__ __forceinline__ int place(int row, int x) { return row * kPitch + (x ^ swizzle(row)); }
+
+  // Where the same byte is so many rows on, a multiple of those that lanes copy at once.
+  static __device__ __forceinline__ int further_on(int place, int rows) {
+    return rows * kPitch + (place ^ swizzle(rows));
+  }
+};
+
+// A warp's sixteen rows of an array, from their first key on, of which `num` are there; a stride of zero says that rows are
+// all alike.
+template <typename T>
+struct RowsOf {
+  const T* first;
+  long long stride;
+  int num;
 };
 using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kChunk];
@@ -567,18 +586,18 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
 
 // Starts to copy a tile that is there as a whole, by accesses of 16 bytes.
 template <typename T>
-__device__ __forceinline__ void copy_whole_tile(TileOf<T>& tile, const unsigned char* source, long long stride) {
-  constexpr int kRowBytes = TileOf<T>::kRowBytes, kLanes = kRowBytes >= 128 ? 8 : kRowBytes >= 64 ? 4 : 2;  // of a row
-  const int lane = threadIdx.x % 32, first = lane % kLanes * 16;
-  source += lane / kLanes * stride + first;
+__device__ __forceinline__ void copy_whole_tile(TileOf<T>& tile, const RowsOf<T>& rows, int first_key) {
+  constexpr int kRowBytes = tile.kRowBytes, kLanes = tile.kLanes, kTogether = 32 / kLanes;
+  const int lane_row = threadIdx.x % 32 / kLanes, lane_x = threadIdx.x % kLanes * 16, to = tile.place(lane_row, lane_x);
+  const auto* from = reinterpret_cast<const unsigned char*>(rows.first + lane_row * rows.stride + first_key) + lane_x;
 #pragma unroll
-  for (int i = 0; i < 16; i += 32 / kLanes) {
+  for (int row = 0; row < 16; row += kTogether) {
 #pragma unroll
     for (int x = 0; x < kRowBytes; x += kLanes * 16) {
-      if (kRowBytes % (kLanes * 16) != 0 && x + first >= kRowBytes) continue;
-      copy_16_async(tile.bytes + tile.place(i + lane / kLanes, x + first), source + x);
+      if (kRowBytes % (kLanes * 16) != 0 && x + lane_x >= kRowBytes) continue;
+      copy_16_async(tile.bytes + tile.further_on(to, row) + x, from + x);
     }
-    source += 32 / kLanes * stride;
+    from += kTogether * int(sizeof(T)) * rows.stride;
   }
 }
 
@@ -594,29 +613,30 @@ __device__ __forceinline__ void copy_part_of_tile(
   }
 }
 
-// Starts to bring a warp's tile of an array that has its first element at `source` and as many `rows` and `keys` from there
-// on; a stride of zero says that rows are all alike. Where addresses are multiples of neither 16 bytes nor 4, elements are
-// copied one by one.
+// Starts to bring a warp's tile of an array, of which as many `keys` are there from its first one on. Where addresses are
+// multiples of neither 16 bytes nor 4, elements are copied one by one.
 template <typename T>
-__device__ __forceinline__ void bring_tile(TileOf<T>& tile, const T* source, long long stride, int rows, int keys) {
+__device__ __forceinline__ void bring_tile(TileOf<T>& tile, const RowsOf<T>& rows, int first_key, int keys) {
+  const T* source = rows.first + first_key;
+  const long long stride_bytes = rows.stride * sizeof(T);
   const auto* bytes = reinterpret_cast<const unsigned char*>(source);
-  const long long stride_bytes = stride * sizeof(T);
-  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(source)) | unsigned(stride_bytes);
-  const int rows_read = stride == 0 ? 1 : 16;
-  if (together % 16 == 0 && rows >= 16 && rows_read == 16 && keys >= kBc) {
-    copy_whole_tile(tile, bytes, stride_bytes);
+  // Tiles start at multiples of 16 bytes from the rows' first key.
+  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(rows.first)) | unsigned(stride_bytes);
+  const int rows_read = rows.stride == 0 ? 1 : 16;
+  if (together % 16 == 0 && rows.num >= 16 && rows_read == 16 && keys >= kBc) {
+    copy_whole_tile(tile, rows, first_key);
   } else if (together % 16 == 0) {
-    copy_part_of_tile<16>(tile, bytes, stride_bytes, rows, rows_read, keys * sizeof(T));
+    copy_part_of_tile<16>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
   } else if (together % 4 == 0) {
-    copy_part_of_tile<4>(tile, bytes, stride_bytes, rows, rows_read, keys * sizeof(T));
+    copy_part_of_tile<4>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
   } else {
 #pragma unroll 1
     for (int row = 0; row < rows_read; ++row) {
 #pragma unroll
       for (int key = threadIdx.x % 32; key < kBc; key += 32) {
-        const bool inside = row < rows && key < keys;
+        const bool inside = row < rows.num && key < keys;
         *reinterpret_cast<T*>(tile.bytes + tile.place(row, key * sizeof(T))) =
-            inside ? __ldg(source + row * stride + key) : T(0);
+            inside ? __ldg(source + row * rows.stride + key) : T(0);
       }
     }
   }
@@ -980,11 +1000,11 @@ __device__ __forceinline__ void consume_tile(
   // What tile n meets comes ahead, by the warp that will read it.
   const auto bring = [&](int n) {
     if (n >= first_tile) {
-      const int first_key = n * kBc, warp_row = first_row + 16 * warp;
-      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead],
-                 args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 +
-                     warp_row * args.bias_stride_2 + first_key,
-                 args.bias_stride_2, args.seqlen_q - warp_row, args.seqlen_k - first_key);
+      const int first_key = n * kBc, keys = args.seqlen_k - first_key, warp_row = first_row + 16 * warp;
+      const RowsOf<unsigned short> bias_rows{
+          args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + warp_row * args.bias_stride_2,
+          args.bias_stride_2, args.seqlen_q - warp_row};
+      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead], bias_rows, first_key, keys);
     }
     __pipeline_commit();
   };
@@ -1037,8 +1057,6 @@ __device__ __forceinline__ void consume_tile(
     __syncwarp();
     change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
-    __syncwarp();
-    bring(n - kAhead);
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     pack_weights(s, p);
@@ -1053,6 +1071,8 @@ __device__ __forceinline__ void consume_tile(
       hold(o);
       if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
       v_pipe.advance();
+      __syncwarp();
+      bring(n + 1 - kAhead);
       wgmma_wait<0>();
       hold(s);
       if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
@@ -1062,8 +1082,6 @@ __device__ __forceinline__ void consume_tile(
       __syncwarp();
       change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
-      __syncwarp();
-      bring(n - kAhead);
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
       pack_weights(s, p);
@@ -1243,4 +1261,4 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"br": 192, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3e31bbbe555d5d1d", "figures": [1664, 986]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"br": 192, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "789f4b45c39b5369", "figures": [1664, 986]}
