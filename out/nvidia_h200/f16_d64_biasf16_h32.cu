@@ -152,6 +152,25 @@ struct RowsOf {
   long long stride;
   int num;
 };
+
+// What is the same in all tiles of such rows that are copied as a whole, by accesses of 16 bytes.
+template <typename T>
+struct WholeTiles {
+  bool are_there;  // whether rows are there and aligned so
+  const unsigned char* from;  // what a lane copies first, of the first tile
+  int to;
+
+  __device__ __forceinline__ explicit WholeTiles(const RowsOf<T>& rows) {
+    const int row = threadIdx.x % 32 / TileOf<T>::kLanes, x = threadIdx.x % TileOf<T>::kLanes * 16;
+    const unsigned together = unsigned(reinterpret_cast<unsigned long long>(rows.first)) | unsigned(rows.stride * sizeof(T));
+    are_there = together % 16 == 0 && rows.stride != 0 && rows.num >= 16;
+    from = reinterpret_cast<const unsigned char*>(rows.first + row * rows.stride) + x;
+    to = TileOf<T>::place(row, x);
+#ifdef __CUDACC__
+    asm("" : "+l"(from), "+r"(to));  // else the compiler would compute them for each tile
+#endif
+  }
+};
 using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kChunk];
 using VChunk = KChunk;
@@ -584,20 +603,20 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Starts to copy a tile that is there as a whole, by accesses of 16 bytes.
+// Starts to copy a tile that is there as a whole.
 template <typename T>
-__device__ __forceinline__ void copy_whole_tile(TileOf<T>& tile, const RowsOf<T>& rows, int first_key) {
+__device__ __forceinline__ void copy_whole_tile(
+    TileOf<T>& tile, const WholeTiles<T>& whole, long long stride, int first_key) {
   constexpr int kRowBytes = tile.kRowBytes, kLanes = tile.kLanes, kTogether = 32 / kLanes;
-  const int lane_row = threadIdx.x % 32 / kLanes, lane_x = threadIdx.x % kLanes * 16, to = tile.place(lane_row, lane_x);
-  const auto* from = reinterpret_cast<const unsigned char*>(rows.first + lane_row * rows.stride + first_key) + lane_x;
+  const unsigned char* from = whole.from + first_key * sizeof(T);
 #pragma unroll
   for (int row = 0; row < 16; row += kTogether) {
 #pragma unroll
     for (int x = 0; x < kRowBytes; x += kLanes * 16) {
-      if (kRowBytes % (kLanes * 16) != 0 && x + lane_x >= kRowBytes) continue;
-      copy_16_async(tile.bytes + tile.further_on(to, row) + x, from + x);
+      if (kRowBytes % (kLanes * 16) != 0 && x + int(threadIdx.x) % kLanes * 16 >= kRowBytes) continue;
+      copy_16_async(tile.bytes + tile.further_on(whole.to, row) + x, from + x);
     }
-    from += kTogether * int(sizeof(T)) * rows.stride;
+    from += kTogether * int(sizeof(T)) * stride;
   }
 }
 
@@ -616,16 +635,18 @@ __device__ __forceinline__ void copy_part_of_tile(
 // Starts to bring a warp's tile of an array, of which as many `keys` are there from its first one on. Where addresses are
 // multiples of neither 16 bytes nor 4, elements are copied one by one.
 template <typename T>
-__device__ __forceinline__ void bring_tile(TileOf<T>& tile, const RowsOf<T>& rows, int first_key, int keys) {
+__device__ __forceinline__ void bring_tile(
+    TileOf<T>& tile, const RowsOf<T>& rows, const WholeTiles<T>& whole, int first_key, int keys) {
+  if (whole.are_there && keys >= kBc) {
+    copy_whole_tile(tile, whole, rows.stride, first_key);
+    return;
+  }
   const T* source = rows.first + first_key;
   const long long stride_bytes = rows.stride * sizeof(T);
   const auto* bytes = reinterpret_cast<const unsigned char*>(source);
-  // Tiles start at multiples of 16 bytes from the rows' first key.
-  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(rows.first)) | unsigned(stride_bytes);
+  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(source)) | unsigned(stride_bytes);
   const int rows_read = rows.stride == 0 ? 1 : 16;
-  if (together % 16 == 0 && rows.num >= 16 && rows_read == 16 && keys >= kBc) {
-    copy_whole_tile(tile, rows, first_key);
-  } else if (together % 16 == 0) {
+  if (together % 16 == 0) {
     copy_part_of_tile<16>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
   } else if (together % 4 == 0) {
     copy_part_of_tile<4>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
@@ -998,13 +1019,15 @@ __device__ __forceinline__ void consume_tile(
   if (first_row > last_row || last_tile < first_tile) first_tile = last_tile = tile.first_tile;
   const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
   // What tile n meets comes ahead, by the warp that will read it.
+  const int warp_row = first_row + 16 * warp;
+  const RowsOf<unsigned short> bias_rows{
+      args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + warp_row * args.bias_stride_2,
+      args.bias_stride_2, args.seqlen_q - warp_row};
+  const WholeTiles<unsigned short> whole_bias(bias_rows);
   const auto bring = [&](int n) {
     if (n >= first_tile) {
-      const int first_key = n * kBc, keys = args.seqlen_k - first_key, warp_row = first_row + 16 * warp;
-      const RowsOf<unsigned short> bias_rows{
-          args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + warp_row * args.bias_stride_2,
-          args.bias_stride_2, args.seqlen_q - warp_row};
-      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead], bias_rows, first_key, keys);
+      const int first_key = n * kBc, keys = args.seqlen_k - first_key;
+      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead], bias_rows, whole_bias, first_key, keys);
     }
     __pipeline_commit();
   };
@@ -1261,4 +1284,4 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"br": 192, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "789f4b45c39b5369", "figures": [1664, 986]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"br": 192, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "eb7b28a7bfa9ac6b", "figures": [1664, 986]}
