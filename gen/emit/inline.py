@@ -29,7 +29,7 @@ SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scor
 #: What stands behind those where kernels take packed sequences.
 PACKED_PARTS = ("packed_values", "packed_huggingface", "packed_attention", "packed_program")
 #: What stands behind those where keys lie in pages.
-PAGED_PARTS = ("paged_values", "paged_attention", "paged_program")
+PAGED_PARTS = ("appended_values", "paged_values", "paged_attention", "paged_program")
 #: What stands behind all these where values are columns of keys, and where such lie in pages.
 LATENT_PARTS, LATENT_PAGED_PARTS = ("latent_keys",), ("latent_attention",)
 #: What it imports beside the standard library, and modules that stand alone therefore too.

@@ -372,7 +372,7 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
         "launches": [
             {
                 "symbol": kernel.symbol_of(each),
-                "count": each.blocks.python(),
+                "count": each.blocks.python(_GRID_OF_NEW),
                 "numbers": _numbers(each)
                 | ({"plans": True} if each.role == PLAN_ROLE else {})
                 | ({"lists": int(getattr(variant, "bc", 1))} if each.role == LISTS_ROLE else {}),
@@ -388,6 +388,8 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
     }
 
 
+#: Grids are as if there were a new row for each query: blocks that append take more where there are more.
+_GRID_OF_NEW = {"seqlen_new": "seqlen_q", "total_new": "total_q"}
 #: Of a launch's fields its maps, its role, which its function's name tells, and what the problem tells.
 _TOLD_APART = ("tensor_maps", "role", "packed", "rotates")
 

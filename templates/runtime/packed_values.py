@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import _check_kinds, _kind, _read, _torch_of, _View
-from .facts import Tuned
-from .plans import _PLAN, _PLAN_MADE, _TOTALS, _Beside, _beside, _Plan
+from .facts import _ITEM_BYTES, Tuned
+from .plans import _PLAN, _PLAN_MADE, _ROTATED, _TOTALS, _Beside, _beside, _Plan
 from .scored_values import _BUFFER_TYPESTRS, _allocator, _Asked, _CardMemory, _laid_out, _Placed
 from .table import _TORCH_DEVICES, Choice, _ordinal, _Output, _Table
 
@@ -140,6 +140,10 @@ class _Sequences(_Beside):
             kept.append(placed.array)
             streams.add(placed.stream)
         names = _beside(self.tuned.launches[0].arguments)
+        if _ROTATED in names and _ROTATED not in self.arrays:
+            memory = self._rotated(plan, q, may_make)
+            values[_ROTATED] = memory.address
+            kept.append(memory)
         if _PLAN in names:
             made = self.plan or SequencePlan()
             values[_PLAN_MADE] = made.fill(plan, self.put or _allocator(q, "plans"), may_make)
@@ -148,6 +152,18 @@ class _Sequences(_Beside):
         # What was made for this call must stay until the launch has been made.
         self.streams, self.kept = frozenset(streams), kept
         return tuple(values[name] for name in names)
+
+    def _rotated(self, plan: _Plan, q: Any, may_make: bool) -> _CardMemory:
+        """Memory for rotated queries, as many elements as q has."""
+        if not may_make:
+            raise ValueError(
+                "beside stream= no memory is made for rotated queries: pass rotated=, contiguous and like q"
+            )
+        count = math.prod(plan.out_shape[:-1]) * plan.tuned.head_dim
+        made = _CardMemory()
+        allocate = self.put or _allocator(q, "rotated queries")
+        made.memory = allocate(np.empty(-(-count * _ITEM_BYTES[plan.tuned.dtype] // 4), np.int32))
+        return made
 
     def place(self, name: str, array: Any, plan: _Plan, may_copy: bool) -> tuple[_Placed, dict[str, float]]:
         """Returns an array as a kernel reads it, and what the kernel is told of it, by name."""

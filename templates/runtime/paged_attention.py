@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from .appended_values import _NEW_STARTS, _appends, _check_new, _check_pairs
+from .arrays import _check_kinds
 from .attention import _check_call
 from .facts import Tuned
 from .packed_attention import _PackedTensors, _SequenceAttention
@@ -17,10 +19,9 @@ from .paged_values import (
     _paged_layout,
     _PagedSequences,
     _PagedTable,
-    _refuse_appends,
     _takes_packed,
 )
-from .plans import _Beside
+from .plans import _ROTATED, _Beside
 from .scored_values import TileLists
 from .table import Choice
 from .tensors import _register, _Tensors
@@ -52,6 +53,11 @@ class _PagedTensors(_PackedTensors):
 
     def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
         assert isinstance(beside, _PagedSequences)
+        if _appends(beside.tuned):
+            raise ValueError(
+                f"{beside.tuned.name} writes into its caches, which no operator here does: call it of plain "
+                "tensors outside of torch.compile, or capture a CUDA graph"
+            )
         longest = [beside.layout.max_seqlen_q, beside.layout.max_seqlen_k]
         return longest, *(beside.arrays.get(name) for name in _PAGE_ARRAYS), *self.read_in_graph(beside)
 
@@ -87,6 +93,12 @@ class PagedAttention(_SequenceAttention):
         max_seqlen_q: int | None = None,
         seqused_q: Any = None,
         max_seqlen_k: int | None = None,
+        k: Any = None,
+        v: Any = None,
+        cu_seqlens_new: Any = None,
+        rotary_cos: Any = None,
+        rotary_sin: Any = None,
+        rotated: Any = None,
         causal: bool | None = None,
         scale: float | None = None,
         layout: str = "bhsd",
@@ -121,6 +133,14 @@ class PagedAttention(_SequenceAttention):
 
         max_seqlen_k: the most keys that a sequence may have, an int; None: as many as a row of the table has
             room for.
+        k, v: new rows, laid out as q is, of kernels made with --append: they are written behind the
+            seqused_k keys that each sequence has then, and attended to as well. Rows without room, or
+            of pages that the cache has not, are not written. None: nothing is.
+        cu_seqlens_new: int32 (batch + 1), beside packed queries: where each sequence's new rows begin; None:
+            as its queries do.
+        rotary_cos, rotary_sin: (positions, columns / 2), of kernels made with --rotary: keys in k are rotated
+            by their positions, queries by theirs under a causal mask or a window, else by the first one's.
+        rotated: memory for rotated queries, contiguous and like q; None: it is made.
         causal: True masks bottom-right by each sequence's own lengths; None: as the kernel was tuned.
         return_lse: also return the natural log-sum-exp, float32 (batch, heads, seqlen_q), of packed queries
             (heads, total_q).
@@ -138,11 +158,23 @@ class PagedAttention(_SequenceAttention):
             scale, value_scale = self._group._fold(q, scale, scales)
         told = (page_table, seqused_k, cu_seqlens_q, seqused_q)
         arrays = {name: array for name, array in zip(_PAGE_ARRAYS, told, strict=True) if array is not None}
+        tables = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+        given = {"k": k, "v": v, _NEW_STARTS: cu_seqlens_new, **tables, "rotated": rotated}
+        _check_new(self.tuned, given)
         made = _paged_layout(self.tuned, q, k_cache, arrays, max_seqlen_q, max_seqlen_k, layout, kv_layout)
         if plan is not None and not _takes_packed(self.tuned):
             raise TypeError(f"plan= is of packed queries, and {self.tuned.name} takes a batch: leave it out")
         if isinstance(q, np.ndarray) and isinstance(k_cache, np.ndarray):
             _check_paged(arrays, q, k_cache, made)
+        if _appends(self.tuned):
+            new = {"k_new": k, "v_new": v, **tables, _ROTATED: rotated, _NEW_STARTS: cu_seqlens_new}
+            arrays |= {name: array for name, array in new.items() if array is not None}
+            if isinstance(q, np.ndarray):
+                raise TypeError(
+                    f"{self.tuned.name} writes into its caches, and those of numpy are copied to the card: "
+                    "pass torch tensors or CuPy arrays"
+                )
+            _check_kinds(q, tuple(given.items()))
         scoring = self._scoring(q, values, lists)
         beside = _PagedSequences(self.tuned, arrays, made, plan, scoring, value_scale)
         return self._attend((q, k_cache, v_cache), causal, scale, out, stream, return_lse, beside)
@@ -177,10 +209,14 @@ class PagedAttention(_SequenceAttention):
         without. Keys are split as the kernel was tuned, whatever num_splits. Rows that see no key have the
         log-sum-exp -inf. With return_softmax_lse the result is (out, lse).
 
-        Raises ValueError for k, v and rotary embeddings, which this kernel does not append, for
-        cache_batch_idx and cache_leftpad, and without a block_table; otherwise as `attention_paged` does.
+        k and v, (batch, new rows, kv_heads, head_dim), are written behind those keys by kernels made with
+        --append, and rotated with queries by those made with --rotary.
+
+        Raises ValueError for k, v and rotary embeddings that this kernel does not append, for cache_batch_idx
+        (a cache of slots is one of pages, whose table it is) and cache_leftpad, and without a block_table;
+        otherwise as `attention_paged` does.
         """
-        _refuse_appends(k, v, rotary_cos, rotary_sin)
+        _check_pairs(self.tuned, rotary_cos, rotary_interleaved)
         for name, given in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
             if given is not None:
                 raise ValueError(f"{name}= is of caches without pages: leave it out, block_table tells")
@@ -188,10 +224,16 @@ class PagedAttention(_SequenceAttention):
         if num_splits < 0:
             raise ValueError(f"num_splits is {num_splits}; it must be 0 or more")
         same = int(cache_seqlens) if isinstance(cache_seqlens, int | np.integer) else None
+        if same is not None and k is not None:
+            same += _shape(k)[1]
         return self.attention_paged(
             *(q, k_cache, v_cache, block_table),
             cache_seqlens if same is None else None,
             max_seqlen_k=same,
+            k=k,
+            v=v,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
             causal=causal,
             scale=softmax_scale,
             layout="bshd",

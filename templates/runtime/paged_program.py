@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .appended_values import _TABLES, _rotary_of
 from .arrays import _Buffer
 from .facts import Tuned
 from .packed_program import (
@@ -56,6 +57,11 @@ def _page_rows(
     packed = _takes_packed(tuned)
     if packed:
         arrays["cu_seqlens_q"] = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
+    pairs, columns = _rotary_of(tuned)
+    if pairs:  # by nothing: what is checked and timed is what there is without new keys
+        shape = (max(1, *keys), columns // 2)
+        told = zip(_TABLES, (np.ones(shape, np.float32), np.zeros(shape, np.float32)), strict=True)
+        arrays |= {name: _to_host(table, tuned.dtype) for name, table in told}
     queries = _PACKED_QUERIES if packed else "bshd"
     longest = max(rows) if packed else 0
     layout = _Paged(len(keys), longest, max(keys), table.shape[1], queries, "NHD")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .appended_values import _NEW_FIELDS, _NEW_ROWS, _TABLES, _placed_new
 from .arrays import _View
 from .facts import Tuned
 from .packed_values import (
@@ -18,7 +19,7 @@ from .packed_values import (
     _Sequences,
     _shape,
 )
-from .plans import _INT_MAX, _PLAN, _Plan
+from .plans import _INT_MAX, _PLAN, _ROTATED, _Plan
 from .scored_values import _Placed
 from .table import _Output, _Table
 
@@ -105,9 +106,11 @@ class _PagedTable(_PackedTable):
 class _PagedSequences(_Sequences):
     """What a call says of keys in pages, and of masks and changes of scores."""
 
-    names = _PAGE_ARRAYS
+    names = (*_PAGE_ARRAYS, *_NEW_FIELDS)
 
     def place(self, name: str, array: Any, plan: _Plan, may_copy: bool) -> tuple[_Placed, dict[str, float]]:
+        if name in (*_NEW_ROWS, *_TABLES, _ROTATED):
+            return _placed_new(name, array, self.layout.queries, plan)
         if name != "page_table":
             return super().place(name, array, plan, may_copy)
         placed = _placed_ints(name, array, (self.layout.batch, self.layout.max_pages), plan, may_copy)
@@ -222,15 +225,3 @@ def _check_paged(arrays: Mapping[str, Any], q: Any, k_cache: Any, layout: _Paged
                 f"page_table has page {pages[nth]} at sequence {at}, place {nth}, and the cache has "
                 f"{num_pages} pages: it must lie in 0..{num_pages - 1}"
             )
-
-
-def _refuse_appends(k: Any, v: Any, rotary_cos: Any, rotary_sin: Any) -> None:
-    """Raises ValueError for what would be written to the cache before it is read: kernels here read alone."""
-    given = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-    told = [name for name, array in given.items() if array is not None]
-    if told:
-        raise ValueError(
-            f"{told[0]}= asks for new keys to be written to the cache, or turned, which this kernel does not "
-            "do: write them into their pages first, with cache_seqlens that count them, and leave "
-            f"{', '.join(f'{name}=' for name in told)} out"
-        )

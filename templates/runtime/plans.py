@@ -31,6 +31,8 @@ _TOTALS = ("total_q", "total_k")
 _PAGE_STRIDES = {f"{array}_stride_page": f"{array}_stride_batch" for array in "kv"}
 _PAGE_SIZES = ("num_pages", "page_size", "max_pages")
 _PLAN, _PLAN_MADE = "plan", "plan_made"
+#: Where launches behind one that rotates queries read them.
+_ROTATED = "rotated_q"
 
 
 class _Beside:
@@ -131,12 +133,17 @@ def _make_plan(
                 f"v has the head dim {value.head_dim}, out {output.head_dim}; they must be equal"
             )
         o_strides = output.strides
+    if layout in ("bhsd", "bshd") and "append" in tuned.problem:
+        raise ValueError(
+            f"{tuned.name} appends to dense keys, as the launcher of its .cu alone has it: make one for a "
+            "cache of pages, as large as a slot where sequences have one (--page-size), or without --append"
+        )
     strides = (*choosing, *o_strides)
     sizes = table.sizes(query, key, layout)
     grid = table.sizes_of_grid(sizes)
     tiles = [launch.tiles(*grid) for launch in tuned.launches]
     _, heads, num_rows = query.shape
-    rows = num_rows * (heads // max(kv_heads, 1)) if tuned.launches[0].pack_heads else num_rows
+    rows = num_rows * (heads // max(kv_heads, 1)) if tuned.launches[-1].pack_heads else num_rows
     if max(*tiles, rows, num_keys) > _INT_MAX:
         raise ValueError(f"{max(tiles)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     return _Plan(
@@ -201,10 +208,11 @@ def _launch(
     status = 0
     try:
         for write, start, kept, step in ready.steps_for(beside):
-            write(q, k, v, o, lse)
+            queries = q if step.rotated_at is None else int(beside[step.rotated_at])
+            write(queries, k, v, o, lse)
             if kept is not None:
-                pointers = (q, k, v, o)
-                maps = kept.get(pointers) or _encode_maps(plan, step.launch, kept, pointers)
+                pointers = (queries, k, v, o)
+                maps = kept.get(pointers) or _encode_maps(plan, step, kept, pointers)
                 step.parameters[1] = maps.address
             status = start()
             if status:
@@ -307,7 +315,15 @@ class _Step:
         self.maps = plan.maps[index] if self.launch.maps else None
         self.arguments = _Arguments(self.launch.arguments)
         self.write, self.write_numbers = self.arguments.write_addresses, self.arguments.write_numbers
-        steps = dict(zip(_STRIDES, plan.strides, strict=True))
+        names = _beside(self.launch.arguments)
+        rotates = _ROTATED in names and self.launch is plan.tuned.launches[-1]
+        self.rotated_at = names.index(_ROTATED) if rotates else None
+        """Where `beside` says of rotated queries that it is to take those; None where it takes q."""
+        self.strides = plan.strides
+        if rotates:
+            head, row = plan.tuned.head_dim, plan.tuned.head_dim * plan.sizes["num_q_heads"]
+            self.strides = (plan.sizes["seqlen_q"] * row, head, row, *plan.strides[3:])
+        steps = dict(zip(_STRIDES, self.strides, strict=True))
         steps |= {name: steps[batches] for name, batches in _PAGE_STRIDES.items()}
         self.arguments.write(steps | plan.sizes)
         addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
@@ -377,12 +393,16 @@ class _Maps(NamedTuple):
 
 
 def _described(
-    plan: _Plan, name: str, addresses: tuple[int, int, int, int], item_bytes: int
+    plan: _Plan,
+    name: str,
+    addresses: tuple[int, int, int, int],
+    strides: tuple[int, ...],
+    item_bytes: int,
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Where a map of an array begins, how long the dimensions beside its columns are, the innermost first,
     and how far apart in elements, the outermost first."""
     sizes, i, of_keys = plan.sizes, "qkvo".index(name), name in "kv"
-    address, strides = addresses[i], plan.strides[3 * i : 3 * i + 3]
+    address, strides = addresses[i], strides[3 * i : 3 * i + 3]
     rows, heads = (
         sizes["seqlen_k" if of_keys else "seqlen_q"],
         sizes["num_kv_heads" if of_keys else "num_q_heads"],
@@ -405,17 +425,17 @@ def _described(
 
 def _encode_maps(
     plan: _Plan,
-    launch: Launch,
+    of: _Step,
     kept: dict[tuple[int, int, int, int], _Maps],
     addresses: tuple[int, int, int, int],
 ) -> _Maps:
-    """The maps for arrays at these addresses, kept with their plan."""
-    tuned = plan.tuned
+    """The maps of a step for arrays at these addresses, kept with their plan."""
+    tuned, launch = plan.tuned, of.launch
     memory = ctypes.create_string_buffer(_MAP_BYTES * len(launch.maps) + _MAP_ALIGNMENT)
     first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
     for place, (name, rows, columns, swizzle, promotion) in enumerate(launch.maps):
         dtype = tuned.output_dtype if name == "o" else tuned.dtype
-        address, lengths, strides = _described(plan, name, addresses, _ITEM_BYTES[dtype])
+        address, lengths, strides = _described(plan, name, addresses, of.strides, _ITEM_BYTES[dtype])
         # Of a length of 1 the stride is never used, but must be a possible one.
         steps = zip(lengths, reversed(strides), strict=True)
         stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]

@@ -98,6 +98,11 @@ class ModuleRunner(CudaRunner):
         from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
 
         problem = build.kernel.problem
+        if problem.append is not None:
+            raise LaunchError(
+                f"modules that append, as of {problem.name}, check themselves when they are run; prove the "
+                ".cu here"
+            )
         require_inputs(problem, q, k, v)
         sizes = sizes_of_call(problem, q, k, values)
         read, indices = score_values(problem.scores, values, sizes), index_arrays(problem, values)

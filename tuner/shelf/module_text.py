@@ -10,7 +10,7 @@ from typing import Any
 from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
 from ...gen.kernel import Kernel
-from ...gen.launch import Launch, TensorMap
+from ...gen.launch import APPEND_ROLE, Launch, TensorMap
 from ...gen.problem import Problem
 from ..files import read_text
 
@@ -72,12 +72,11 @@ def _kernel_of(facts: Mapping[str, ast.expr], source: str) -> tuple[Kernel, str]
     launches = facts["launches"]
     if not isinstance(launches, ast.Tuple):
         raise ValueError("a kernel's launches are no tuple")
-    packed = problem.layout.is_packed
-    made = tuple(_launch_of(_arguments(each), entry, packed) for each in launches.elts)
+    made = tuple(_launch_of(_arguments(each), entry, problem) for each in launches.elts)
     return Kernel(problem, variant, device["arch"], source, entry, made), device["name"]
 
 
-def _launch_of(facts: Mapping[str, ast.expr], entry: str, packed: bool) -> Launch:
+def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> Launch:
     """The launch that an entry's call describes."""
     maps = facts.get("maps", ast.Tuple([]))
     if not isinstance(maps, ast.Tuple):
@@ -87,10 +86,12 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, packed: bool) -> Launc
     others = ("symbol", "arguments", "count", "maps", "lists", "plans")
     numbers: dict[str, Any] = {name: _value(facts[name]) for name in facts if name not in others}
     numbers.setdefault("rows_per_block", None)
+    role = _value(facts["symbol"]).removeprefix(f"{entry}_")
     return Launch(
         **numbers,
-        packed=packed,
-        role=_value(facts["symbol"]).removeprefix(f"{entry}_"),
+        packed=problem.layout.is_packed,
+        role=role,
+        rotates=role == APPEND_ROLE and problem.append is not None and bool(problem.append.rotary),
         tensor_maps=tuple(TensorMap(*map(_value, _call(each).args)) for each in maps.elts),
     )
 
