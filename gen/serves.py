@@ -17,10 +17,10 @@ class Serves:
 
     ``precisions`` are the classes served of each dtype, and ``float32`` says how float32 is multiplied, for
     messages. ``archs`` are the only architectures with the instructions, and ``units`` what they have that
-    others lack; none: any card will do, as far as the family's rules allow. ``values_as_wide_as_keys`` where
-    v must have as many columns as k. ``key_dtypes`` are other types that keys and values may have beside
-    queries of each dtype. ``plain_scores`` where no mask but the causal one may be asked for, and
-    no change of scores.
+    others lack; none: any card will do, as far as the family's rules allow. ``values_as_wide_as_keys``
+    where v must have as many columns as k, unless it is the first of them. ``key_dtypes`` are other types
+    that keys and values may have beside queries of each dtype. ``plain_scores`` where no mask but the
+    causal one may be asked for, and no change of scores.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -59,7 +59,7 @@ class Serves:
             return (
                 f"family {family} does not take keys of {problem.kv_dtype} beside queries of {problem.dtype}"
             )
-        if self.values_as_wide_as_keys and problem.head_dim_v != problem.head_dim:
+        if self.values_as_wide_as_keys and problem.head_dim_v != problem.head_dim and not problem.latent:
             dims = f"{problem.head_dim_v} beside {problem.head_dim}"
             return f"family {family} needs values as wide as keys, not {dims}"
         if self.plain_scores and not problem.scoring.is_plain:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
+from ...operation import FORWARD, LATENT
 from ...problem import Problem
 from ...serves import IEEE_FLOAT32, Serves
 from ...shared_memory.tiles import (
@@ -29,7 +30,10 @@ class Simt(RuledParameters):
     family: ClassVar[str] = "simt"
     template: ClassVar[str] = "families/simt/main.cu.jinja"
     serves: ClassVar[Serves] = replace(
-        IEEE_FLOAT32, layouts=(DENSE, PACKED, PAGED, PACKED_PAGED), key_dtypes={"f32": ("e4m3",)}
+        IEEE_FLOAT32,
+        operations=(FORWARD, LATENT),
+        layouts=(DENSE, PACKED, PAGED, PACKED_PAGED),
+        key_dtypes={"f32": ("e4m3",)},
     )
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
@@ -39,6 +43,8 @@ class Simt(RuledParameters):
             "td": self.td(d),
             "o_vec": self.o_vec(d),
             "padded_dim": self.padded_dim(d),
+            # Where columns are computed that are none of the outputs: the end of those that are.
+            "outputs": "kDv" if problem.latent else "kD" if self.padded_dim(d) > d else "",
             "row_group": self.row_group,
             "col_group": self.col_group,
             "lane_bits": [bit for bit in (1, 2, 4, 16) if bit < self.lanes or bit == self.lanes == 16],

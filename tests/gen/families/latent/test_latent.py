@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from flashgen.gen.families.latent.family import Latent
 from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
+from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.predict.cost_model import predict
@@ -159,6 +161,31 @@ def test_what_it_does_not_serve_is_told(problem: Problem, card: str, why: str) -
 def test_families_that_read_values_refuse_it(family: type) -> None:
     with pytest.raises(Illegal, match="this problem is latent attention"):
         family().check(WHOLE, H200)
+
+
+#: By multiply-adds, for any card: dims, card and what else is asked.
+PLAIN_WAYS = {
+    "dense": (40, 24, "gtx-1080", {"causal": True}),
+    "pages": (36, 20, "h200", {"page_size": 16}),
+    "packed": (40, 32, "a100", {"varlen": "uniform:5-50", "seqlen_q": 50, "seqlen_k": 50, "batch": 8}),
+    "scores": (40, 24, "h200", {"scoring": Scoring(window=(20, 0), softcap=20.0)}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", sampled(PLAIN_WAYS, 1))
+def test_float32_is_multiplied_by_any_card(way: str) -> None:
+    d, dv, card, asked = PLAIN_WAYS[way]
+    problem = Problem(num_q_heads=4, num_kv_heads=1, head_dim=d, head_dim_v=dv, latent=True, **asked)
+    variant = Simt(br=32, bc=16, threads_per_block=64, min_blocks=1)
+    assert 0 < check(Setting(variant, problem, preset(card)), seed=3) <= problem.tolerance
+    kernel = render(variant, problem, preset(card))
+    assert_tidy(kernel.source.replace(kernel.entry, "attention"), way, longest=126)
+
+
+def test_all_columns_of_models_have_room_on_cards_with_large_shared_memories() -> None:
+    space = enumerate_space(Simt, replace(WHOLE, dtype="f32"), preset("a100"))
+    assert len(space.legal) > 0
 
 
 def test_keys_are_split_where_rows_are_few() -> None:
