@@ -1188,6 +1188,23 @@ def encoded(driver: Driver) -> int:
     return driver.library.fake_calls(b"cuTensorMapEncodeTiled")
 
 
+@pytest.mark.parametrize(("splits", "pack_heads"), [(3, False), (1, True), (16, True)])
+def test_warpgroups_that_share_keys(
+    driver: Driver, tmp_path: Path, torch: Any, splits: int, pack_heads: bool
+) -> None:
+    """Maps are of what the copy engine moves: packed rows, and outputs that are put together, it does not."""
+    variant = Wgmma(pack_heads=pack_heads, br=64, bc=80, splits=splits, persistent=False)
+    half = mapped(driver, tmp_path, variant=variant)
+    launch = launch_of(half.module)
+    assert [each.array for each in launch.maps] == (["k", "v"] if pack_heads else ["q", "k", "v"])
+    assert (launch.splits, launch.pack_heads) == (splits, pack_heads)
+    q, k, v = half.arrays(batch=2, heads=6, kv_heads=2, lengths=(70, 33))
+    half.check(half.module.attention(Tensor(q), Tensor(k), Tensor(v)).host, q, k, v)
+    # Two tiles of a head's 70 rows, or four of those of three.
+    assert driver.launches()[0].blocks == 2 * (2 * 4 if pack_heads else 6 * 2) * splits
+    assert driver.library.fake_large_clusters() == (splits > 8)
+
+
 @pytest.mark.parametrize(("dtype", "data_type"), [("f16", 6), ("bf16", 9)])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_maps_of_the_arrays(

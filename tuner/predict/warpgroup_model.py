@@ -16,7 +16,7 @@ from math import ceil
 
 from ...gen.families.wgmma.parameters import GROUP
 from ...gen.families.wgmma.work import GroupWork
-from ...gen.limits import DeviceLimits
+from ...gen.limits import MEMORY_LATENCY_NS, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
 from .prediction import Prediction, join, stretch
 
@@ -75,6 +75,15 @@ class GroupCoefficients:
     start_with_q: float = 1540.0
     #: Bytes that pass from device memory, as a part of its bandwidth: what L2 holds counts as well. Fitted.
     dram_efficiency: float = 1.02
+    #: The same of kernels whose rows are few, which read all of it once; nanoseconds from a request to device
+    #: memory until its answer when all ask; bytes per cycle that one SM draws. As of the other families.
+    few_rows_efficiency: float = 0.91
+    memory_latency_ns: float = float(MEMORY_LATENCY_NS)
+    sm_bytes_per_cycle: float = 40.0
+    #: Cycles in which the blocks of a cluster wait for each other's partial results, and bytes of these that
+    #: one of them reads per cycle.
+    merging: float = 2000.0
+    merged_bytes_per_cycle: float = 32.0
     #: Microseconds from one kernel's end to the next one's, with caches cold. Fitted.
     launch_us: float = 12.0
 
@@ -104,6 +113,8 @@ def predict_groups(
     copying = work.copies * coefficients.copy
     tile = join([tile, copying], coefficients.copy_hiding)
     start = coefficients.start_with_q if work.early_q else coefficients.start
+    if work.partial_bytes:
+        start += coefficients.merging + work.partial_bytes / coefficients.merged_bytes_per_cycle
     slots = limits.blocks_at_once(resident, work.cluster)
     query_tiles = _query_tiles_of_the_last(work, slots)
     us = 1.0 / limits.clock_mhz
@@ -114,9 +125,7 @@ def predict_groups(
         parts["splitting"] = per_sm * splitting
     if copying:
         parts["copies of pages"] = per_sm * copying
-    parts["device memory"] = _memory_bytes(work, problem, limits, resident) / (
-        1e3 * limits.dram_gbps * coefficients.dram_efficiency
-    )
+    parts["device memory"] = _memory_us(work, problem, limits, resident, coefficients)
     on_sms = per_sm * tile + query_tiles * start * us
     busy = join([on_sms, parts["device memory"]], coefficients.memory_hiding)
     return Prediction(
@@ -181,6 +190,29 @@ def _query_tiles_of_the_last(work: GroupWork, slots: int) -> float:
     return share * stretch(lengths, work.heads, slots, work.heads_together > 1)
 
 
+def _memory_us(
+    work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int, coefficients: GroupCoefficients
+) -> float:
+    """Returns the time for device memory alone. Blocks with few rows that are few themselves, or have few
+    bytes under way, leave part of its bandwidth unused; so does a last wave of them."""
+    moved = _memory_bytes(work, problem, limits, resident)
+    ahead = work.bytes_ahead
+    if ahead is None:
+        return moved / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
+    gbps = limits.dram_gbps * coefficients.few_rows_efficiency
+    sm_gbps = coefficients.sm_bytes_per_cycle * limits.clock_mhz / 1e3
+    blocks = len(work.walks) * work.heads
+
+    def us(together: int) -> float:
+        under_way = together * ahead / coefficients.memory_latency_ns
+        reached = min(gbps, under_way, min(together, limits.num_sms) * sm_gbps)
+        return together * moved / blocks / (1e3 * reached)
+
+    slots = limits.blocks_at_once(resident, work.cluster)
+    waves, rest = divmod(blocks, slots)
+    return waves * us(slots) + (us(rest) if rest else 0.0)
+
+
 def _memory_bytes(work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int) -> float:
     """Bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V in use."""
     sequences = problem.batch if problem.layout.is_packed else 1  # that a head's walks are of
@@ -189,8 +221,11 @@ def _memory_bytes(work: GroupWork, problem: Problem, limits: DeviceLimits, resid
         work.heads * sequences,
         max(work.heads_together if work.heads_together > 1 else 0, blocks_of_a_head + 1),
     )
-    kv_heads = max(1.0, q_heads * problem.num_kv_heads / problem.num_q_heads)
+    kv_heads = max(1.0, q_heads / (problem.group if work.heads_share_keys else 1))
     columns = problem.head_dim + problem.head_dim_v
     footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
     missing = max(0.0, 1 - limits.l2_bytes / footprint)
-    return problem.min_bytes + missing * work.heads * sum(work.walks) * work.tile_bytes
+    traffic = work.heads * sum(work.walks) * work.tile_bytes
+    if work.bytes_ahead is not None:  # once it is read anyway, and that is most of it
+        traffic = max(0.0, traffic - problem.min_bytes)
+    return problem.min_bytes + missing * traffic

@@ -22,6 +22,7 @@ class Parameters(Variant):
     bc: ClassVar[int] = 64
     rescale: ClassVar[str] = "lazy"
     poly_exp: ClassVar[int] = 0
+    pack_heads: ClassVar[bool] = True
 
     splits: int = param(1, 2, 3, 4, 6, 8, 12, 16, doc="blocks of a cluster that share a tile's keys")
     boxes: int = param(1, 3, 9, doc="chunks of 64 columns of keys that are waited for at once")

@@ -11,6 +11,10 @@ of K and V to all, which divides what they ask of L2. Of packed sequences, block
 and maps with two dimensions of rows let copies and stores end where each sequence does. Caches in pages
 come by such maps too, a box for each piece of a tile that is of one page, by the lanes of one warp.
 
+Few query rows fill tiles with those of all heads that share keys (``pack_heads``), which lie apart, so that
+threads read and write them; and where there are few tiles, ``splits`` blocks, a cluster, share the keys of
+each: what they make of the rows is put together through their shared memory.
+
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned
 into f16, exactly, by the producer's warps that have nothing to copy: wgmma reads no eight bits by rows of
 keys, and weights in f16 lose nothing worth mention, where in e4m3 they would keep four bits.
@@ -100,6 +104,8 @@ class Wgmma(RuledParameters):
             max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster) if self.persistent else None,
             cluster=self.tiles_per_cluster(),
             heads_per_cluster=self.heads_per_cluster(),
+            pack_heads=self.packs_heads(),
+            splits=self.blocks_per_tile(),
             packed=problem.layout.is_packed,
         )
 
@@ -125,6 +131,8 @@ class Wgmma(RuledParameters):
             "d_chunks": qk_chunks(problem),
             "dv_chunks": chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
+            "partial_stride": self.partial_stride(problem),
+            "partial_width": 4,
             "producer_registers": producer_registers(problem) if shares else 0,
             "consumer_registers": consumer_registers(self, problem, limits) if shares else 0,
             "poly": EXP2_CUBIC,

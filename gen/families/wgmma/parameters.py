@@ -22,7 +22,13 @@ class Parameters(Variant):
     """The parameters of a kernel of producer and consumer warpgroups, and the counts that follow from
     them."""
 
+    pack_heads: bool = param(
+        False, True, doc="query heads that share keys fill one tile's rows together", implied=True
+    )
     br: int = param(128, 64, 192, 256, doc="query rows per tile, 64 for each warpgroup that computes")
+    splits: int = param(
+        1, 2, 3, 4, 6, 8, 16, doc="blocks of a cluster that share the keys of a tile of rows", implied=True
+    )
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
     q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
@@ -77,6 +83,21 @@ class Parameters(Variant):
     def rows_per_block(self) -> int:
         return self.br
 
+    def packs_heads(self) -> bool:
+        return self.pack_heads
+
+    def blocks_per_tile(self) -> int:
+        return self.splits
+
+    def query_rows(self, problem: Problem) -> int:
+        """Returns the query rows that fill tiles one by one: of a head, or of all that share keys."""
+        return problem.seqlen_q * (problem.group if self.pack_heads else 1)
+
+    def partial_stride(self, problem: Problem) -> int:
+        """Returns the floats between rows of what some of the keys make of them: eight banks, as a warp
+        stores eight columns of each of four rows."""
+        return problem.head_dim_v + (8 - problem.head_dim_v) % 32
+
     def heads_per_cluster(self) -> int:
         return self.cluster if self.cluster_over == HEADS else 1
 
@@ -87,7 +108,9 @@ class Parameters(Variant):
     def keys_walked(self, problem: Problem) -> int:
         """Returns the keys that a block, or cluster, walks at most: what one of its rows sees, and what later
         ones do."""
-        moved = min(self.br * self.tiles_per_cluster(), problem.seqlen_q) - 1
+        rows = self.br * self.tiles_per_cluster()
+        rows = -(-rows // problem.group) if self.pack_heads else rows
+        moved = min(rows, problem.seqlen_q) - 1
         return min(problem.seqlen_k, keys_in_reach(problem) + moved)
 
     def key_tiles(self, problem: Problem) -> int:

@@ -13,7 +13,7 @@ from ...tile_arrays import tile_arrays
 from ...variant import rule
 from ...work import heads_alike
 from .caps import cap_in_exponents, why_no_such_tangent
-from .parameters import CUBIC, FREE, HEADS, MIXED, QUINTIC, ROWS, TILES, Parameters, is_split
+from .parameters import CUBIC, FREE, GROUP_ROWS, HEADS, MIXED, QUINTIC, ROWS, TILES, Parameters, is_split
 from .registers import (
     REGISTERS_BESIDE_SUMS,
     consumer_registers,
@@ -21,12 +21,16 @@ from .registers import (
     needed_registers,
     producer_registers,
 )
-from .shared_memory import SWIZZLED_ROWS, bytes_of_storage, tiles_ahead
+from .shared_memory import SWIZZLED_ROWS, bytes_of_storage, bytes_of_tiles, partial_bytes, tiles_ahead
 
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
 #: A cluster loses too much where a block waits for more than this share of its neighbour's time.
 WAITING_SHARE = 1 / 8
+#: Query rows from which those of one head fill tiles, whatever their size.
+MANY_ROWS = 512
+#: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
+ENOUGH_WAVES = 4
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,58 @@ class RuledParameters(Parameters):
             return f"section={self.section}: heads of packed sequences come by those that share keys, or all"
         return None
 
+    @rule("combination", after="pack_heads")
+    def _heads_are_packed_of_16_bits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        reason = _why_not_packed(problem)
+        return f"pack_heads=True: {reason}" if self.pack_heads and reason else None
+
+    @rule("combination", after="splits")
+    def _keys_are_split_of_16_bits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits > 1 and ITEM_BYTES[problem.dtype] != 2:
+            return f"splits={self.splits}: not made for {problem.dtype}"
+        return None
+
+    @rule("clusters", after="splits")
+    def _clusters_form(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits > limits.max_cluster:
+            return f"splits={self.splits}: {limits.sm} forms clusters of {limits.max_cluster} blocks at most"
+        return None
+
+    @rule("combination", after="persistent")
+    def _blocks_that_share_keys_end(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits > 1 and self.persistent:
+            return f"splits={self.splits}: what blocks make together takes the place of the next tiles"
+        return None
+
+    @rule("combination", after="o_apart")
+    def _packed_queries_have_one_place(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.pack_heads and self.q_stages > 1:
+            return f"q_stages={self.q_stages}: rows of packed heads are brought by those who need them"
+        if self.pack_heads and self.o_apart:
+            return "o_apart=True: rows of packed heads are brought by those who need them"
+        return None
+
+    @rule("combination", after="cluster")
+    def _clusters_share_keys_or_split_them(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.cluster > 1 and self.splits > 1:
+            return (
+                f"cluster={self.cluster}: the blocks of a cluster split keys already (splits={self.splits})"
+            )
+        if self.heads_per_cluster() > 1 and self.pack_heads:
+            return f"cluster={self.cluster}: heads that share keys are packed already"
+        return None
+
+    @rule("shared memory", after="v_stages")
+    def _partial_results_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits == 1:
+            return None
+        needed, room = partial_bytes(self, problem), bytes_of_tiles(self, problem)
+        if needed > room:
+            return (
+                f"splits={self.splits}: a partial result of {needed} bytes takes the place of tiles of {room}"
+            )
+        return None
+
     @rule("shared memory", after="v_stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return limits.lacks_shared_memory(bytes_of_storage(self, problem))
@@ -197,9 +253,9 @@ class RuledParameters(Parameters):
 
     @rule("clusters", after="cluster")
     def _blocks_have_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.tiles_per_cluster() > 1 and problem.seqlen_q <= self.br:
+        if self.tiles_per_cluster() > 1 and self.query_rows(problem) <= self.br:
             return (
-                f"cluster={self.cluster}: {problem.seqlen_q} query rows are one tile of {self.br}, a "
+                f"cluster={self.cluster}: {self.query_rows(problem)} query rows are one tile of {self.br}, a "
                 f"cluster takes {self.cluster} of one head"
             )
         return None
@@ -217,9 +273,39 @@ class RuledParameters(Parameters):
 
     # -- advice: what runs, but never best ----------------------------------------------------------
 
+    @rule("packing", after="pack_heads", advisory=True)
+    def _packing_fills_tiles(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.pack_heads and problem.group == 1:
+            return f"pack_heads=True: {problem.num_q_heads} query heads have as many of keys"
+        if self.pack_heads and problem.seqlen_q > MANY_ROWS:
+            return f"pack_heads=True: {problem.seqlen_q} query rows fill tiles by themselves"
+        few = problem.seqlen_q < GROUP_ROWS
+        if not self.pack_heads and problem.group > 1 and few and not _why_not_packed(problem):
+            return f"pack_heads=False: {problem.seqlen_q} query rows leave tiles of {GROUP_ROWS} to be filled"
+        return None
+
+    @rule("shares of keys", after="splits", advisory=True)
+    def _multiprocessors_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits == 1:
+            return None
+        heads = problem.num_kv_heads if self.pack_heads else problem.num_q_heads
+        alone = problem.batch * heads * -(-self.query_rows(problem) // self.br)
+        enough = ENOUGH_WAVES * limits.num_sms
+        if alone * self.splits > enough:
+            return f"splits={self.splits}: makes {self.splits * alone} blocks of {alone}, {enough} are enough"
+        return None
+
+    @rule("shares of keys", after="bc", advisory=True)
+    def _keys_suffice_for_all(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        keys = self.keys_walked(problem)
+        if self.splits > 1 and keys < self.splits * self.bc:
+            return f"bc={self.bc}: {keys} keys are no tile for each of {self.splits} shares"
+        return None
+
     @rule("short sequence", after="br", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("br", self.br, problem.seqlen_q)
+        # No tile has fewer rows than a warpgroup.
+        return wasted("br", self.br, self.query_rows(problem)) if self.br > GROUP_ROWS else None
 
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -338,10 +424,10 @@ class RuledParameters(Parameters):
             return None
         if self.tiles_per_cluster() > 2:
             return f"cluster={self.cluster}: 2 neighbouring tiles gain 2 % at most, more wait for each other"
-        tiles = -(-problem.seqlen_q // self.br)
+        tiles = -(-self.query_rows(problem) // self.br)
         missing = -tiles % self.cluster
         if missing > WAITING_SHARE * tiles:
-            rows = f"{problem.seqlen_q} query rows are {tiles} tiles of {self.br}"
+            rows = f"{self.query_rows(problem)} query rows are {tiles} tiles of {self.br}"
             return f"cluster={self.cluster}: {rows}, beside the last a block has none"
         # The neighbour with later rows sees so many more keys, or others.
         seen = problem.seqlen_k - problem.seqlen_q // 2 if problem.scores.is_plain else keys_in_reach(problem)
@@ -361,6 +447,19 @@ class RuledParameters(Parameters):
             few = f"it is one of {tiles}" if alike else "the last rows alone see it"
             return f"tail={self.tail}: a narrow tile saves little where {few}"
         return None
+
+
+def _why_not_packed(problem: Problem) -> str | None:
+    """Says why no tile's rows may be those of several heads; None where they may."""
+    if ITEM_BYTES[problem.dtype] != 2:
+        return f"not made for {problem.dtype}"
+    if problem.scores.needs_lists:
+        return "not made for lists of tiles of keys"
+    if arrays := tile_arrays(problem.scores):
+        return (
+            f"rows of {' and '.join(each.name for each in arrays)} come to shared memory by those of a head"
+        )
+    return None
 
 
 def _kv_bytes(problem: Problem, heads: int) -> int:

@@ -47,18 +47,18 @@ def raw_chunks(problem: Problem) -> tuple[int, int]:
 def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> int:
     """Returns the bytes of a block's ``SharedStorage``: tiles of all stages, units, a ramp's columns and
     barriers, and so many tiles ``ahead`` of each array that scores meet."""
-    d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
-    kv_chunks = variant.k_stages * d + variant.v_stages * dv
-    barriers = variant.q_stages * (variant.consumers + 1) + 2 * (variant.k_stages + variant.v_stages)
+    # Of packed rows the consumers bring Q themselves.
+    barriers = 0 if variant.pack_heads else variant.q_stages * (variant.consumers + 1)
+    barriers += 2 * (variant.k_stages + variant.v_stages)
     if is_split(problem):
+        d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
+        kv_chunks = variant.k_stages * d + variant.v_stages * dv
         units = ITEM_BYTES["f32"] * variant.bc // UNIT_ROWS
         tiles = 2 * CHUNK_BYTES * (variant.br * variant.q_stages * d + variant.bc * kv_chunks)
         tiles += units * (variant.k_stages + variant.v_stages)
         barriers += variant.k_stages + variant.v_stages
     else:
-        row_chunks = variant.q_stages * d + dv if variant.o_apart else variant.q_stages * max(d, dv)
-        row_chunks += chunks(variant.bc) if variant.p_in_shared else 0
-        tiles = CHUNK_BYTES * (variant.br * row_chunks + variant.bc * kv_chunks)
+        tiles = bytes_of_tiles(variant, problem)
     if problem.has_scales:
         count, columns = raw_chunks(problem)
         tiles += RAW_STAGES * count * columns * variant.bc
@@ -66,6 +66,18 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
     tiles += 2 * variant.bc * ramp_columns(problem)
     tiles += ahead * variant.br * sum(pitch(variant, each.item_bytes) for each in tile_arrays(problem.scores))
     return -(-(tiles + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
+
+
+def bytes_of_tiles(variant: Parameters, problem: Problem) -> int:
+    """Returns the bytes of the tiles of all stages where types are not split: of Q, with outputs in its place
+    unless they are apart or put together from parts; of weights that pass by there; of K and V."""
+    d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
+    outputs = 0 if variant.splits > 1 else dv
+    row_chunks = variant.q_stages * d + dv if variant.o_apart else variant.q_stages * max(d, outputs)
+    row_chunks += chunks(variant.bc) if variant.p_in_shared else 0
+    return CHUNK_BYTES * (
+        variant.br * row_chunks + variant.bc * (variant.k_stages * d + variant.v_stages * dv)
+    )
 
 
 def pitch(variant: Parameters, item_bytes: int) -> int:
@@ -99,6 +111,15 @@ def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
     values = TensorMap("v", share, columns if is_split(problem) else CHUNK)
     if problem.has_scales:
         values = TensorMap("v", share, raw_chunks(problem)[1], swizzle=16)
-    factors = (TensorMap("q", GROUP_ROWS, columns), TensorMap("k", share, columns), values)
-    # Of float32 each thread writes what it has.
-    return factors if is_split(problem) else (*factors, TensorMap("o", GROUP_ROWS))
+    factors = (TensorMap("k", share, columns), values)
+    if not variant.pack_heads:  # whose rows lie apart
+        factors = (TensorMap("q", GROUP_ROWS, columns), *factors)
+    # Of float32, packed heads and split keys each thread writes what it has.
+    by_threads = is_split(problem) or variant.pack_heads or variant.splits > 1
+    return factors if by_threads else (*factors, TensorMap("o", GROUP_ROWS))
+
+
+def partial_bytes(variant: Parameters, problem: Problem) -> int:
+    """Returns the bytes of what a block's keys make of its rows: of each outputs, a sum by four lanes, a
+    maximum."""
+    return variant.br * 4 * (variant.partial_stride(problem) + 4 + 1)

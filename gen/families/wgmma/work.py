@@ -24,7 +24,7 @@ from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, UNIT
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
-from .shared_memory import UNIT_ROWS, tensor_maps, tiles_ahead
+from .shared_memory import UNIT_ROWS, partial_bytes, tensor_maps, tiles_ahead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,6 +89,13 @@ class GroupWork(Work):
     copies: float = 0.0
     """Boxes of pages that a block's producer asks for, one after the other, for a tile of keys and one of
     values; 0 where tiles come whole."""
+    heads_share_keys: bool = True
+    """Whether ``heads`` counts query heads that share keys apart; packed, they are one."""
+    bytes_ahead: float | None = None
+    """Bytes that a block has under way from device memory where its rows are few; None where other things
+    bound it."""
+    partial_bytes: float = 0.0
+    """Bytes that a block reads of others' shared memory where they share keys."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""
@@ -122,7 +129,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     flops = 2 * GROUP_ROWS * bc
     scores = GROUP_ROWS * bc / GROUP
     key_tiles = variant.key_tiles(problem)
-    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, problem)
+    packed = problem.group if variant.pack_heads else 1
+    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, packed, variant.splits, problem)
     tiles = computed / (groups * len(walks))
     tail_fits = not problem.layout.is_packed and 0 < problem.seqlen_k % bc <= variant.tail
     if variant.tail and problem.scores.all_rows_alike and tail_fits:
@@ -131,7 +139,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     asked = _asked(variant, problem, limits, masked_share)
     heads_per_cluster = variant.heads_per_cluster()
     clusters = heads_alike(problem) // problem.group * -(-problem.group // heads_per_cluster)
-    heads = clusters * heads_per_cluster
+    heads = heads_alike(problem) // packed if variant.pack_heads else clusters * heads_per_cluster
     item = ITEM_BYTES[problem.dtype]
     # Of 16 bits; scores of eight bits are half the work and half the bytes.
     score_size = item / 2
@@ -174,8 +182,13 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads=heads,
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
-        cluster=variant.cluster,
         copies=_copies(variant, problem) if problem.layout.is_paged else 0.0,
+        cluster=variant.cluster * variant.splits,
+        heads_share_keys=not variant.pack_heads,
+        partial_bytes=_partial_bytes(variant, problem),
+        bytes_ahead=item * bc * (problem.head_dim * variant.k_stages + dv * variant.v_stages)
+        if variant.pack_heads or variant.splits > 1
+        else None,
         asked_slots=asked.ffma + asked.alu + asked.exp + asked.accesses,
         asked_functions=asked.exp,
         asked_wavefronts=asked.wavefronts * GROUP / WARP,
@@ -184,29 +197,35 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
 
 
 @lru_cache(maxsize=256)
-def _walks(br: int, tiles_per_cluster: int, bc: int, problem: Problem) -> tuple[tuple[int, ...], int]:
-    """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all."""
+def _walks(
+    br: int, tiles_per_cluster: int, bc: int, packed: int, splits: int, problem: Problem
+) -> tuple[tuple[int, ...], int]:
+    """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all. ``packed``: so many
+    rows, of different heads, stand at one position."""
     if problem.layout.is_packed:
         found = [
-            (count, *_walks(br, tiles_per_cluster, bc, each)) for count, each in sequences_alone(problem)
+            (count, *_walks(br, tiles_per_cluster, bc, packed, splits, each))
+            for count, each in sequences_alone(problem)
         ]
         every = [tiles for count, walks, _ in found for tiles in walks * count]
         computed = sum(count * tiles for count, _, tiles in found)
         return tuple(sorted(every, reverse=True)) or (0,), computed
-    rows = br * tiles_per_cluster
-    query_tiles = -(-problem.seqlen_q // rows) * tiles_per_cluster
+    rows, all_rows = br * tiles_per_cluster, problem.seqlen_q * packed
+    query_tiles = -(-all_rows // rows) * tiles_per_cluster
     begins, ends = _interval(problem)
 
-    listed = seen_shares(problem, rows, bc, -(-problem.seqlen_q // rows)).tolist()
+    listed = seen_shares(problem, -(-rows // packed), bc, -(-all_rows // rows)).tolist()
 
     def seen(first_row: int, count: int) -> int:
-        last_row = min(first_row + count, problem.seqlen_q) - 1
-        first_key, end_key = int(begins[first_row]), int(ends[last_row])
+        last_row = min(first_row + count, all_rows) - 1
+        first_key, end_key = int(begins[first_row // packed]), int(ends[last_row // packed])
         tiles = -(-end_key // bc) - first_key // bc
         return max(0, round(listed[first_row // rows] * tiles))
 
     walks = [seen(tile * br // rows * rows, rows) for tile in range(query_tiles)]
-    starts = range(0, problem.seqlen_q, GROUP_ROWS)
+    # Blocks that share the keys of a tile have so many of them each.
+    walks = [(i + 1) * tiles // splits - i * tiles // splits for tiles in walks for i in range(splits)]
+    starts = range(0, all_rows, GROUP_ROWS)
     return tuple(reversed(walks)), sum(seen(start, GROUP_ROWS) for start in starts)
 
 
@@ -217,6 +236,11 @@ def _interval(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
     values = laid_over(typical_values(problem), {BATCH.name: 0})
     return problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k, values)
+
+
+def _partial_bytes(variant: Wgmma, problem: Problem) -> float:
+    """`GroupWork.partial_bytes`: of each block of a cluster a share of the rows."""
+    return partial_bytes(variant, problem) if variant.splits > 1 else 0.0
 
 
 def _masked_tiles(variant: Wgmma, problem: Problem) -> float:

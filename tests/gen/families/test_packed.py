@@ -19,6 +19,7 @@ from flashgen.gen.plan import ITEM_INTS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
+from flashgen.gen.tile_arrays import tile_arrays
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
@@ -69,6 +70,9 @@ WAYS = {
     "wgmma, outputs apart": (APART, "bf16", "h200 of two"),
     "wgmma, q in registers": (replace(GROUPS, br=128, q_in_registers=True, q_stages=2), "f16", "h200 of two"),
     "wgmma, tail": (replace(GROUPS, bc=48, tail=16, poly_exp=4), "f16", "h200 of two"),
+    "wgmma, heads packed": (replace(GROUPS, pack_heads=True), "bf16", "h200 of two"),
+    "wgmma, keys over blocks": (replace(GROUPS, splits=2, persistent=False), "f16", "h200"),
+    "wgmma, few rows": (replace(GROUPS, pack_heads=True, splits=3, persistent=False), "bf16", "h200"),
     "wgmma, f32": (replace(GROUPS, br=128), "f32", "h200 of two"),
     "wgmma, f32 by tiles": (replace(GROUPS, split_by="tiles", persistent=False), "f32", "h200"),
     "wgmma, e4m3": (replace(GROUPS, br=128, schedule="chained"), "e4m3", "h200 of two"),
@@ -94,7 +98,10 @@ SCORINGS = {
 
 def is_asked(way: str, name: str) -> bool:
     """Whether a family has such masks or changes; a narrow last tile is not made for lists of tiles."""
-    has_lists = replace(PACKED, scoring=SCORINGS[name]).scores.needs_lists
+    scores = replace(PACKED, scoring=SCORINGS[name]).scores
+    has_lists = scores.needs_lists
+    if way in ("wgmma, heads packed", "wgmma, few rows") and (has_lists or tile_arrays(scores)):
+        return False
     return name != "plain" and not (has_lists and "tail" in way)
 
 
