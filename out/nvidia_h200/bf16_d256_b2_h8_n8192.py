@@ -97,7 +97,9 @@ KERNELS: tuple[Tuned, ...] = (
         },
         variant={
             "family": "wgmma",
+            "pack_heads": False,
             "br": 128,
+            "splits": 1,
             "bc": 64,
             "persistent": True,
             "q_stages": 1,

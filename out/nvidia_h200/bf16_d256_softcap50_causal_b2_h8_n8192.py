@@ -122,7 +122,9 @@ KERNELS: tuple[Tuned, ...] = (
         },
         variant={
             "family": "wgmma",
+            "pack_heads": False,
             "br": 128,
+            "splits": 1,
             "bc": 80,
             "persistent": False,
             "q_stages": 1,

@@ -99,7 +99,9 @@ KERNELS: tuple[Tuned, ...] = (
         },
         variant={
             "family": "wgmma",
+            "pack_heads": False,
             "br": 192,
+            "splits": 1,
             "bc": 96,
             "persistent": True,
             "q_stages": 1,

@@ -99,7 +99,9 @@ KERNELS: tuple[Tuned, ...] = (
         },
         variant={
             "family": "wgmma",
+            "pack_heads": False,
             "br": 128,
+            "splits": 1,
             "bc": 112,
             "persistent": True,
             "q_stages": 2,
