@@ -10,7 +10,6 @@ from typing import TypeVar
 from ..gen.append import Append
 from ..gen.lengths import most_lengths, num_listed
 from ..gen.problem import ITEM_BYTES, KV_DTYPES, MAX_LATENT_DIM, MAX_SIZE, PRECISIONS, Problem
-from ..gen.variant import Variant
 from .asked_scoring import NOTHING_ASKED, AskedScoring
 from .errors import UsageError, checked, suggestion
 from .suites import SUITES
@@ -109,13 +108,14 @@ def with_lengths(problem: Problem, varlen: str) -> Problem:
     )
 
 
-def with_pages(problem: Problem, page_size: int, variant: Variant) -> Problem:
-    """Returns a problem of keys in pages with pages of another size, for a kernel of that variant. Raises
-    UsageError for a problem without pages, and where the kernel takes those of its own size alone."""
+def with_pages(problem: Problem, page_size: int, *, knows_page_size: bool) -> Problem:
+    """Returns a problem of keys in pages with pages of another size, for a kernel that ``knows_page_size``,
+    and so takes pages of its own alone, or does not. Raises UsageError for pages that it does not take, and
+    for a problem without."""
     if not problem.layout.is_paged:
         raise UsageError(f"{problem.name} has keys that lie in no pages; leave --page-size out")
     _check_page_size(page_size)
-    if page_size != problem.page_size and variant.knows_page_size(problem):
+    if page_size != problem.page_size and knows_page_size:
         raise UsageError(
             f"the kernel is made for pages of {problem.page_size} keys, not of {page_size}; leave "
             f"--page-size out, or emit one with --page-size {page_size}"

@@ -95,7 +95,8 @@ def prove_emitted(
     if varlen is not None:
         kernel = replace(kernel, problem=with_lengths(kernel.problem, varlen))
     if page_size is not None:
-        kernel = replace(kernel, problem=with_pages(kernel.problem, page_size, kernel.variant))
+        known = kernel.variant.knows_page_size(kernel.problem)
+        kernel = replace(kernel, problem=with_pages(kernel.problem, page_size, knows_page_size=known))
     check_fits(emitted, target.limits)
     depth: Depth = "quick" if sanitize else "full"
     errors: dict[str, float] = {}

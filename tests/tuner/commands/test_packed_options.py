@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from flashgen.gen.append import HALVES, Append
 from flashgen.gen.emit.options import shape_options, size_options
-from flashgen.gen.families import FAMILIES
 from flashgen.gen.lengths import draw_lengths
 from flashgen.gen.problem import Problem
 from flashgen.tuner.cli import Commands
@@ -162,15 +161,15 @@ def test_pages_without_keys_are_none(size: str, told: str) -> None:
 
 
 def test_kernels_are_validated_with_the_pages_that_they_take() -> None:
-    tuned, variant = Problem(page_size=16), FAMILIES["simt"](bc=32)
-    assert with_pages(tuned, 16, variant) == tuned
+    tuned = Problem(page_size=16)
+    assert with_pages(tuned, 16, knows_page_size=True) == tuned
     with pytest.raises(UsageError, match=r"made for pages of 16 keys, not of 32; .* --page-size 32"):
-        with_pages(tuned, 32, variant)
-    assert with_pages(replace(tuned, page_size=48), 5, variant).page_size == 5
+        with_pages(tuned, 32, knows_page_size=True)
+    assert with_pages(replace(tuned, page_size=48), 5, knows_page_size=False).page_size == 5
     with pytest.raises(UsageError, match="lie in no pages; leave --page-size out"):
-        with_pages(Problem(), 16, variant)
+        with_pages(Problem(), 16, knows_page_size=False)
     with pytest.raises(UsageError, match="page_size is 0, and a page has 1 key or more"):
-        with_pages(tuned, 0, variant)
+        with_pages(tuned, 0, knows_page_size=False)
 
 
 def test_the_nearest_lengths_are_those_of_as_many_rows() -> None:
