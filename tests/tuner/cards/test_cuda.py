@@ -8,6 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from flashgen.gen.append import HALVES, Append
 from flashgen.gen.arguments import MapDescription, describe_maps, make_arguments
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.launch import Launch, TensorMap
@@ -765,3 +766,74 @@ def test_paged_kernels_are_timed_on_pages_in_any_order(runner, tmp_path):
 
     runner.measure(build_of(tmp_path, remembers, problem=PAGED), PAGED)
     assert sorted(met[0].ravel()) == list(range(12)) != met[0].ravel().tolist()
+
+
+# -- caches that grow ------------------------------------------------------------------------------------
+
+GROWING = replace(PAGED, append=Append(HALVES, 8), causal=True)
+
+
+def growing_build_of(tmp_path, problem=GROWING):
+    """A build whose first launch appends and rotates, and whose kernel takes what that has left."""
+    build = build_of(tmp_path, by_pages_with_new, problem=problem)
+    first = problem.append.launch(build.kernel.launch)
+    fake_cuda.KERNELS["kernel_append"], fake_cuda.PROBLEMS["kernel_append"] = appends, problem
+    return replace(build, kernel=replace(build.kernel, launches=(first, build.kernel.launch)))
+
+
+def by_pages_with_new(args):
+    """The kernel of pages, whose sequences have as many keys more as are new."""
+    used = args.sequences()["seqused_k"]
+    used += args.values["seqlen_new"]
+    by_pages(args)
+    used -= args.values["seqlen_new"]
+
+
+def appends(args):
+    """The launch that writes new rows and rotated queries, a column at a time."""
+    told, at = args.values, fake_cuda.state.at
+    used, table, size = args.sequences()["seqused_k"], args.page_table(), told["page_size"]
+    k, v, q = (args.tensor(i) for i in (1, 2, 0))
+    positions, half = told["rotary_rows"], args.problem.append.rotary_dim // 2
+    cos, sin = (
+        at(told[f"rotary_{x}"], positions * half, q.dtype).reshape(positions, half).astype(float)
+        for x in ("cos", "sin")
+    )
+
+    def turned(rows, position):
+        rows = rows.astype(float)
+        first, second = rows[..., :half], rows[..., half : 2 * half]
+        c, s = (each[min(position, positions - 1)] for each in (cos, sin))
+        return np.concatenate([first * c - second * s, second * c + first * s, rows[..., 2 * half :]], -1)
+
+    rotated = at(told["rotated_q"], q.size, q.dtype).reshape(q.shape[0], q.shape[2], q.shape[1], -1)
+    for b in range(q.shape[0]):
+        for row in range(q.shape[2]):
+            rotated[b, row] = turned(q[b, :, row], used[b] + row)
+        for row in range(told["seqlen_new"]):
+            key = used[b] + row
+            place = table[b, key // size], key % size
+            for name, cache in (("k", k), ("v", v)):
+                batch, head = (told[f"{name}_new_stride_{axis}"] for axis in ("batch", "head"))
+                start = b * batch + row * told[f"{name}_new_stride_row"]
+                flat = at(told[f"{name}_new"], start + (k.shape[1] - 1) * head + 32, q.dtype)
+                new = np.stack([flat[start + h * head :][:32] for h in range(k.shape[1])])
+                cache[place[0], :, place[1]] = turned(new, key) if name == "k" else new
+
+
+def test_new_rows_come_back_in_caches(runner, tmp_path):
+    error = validate(runner, growing_build_of(tmp_path), seed=3, problem=GROWING)
+    assert error < GROWING.tolerance
+    assert {"kernel_append", "kernel_kernel"} == set(fake_cuda.state.launches)
+
+
+def test_kernels_that_append_are_timed_with_a_new_row_for_each_query(runner, tmp_path):
+    build = growing_build_of(tmp_path)
+    met = []
+
+    def remembers(args):
+        met.append((args.values["seqlen_new"], args.sequences()["seqused_k"].tolist()))
+
+    fake_cuda.KERNELS["kernel_append"] = remembers
+    runner.measure(build, GROWING)
+    assert met[0] == (2, [48] * 3)
