@@ -32,7 +32,7 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     # Before the samples had packed sequences and pages.
     "mma": ("a178844508065c32",),
     "simt": ("c10723c171fdbb23",),
-    "wgmma": ("71d89ae69a10b847",),
+    "wgmma": ("71d89ae69a10b847", "e859f0a7b92985c7"),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.
 IDENTITIES_OF_0_1_0: Mapping[str, str] = {
