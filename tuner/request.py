@@ -168,8 +168,8 @@ class Shapes:
         for heads in self.kv_heads:
             # As many query heads, unless that is what would be told of.
             Shape(heads=heads if 1 <= heads <= MAX_SIZE else 1, kv_heads=heads).problem()
-        # Whatever is asked can be asked under the causal mask.
-        Shape(causal=True, scoring=self.scoring).problem()
+        # Whatever is asked can be asked under the causal mask, and of one row.
+        Shape(causal=True, seqlen_q=1, scoring=self.scoring).problem()
 
     @property
     def is_given(self) -> bool:

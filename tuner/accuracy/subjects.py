@@ -20,7 +20,7 @@ from ..predict.prior import prior_of
 from ..predict.space_survey import survey_space
 
 #: The emulated card on which each family is looked at where none is named.
-HOME_CARDS = {"simt": "gtx-1080", "ladder": "gtx-1080", "mma": "a100", "wgmma": "h200"}
+HOME_CARDS = {"simt": "gtx-1080", "ladder": "gtx-1080", "mma": "a100", "wgmma": "h200", "latent": "h200"}
 #: Precisions that a family of these has under another name already.
 _SYNONYMS: dict[tuple[str, ...], set[str]] = {("auto", "ieee"): {"auto"}}
 #: What is held of each family: tiles that an emulated card is quick with, several of them for a case's rows
