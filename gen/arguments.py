@@ -21,9 +21,10 @@ from .append import NEW_ROWS, NEW_STARTS, ROTATED, TABLE_ROWS, TOTAL_NEW, Append
 from .expression import Kind
 from .launch import Launch
 from .layout import DENSE, Layout
-from .operation import FLOAT, FORWARD, INPUT, ITEM_BYTES, KEYS, OUTPUT, Array, Operation
+from .operation import BACKWARD, FLOAT, FORWARD, INPUT, ITEM_BYTES, KEYS, OUTPUT, Array, Operation
 from .problem import Problem
 from .scores import Buffer, Scores, scores_of
+from .workspace import WORKSPACE
 
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
@@ -172,6 +173,9 @@ def argument_struct(
     if layout.is_packed:
         addresses.append((Field(PLAN, ADDRESS, pointee="int", comment="memory for which block takes what"),))
         made.append((Field(PLAN_MADE, INT, comment="whether it is there from a call before"),))
+    if operation is BACKWARD:
+        comment = "for what launches leave each other"
+        addresses.append((Field(WORKSPACE, ADDRESS, pointee="float", comment=comment),))
     if scores.needs_lists:
         addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
         made.append((Field(LISTS_MADE, INT, comment="whether they are there from a call before"),))
@@ -306,6 +310,7 @@ def make_arguments(
     sequences: Mapping[str, float] | None = None,
     append: Mapping[str, float] | None = None,
     key_scales: Mapping[str, float] | None = None,
+    workspace: int = 0,
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
@@ -316,6 +321,7 @@ def make_arguments(
     ``sequences`` has the addresses of what says which rows are whose, and the table of pages' stride; and
     that of packed sequences' plan. ``append`` has what tells of new rows, by the names of the fields, and
     ``key_scales`` the addresses and strides of scales of keys and values; 1 unless they are given.
+    ``workspace`` is the address of the kernel's workspace.
     """
     operation, layout = problem.operation, problem.layout
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
@@ -326,7 +332,7 @@ def make_arguments(
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
-    values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0}
+    values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0, WORKSPACE: workspace}
     values |= {name: 0 for name, _ in layout.index_arrays}
     values |= {f"{name}_stride": 0 for name, _ in layout.table}
     for name in KEY_SCALES:

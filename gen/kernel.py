@@ -12,6 +12,7 @@ from .plan import Plan
 from .problem import Problem
 from .tile_lists import list_ints
 from .variant import Variant
+from .workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Kernel:
     source: str
     entry: str
     launches: tuple[Launch, ...]
+    workspace: Workspace | None = None
 
     @property
     def launch(self) -> Launch:
@@ -56,6 +58,10 @@ class Kernel:
     def num_plan_ints(self, sizes: Mapping[str, int]) -> int:
         """Returns how many 32-bit integers its plan takes, on packed sequences of those sizes by name."""
         return Plan(self.launch).ints.value(sizes) if self.launch.packed else 0
+
+    def workspace_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Returns the bytes of its workspace, on arrays of those sizes by name."""
+        return 4 * self.workspace.floats.value(sizes) if self.workspace else 0
 
     def symbol_of(self, launch: Launch) -> str:
         """Returns the name of the function that ``launch`` runs."""

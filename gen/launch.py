@@ -10,8 +10,8 @@ from .expression import Constant, Expression, Name, divided_up
 from .limits import PORTABLE_CLUSTER, WARP
 from .operation import Sizes
 
-BATCH, Q_HEADS, KV_HEADS, ROWS = (
-    Name(each, positive=True) for each in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
+BATCH, Q_HEADS, KV_HEADS, ROWS, KEYS = (
+    Name(each, positive=True) for each in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 )
 #: The role of the launch that makes the products.
 MAIN_ROLE = "kernel"
@@ -21,6 +21,11 @@ LISTS_ROLE = "lists"
 PLAN_ROLE = "plan"
 #: The role of the launch that writes new keys and values into caches.
 APPEND_ROLE = "append"
+#: Of the backward pass: the role of the launch that makes what each row of it shares, and of that which makes
+#: the gradients of the queries, where the main one makes those of keys and values.
+STATISTICS_ROLE, QUERIES_ROLE = "statistics", "queries"
+#: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
+_TILE_NAMES = {LISTS_ROLE: "kListRows", STATISTICS_ROLE: "kStatisticsRows"}
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
 #: Of packed sequences also the queries of all of them.
@@ -59,6 +64,9 @@ class Launch:
     ``splits`` blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
     heads that share keys, a block for each; those of one head of keys are filled up with empty ones.
 
+    ``of_keys``: tiles are not of query rows but of keys, a block takes them for all query heads that share
+    them.
+
     Where sequences are ``packed``, a block takes a tile of rows and a head of what a plan has listed.
 
     ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
@@ -81,6 +89,7 @@ class Launch:
     alike_heads: bool = False
     packed: bool = False
     rotates: bool = False
+    of_keys: bool = False
 
     @property
     def smem_alignment(self) -> int:
@@ -99,7 +108,9 @@ class Launch:
 
     @cached_property
     def rows(self) -> Expression:
-        """The query rows that are dealt out in tiles, for each of `heads`."""
+        """The query rows, or keys, that are dealt out in tiles, for each of `heads`."""
+        if self.of_keys:
+            return KEYS
         rows = TOTAL_ROWS if self.packed else ROWS
         return rows * (Q_HEADS // KV_HEADS) if self.pack_heads else rows
 
@@ -108,7 +119,7 @@ class Launch:
         """The heads of one batch that have tiles of rows of their own."""
         if self.alike_heads:
             return Constant(1)
-        if self.pack_heads:
+        if self.pack_heads or self.of_keys:
             return KV_HEADS
         if self.heads_per_cluster > 1:
             together = Constant(self.heads_per_cluster, "kCluster")
@@ -122,15 +133,18 @@ class Launch:
         if self.packed:
             assert self.rows_per_block is not None and self.cluster == 1
             # Each sequence's last tile may have a single row.
-            name = "kListRows" if self.role == LISTS_ROLE else "kBr"
-            return self.rows // Constant(self.rows_per_block, name) + BATCH
+            return self.rows // Constant(self.rows_per_block, self._tile_name) + BATCH
         if self.rows_per_block is None:
             return Constant(1)
         if self.cluster > 1:
             rows = Constant(self.rows_per_block * self.cluster, "kClusterRows")
             return divided_up(self.rows, rows) * Constant(self.cluster, "kCluster")
-        name = "kListRows" if self.role == LISTS_ROLE else "kBr"
-        return divided_up(self.rows, Constant(self.rows_per_block, name))
+        return divided_up(self.rows, Constant(self.rows_per_block, self._tile_name))
+
+    @property
+    def _tile_name(self) -> str:
+        """What the kernel calls the rows of a tile."""
+        return "kBc" if self.of_keys else _TILE_NAMES.get(self.role, "kBr")
 
     @cached_property
     def blocks(self) -> Expression:
@@ -163,9 +177,8 @@ class Launch:
     def sizes_of_grid(self) -> tuple[str, ...]:
         """The sizes of which the number of blocks is made, by name."""
         used = self.blocks.names()
-        return tuple(
-            name for name in (*GRID_SIZES, TOTAL_ROWS.name, NEW_ROWS.name, TOTAL_NEW.name) if name in used
-        )
+        counted = (*GRID_SIZES, KEYS.name, TOTAL_ROWS.name, NEW_ROWS.name, TOTAL_NEW.name)
+        return tuple(name for name in counted if name in used)
 
     def grid(self, sizes: Sizes) -> int:
         """Returns how many blocks are launched for a problem of these sizes."""

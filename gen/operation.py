@@ -146,3 +146,22 @@ FORWARD = Operation(
 LATENT = replace(
     FORWARD, name="latent attention", arrays=tuple(each for each in FORWARD.arrays if each.name != "v")
 )
+
+#: The gradients of `FORWARD`'s inputs, from its inputs and outputs and the gradients of these.
+BACKWARD = Operation(
+    "backward",
+    (
+        Array("q", "num_q_heads", "seqlen_q", "head_dim", INPUT),
+        Array("k", "num_kv_heads", "seqlen_k", "head_dim", INPUT),
+        Array("v", "num_kv_heads", "seqlen_k", "head_dim_v", INPUT),
+        Array("o", "num_q_heads", "seqlen_q", "head_dim_v", OUTPUT),
+        Array("dout", "num_q_heads", "seqlen_q", "head_dim_v", OUTPUT),
+        Array("lse", "num_q_heads", "seqlen_q", "", FLOAT),
+        Array("dlse", "num_q_heads", "seqlen_q", "", FLOAT, is_optional=True),
+        Array("dq", "num_q_heads", "seqlen_q", "head_dim", INPUT, is_output=True),
+        Array("dk", "num_kv_heads", "seqlen_k", "head_dim", INPUT, is_output=True),
+        Array("dv", "num_kv_heads", "seqlen_k", "head_dim_v", INPUT, is_output=True),
+    ),
+    # Scores again and q's and k's gradients; weights' and v's.
+    products=("head_dim", "head_dim", "head_dim", "head_dim_v", "head_dim_v"),
+)

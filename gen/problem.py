@@ -9,7 +9,7 @@ from .append import Append
 from .asked_scores import asked_scores
 from .layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from .lengths import Lengths, draw_lengths, short_lengths
-from .operation import FORWARD, ITEM_BYTES, LATENT, Operation
+from .operation import BACKWARD, FORWARD, ITEM_BYTES, LATENT, Operation
 from .scores import Scores
 from .scoring import PLAIN, Scoring
 from .scoring_values import attended_pairs, read_bytes, unseen_bytes
@@ -47,7 +47,7 @@ MAX_SIZE = 2**31 - 1
 MAX_BYTES = 2**39
 
 #: What is told of a problem only where it is asked, so that others are called what they always were.
-LATER_FIELDS = ("scoring", "varlen", "page_size", "latent", "append", "kv_dtype")
+LATER_FIELDS = ("scoring", "varlen", "page_size", "latent", "append", "kv_dtype", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,8 @@ class Problem:
     ``kv_dtype`` is the type of keys and values where it is not that of the queries; each of their heads then
     comes with a scale, by which scores and outputs are multiplied.
 
+    ``backward`` asks for the gradients of q, k and v.
+
     Raises:
         ValueError: a field is out of range; the message names the value and the range.
     """
@@ -92,6 +94,7 @@ class Problem:
     latent: bool = False
     append: Append | None = None
     kv_dtype: str = ""
+    backward: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -157,6 +160,8 @@ class Problem:
     @property
     def operation(self) -> Operation:
         """The operation that the problem asks for, which says what is computed from which arrays."""
+        if self.backward:
+            return BACKWARD
         return LATENT if self.latent else FORWARD
 
     @property
@@ -272,7 +277,10 @@ class Problem:
         value_dim = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         layout = self._layout_stem + (self.append.stem if self.append is not None else "")
         keys = f"_kv{self.kv_dtype}" if self.kv_dtype else ""
-        return f"{self.dtype}{precision}{keys}_d{self.head_dim}{value_dim}{layout}{self.scoring.stem}"
+        operation = "_backward" if self.backward else ""
+        return (
+            f"{self.dtype}{precision}{keys}_d{self.head_dim}{value_dim}{operation}{layout}{self.scoring.stem}"
+        )
 
     @property
     def _layout_stem(self) -> str:
@@ -302,7 +310,8 @@ class Problem:
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON has them; without ``scoring`` where nothing is asked, ``varlen`` where
         all sequences are as long, ``page_size`` where there are no pages, ``latent`` where it is not,
-        ``append`` where nothing is appended, and ``kv_dtype`` where keys are of the queries' type."""
+        ``append`` where nothing is appended, ``kv_dtype`` where keys are of the queries' type, and
+        ``backward`` where outputs are asked for."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LATER_FIELDS}
         if not self.scoring.is_plain:
             told["scoring"] = self.scoring.to_dict()

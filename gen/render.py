@@ -50,6 +50,7 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
 def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     """Returns the kernel of a variant that the rules may forbid: for who compares texts and runs nothing."""
     launch, launches = variant.launch(problem, limits), variant.launches(problem, limits)
+    workspace = variant.workspace(problem, limits)
     entry = f"attention_{problem.stem}"
     element, element_header = ELEMENTS[problem.dtype]
     constants = variant.constants(problem, limits)
@@ -64,6 +65,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             launches=launches,
             lists=variant.tile_lists(problem, limits),
             plan=variant.plan(problem, limits),
+            workspace=workspace,
             features=feature_words(problem.scoring),
             entry=entry,
             symbol=f"{entry}_kernel",
@@ -80,7 +82,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
         )
     )
     source = _tidy(source)
-    return Kernel(problem, variant, limits.arch, source, entry, launches)
+    return Kernel(problem, variant, limits.arch, source, entry, launches, workspace)
 
 
 def elements_of(problem: Problem) -> dict[str, str]:

@@ -21,6 +21,7 @@ from .problem import Problem
 from .serves import Serves
 from .tile_lists import TileLists, tile_lists
 from .work import Work, count_work
+from .workspace import Workspace
 
 Value = int | str | bool
 T = TypeVar("T")
@@ -207,6 +208,10 @@ class Variant:
     def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
         """Returns the plan of which block takes what; None where a block's number says it."""
         return Plan(self.launch(problem, limits)) if problem.layout.is_packed else None
+
+    def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace | None:
+        """Returns the memory that launches leave things for each other in; None where there is no need."""
+        return None
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> TileLists | None:
         """Returns which lists of tiles of keys the kernel walks; None where it walks all between bounds."""

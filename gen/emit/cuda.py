@@ -112,5 +112,5 @@ def _facts(made: Made) -> dict[str, Any]:
 
 def _launch_facts(launch: Launch) -> dict[str, Any]:
     """A launch's fields; without those that few have, where it has not."""
-    rare = ("alike_batches", "alike_heads", "packed", "rotates")
+    rare = ("alike_batches", "alike_heads", "packed", "rotates", "of_keys")
     return {name: value for name, value in asdict(launch).items() if value or name not in rare}

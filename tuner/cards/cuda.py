@@ -20,6 +20,7 @@ from ...gen.launch import LISTS_ROLE, MAIN_ROLE, PLAN_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
 from ...gen.scoring_values import typical_values
+from ...gen.workspace import WORKSPACE
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
@@ -259,23 +260,58 @@ class CudaRunner:
         """Runs a kernel on copies of arrays and returns o and, if wanted, the log-sum-exp, as `Runner.attend`
         says. Every tensor stands alone between poisoned guards, so that a stray read that matters yields NaN
         and a stray write is seen."""
-        require_inputs(build.kernel.problem, q, k, v)
+        problem = build.kernel.problem
+        require_inputs(problem, q, k, v)
+        o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
+        outputs = {"o": (o_shape, output_strides(q, v.shape[3]), numpy_dtype(problem.output_dtype))}
+        if want_lse:
+            outputs["lse"] = (lse_shape, contiguous_strides(lse_shape), FLOAT32)
+        given = inputs_of(problem, q, k, v)
+        found = self._compute(build, given, outputs, scale=scale, values=values)
+        return found["o"], found.get("lse")
+
+    def differentiate(
+        self,
+        build: Build,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        scale: float,
+        values: Mapping[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Runs a kernel of the backward pass on copies of arrays and returns the gradients, as
+        `Runner.differentiate` says; between guards as `attend` does."""
+        require_inputs(build.kernel.problem, *(inputs[name] for name in "qkv"))
+        outputs = {
+            f"d{name}": (inputs[name].shape, output_strides(inputs[name]), inputs[name].dtype)
+            for name in "qkv"
+        }
+        return self._compute(build, inputs, outputs, scale=scale, values=values)
+
+    def _compute(
+        self,
+        build: Build,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], np.dtype]],
+        *,
+        scale: float,
+        values: Mapping[str, Any] | None,
+    ) -> dict[str, np.ndarray]:
+        """Runs a kernel on guarded copies of arrays, and returns what it made of outputs of such shapes,
+        strides in elements, and types; caches to which it appends are changed in place."""
+        problem, q = build.kernel.problem, inputs["q"]
         image = GuardedImage(q.dtype)
-        caches = ("k", "v") if build.kernel.problem.append is not None else ()  # which are written
+        caches = ("k", "v") if problem.append is not None else ()  # which are written
         placed = {
             name: image.add_cache(name, x) if name in caches else image.add_input(x, x.dtype)
-            for name, x in inputs_of(build.kernel.problem, q, k, v).items()
+            for name, x in inputs.items()
         }
-        o_shape, lse_shape = (*q.shape[:3], v.shape[3]), q.shape[:3]
-        output = numpy_dtype(build.kernel.problem.output_dtype)
-        rows = rows_of_sequences(build.kernel.problem, values, q.shape[2])
-        o_at, o_strides = image.add_output("o", o_shape, output_strides(q, v.shape[3]), output, rows)
-        lse_at = None
-        if want_lse:
-            strides = contiguous_strides(lse_shape)
-            lse_at, _ = image.add_output("the log-sum-exp", lse_shape, strides, FLOAT32, rows)
-        problem = build.kernel.problem
-        sizes = sizes_of_call(problem, q, k, values)
+        for name, (shape, strides, dtype) in outputs.items():
+            rows = None
+            if problem.operation.array(name).rows == "seqlen_q":
+                rows = rows_of_sequences(problem, values, shape[2])
+            word = "the log-sum-exp" if name == "lse" else name
+            placed[name] = image.add_output(word, shape, strides, dtype, rows)
+        sizes = sizes_of_call(problem, q, inputs["k"], values)
         read = score_values(problem.scores, values, sizes)
         buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
         indices = index_arrays(problem, values)
@@ -290,36 +326,30 @@ class CudaRunner:
         after = np.empty_like(before)
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
-            places = {name: at for name, (at, _) in placed.items()} | {"o": o_at, "lse": lse_at}
+
+            def addresses(places: Mapping[str, int]) -> dict[str, int]:
+                return {name: base + q.itemsize * at for name, at in places.items()}
+
             arguments = make_arguments(
                 problem,
-                {name: base + q.itemsize * at for name, at in places.items() if at is not None},
-                {name: strides for name, (_, strides) in placed.items()} | {"o": o_strides},
+                addresses({name: at for name, (at, _) in placed.items()}),
+                {name: strides for name, (_, strides) in placed.items()},
                 scale=scale,
                 sizes=sizes,
-                scoring=read.arguments({name: base + q.itemsize * at for name, at in buffers_at.items()}),
-                sequences={
-                    **{name: base + q.itemsize * at for name, at in indices_at.items()},
-                    **index_strides(indices),
-                },
-                append={
-                    **append_numbers(problem, new),
-                    **{name: base + q.itemsize * at for name, at in new_at.items()},
-                },
-                key_scales={
-                    **{name: base + q.itemsize * at for name, at in scales_at.items()},
-                    **scale_strides(scales),
-                },
+                scoring=read.arguments(addresses(buffers_at)),
+                sequences={**addresses(indices_at), **index_strides(indices)},
+                append={**append_numbers(problem, new), **addresses(new_at)},
+                key_scales={**addresses(scales_at), **scale_strides(scales)},
             )
             launch = self._launcher(build, problem.name, arguments)
             self._cuda.memcpy_htod(base, before)
             launch()
             self._stream.synchronize()
             self._cuda.memcpy_dtoh(after, base)
-        outputs = image.outputs(before, after)
-        if caches:
-            k[...], v[...], *_ = image.caches(after)
-        return outputs[0], outputs[1] if want_lse else None
+        found = image.outputs(before, after)
+        for name, grown in zip(caches, image.caches(after), strict=False):
+            inputs[name][...] = grown
+        return dict(zip(outputs, found, strict=True))
 
     def _arena_of(self, floats: int) -> int:
         """The address of device memory for at least so many floats, kept between calls."""
@@ -527,6 +557,8 @@ class CudaRunner:
             kept[TILE_LISTS] = self._allocate(num_bytes, f"the lists of tiles of {name}")
         if kernel.launch.packed:
             kept[PLAN] = self._allocate(4 * kernel.num_plan_ints(sizes), f"the plan of {name}")
+        if kernel.workspace is not None:
+            kept[WORKSPACE] = self._allocate(kernel.workspace_bytes(sizes), f"the workspace of {name}")
         arguments = replace(
             arguments, values={**arguments.values, **{field: int(memory) for field, memory in kept.items()}}
         )

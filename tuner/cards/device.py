@@ -50,6 +50,18 @@ class Runner(Protocol):
         of another type or width, and for values that are missing."""
         ...
 
+    def differentiate(
+        self,
+        build: Build,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        scale: float,
+        values: Mapping[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Computes the gradients dq, dk and dv by a kernel of the backward pass, from its inputs by name: q,
+        k, v, o, dout, lse and, if there is one, dlse. The rest is as with `attend`."""
+        ...
+
     def measure(
         self, build: Build, problem: Problem, *, best_us: float | None = None, budget_ms: float = 200.0
     ) -> Timing:

@@ -36,6 +36,7 @@ from ...gen.arguments import (
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
+from ...gen.workspace import WORKSPACE
 from ..build.cache import cached
 from ..build.compile import run_compiler, usable_cores
 from ..build.object_file import check_object_file
@@ -269,20 +270,47 @@ class SimRunner:
         require_inputs(problem, q, k, v)
         batch, num_q_heads, seqlen_q, _ = q.shape
         # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
-        output = numpy_dtype(problem.output_dtype)
-        o = np.empty_like(q, output, shape=(*q.shape[:3], v.shape[3]))
-        lse = np.empty((batch, num_q_heads, seqlen_q), np.float32) if want_lse else None
-        caches = ("k", "v") if problem.append is not None else ()  # which are written
+        outputs = {"o": np.empty_like(q, numpy_dtype(problem.output_dtype), shape=(*q.shape[:3], v.shape[3]))}
+        if want_lse:
+            outputs["lse"] = np.empty((batch, num_q_heads, seqlen_q), np.float32)
         given = inputs_of(problem, q, k, v)
-        arrays = {name: _Array.like(array, grows=name in caches) for name, array in given.items()}
-        arrays["o"] = _Array.like(o, copy=False)
-        if lse is not None:
-            arrays["lse"] = _Array.like(lse, copy=False)
+        found = self._compute(build, given, outputs, scale=scale, values=values)
+        return found["o"], found.get("lse")
+
+    def differentiate(
+        self,
+        build: Build,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        scale: float,
+        values: Mapping[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Runs a kernel of the backward pass on guarded copies of arrays and returns the gradients, as
+        `Runner.differentiate` says."""
+        require_inputs(build.kernel.problem, *(inputs[name] for name in "qkv"))
+        outputs = {f"d{name}": np.empty_like(inputs[name]) for name in "qkv"}
+        return self._compute(build, inputs, outputs, scale=scale, values=values)
+
+    def _compute(
+        self,
+        build: Build,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray],
+        *,
+        scale: float,
+        values: Mapping[str, Any] | None,
+    ) -> dict[str, np.ndarray]:
+        """Runs a kernel on guarded copies of arrays, and returns what it made of outputs like those; caches
+        to which it appends are changed in place."""
+        problem = build.kernel.problem
+        caches = ("k", "v") if problem.append is not None else ()
+        arrays = {name: _Array.like(array, grows=name in caches) for name, array in inputs.items()}
+        arrays |= {name: _Array.like(array, copy=False) for name, array in outputs.items()}
         strides = {
             name: [stride // array.view.itemsize for stride in array.view.strides[:3]]
             for name, array in arrays.items()
         }
-        sizes = sizes_of_call(problem, q, k, values)
+        sizes = sizes_of_call(problem, inputs["q"], inputs["k"], values)
         indices = index_arrays(problem, values)
         sequences = {name: _Array.like(array) for name, array in indices.items()}
         if build.kernel.launch.packed:
@@ -300,7 +328,10 @@ class SimRunner:
         new = new_arrays(problem, values)
         appended = {name: _Array.like(array) for name, array in new.items() if array.size}
         if problem.append is not None and problem.append.rotary:
-            appended[ROTATED] = _Array.like(np.empty(q.size, q.dtype), copy=False)
+            appended[ROTATED] = _Array.like(np.empty(inputs["q"].size, inputs["q"].dtype), copy=False)
+        scratch = {}
+        if num_bytes := build.kernel.workspace_bytes(sizes):
+            scratch[WORKSPACE] = _Array.like(np.empty((1, num_bytes // 4), np.float32), copy=False)
         arguments = make_arguments(
             problem,
             _addresses(arrays),
@@ -311,22 +342,21 @@ class SimRunner:
             sequences={**_addresses(sequences), **index_strides(indices)},
             append={**append_numbers(problem, new), **_addresses(appended)},
             key_scales={**_addresses(of_keys), **scale_strides(scales)},
+            workspace=_addresses(scratch).get(WORKSPACE, 0),
         )
-        buffers = {**sequences, **of_keys, **buffers, **appended}
+        buffers = {**sequences, **of_keys, **buffers, **appended, **scratch}
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
         for name, array in (*arrays.items(), *buffers.items()):
             array.check(name, build.kernel)
-        rows = rows_of_sequences(problem, values, seqlen_q)
-        for name in ("o", "lse"):
-            if name in arrays:
-                arrays[name].check_written(name, build.kernel, rows)
-        if caches:
-            k[...], v[...] = arrays["k"].view, arrays["v"].view
-        o[...] = arrays["o"].view
-        if lse is not None:
-            lse[...] = arrays["lse"].view
-        return o, lse
+        for name, array in outputs.items():
+            rows = np.ones(array.shape[2], bool)
+            if problem.operation.array(name).rows == "seqlen_q":
+                rows = rows_of_sequences(problem, values, array.shape[2])
+            arrays[name].check_written(name, build.kernel, rows)
+        for name, array in (*outputs.items(), *((name, inputs[name]) for name in caches)):
+            array[...] = arrays[name].view
+        return dict(outputs)
 
     def _config(self) -> _Config:
         return _Config(

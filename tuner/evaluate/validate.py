@@ -22,6 +22,7 @@ from .appending import attended_values, check_caches, rotated_queries, take_new_
 from .asked_values import case_values
 from .cases import Case, Depth, cases
 from .comparison import compare
+from .differentiated import check_gradients
 from .error_bounds import tanh_error
 from .inputs import lengths_of, make_inputs
 from .packed import compare_sequences, draw_packed_sample, packed_sample_problem
@@ -68,6 +69,8 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     width = max(variant.access_width(problem), variant.key_access_width(problem))
     q, k, v, scale = make_inputs(case, problem, rng, access_width=width)
     values = {**case_values(case, problem, rng), **lengths_of(case)}
+    if problem.backward:
+        return check_gradients(runner, build, case, (q, k, v), scale, values, rng)
     new = None
     if problem.append is not None:
         new = take_new_rows(problem, k, v, values, case.new, apart=case.apart)

@@ -1,0 +1,85 @@
+"""Which gradient kernels on tensor cores cannot run on a problem and a card, and which are never the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...limits import WARP, DeviceLimits
+from ...problem import Problem
+from ...shared_memory.tiles import wasted
+from ...variant import FIRST_PARAMETER, rule
+from ..mma.layouts import PADDED, TILE_ROWS
+from .parameters import Parameters
+
+
+@dataclass(frozen=True)
+class RuledParameters(Parameters):
+    """Parameters with the rules of their family."""
+
+    @rule("arithmetic", after=FIRST_PARAMETER)
+    def _tensor_cores_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if limits.arch < 80:
+            return f"products sixteen deep are of sm_80 on, this is {limits.sm}"
+        return None
+
+    @rule("divisibility", after="key_warps")
+    def _keys_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return _unsplit("bc", self.bc, self.key_warps)
+
+    @rule("divisibility", after="row_warps")
+    def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return _unsplit("rows", self.rows, self.row_warps)
+
+    @rule("registers", after="row_warps")
+    def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed = self.registers(problem, limits)
+        if needed > limits.max_registers_per_thread:
+            return f"about {needed} per thread, {limits.max_registers_per_thread} at most"
+        return None
+
+    @rule("layout", after="layout")
+    def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for head_dim in (problem.head_dim, problem.head_dim_v):
+            if self.layout != PADDED and self.tile(head_dim).period < 2:
+                return f"layout=swizzled: rows of {head_dim} columns have no power of two to XOR"
+        return None
+
+    @rule("shared memory", after="stages")
+    def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        needed = max(self.smem_bytes(problem, limits), self.smem_bytes_of_rows(problem))
+        return limits.lacks_shared_memory(needed)
+
+    @rule("occupancy", after="min_blocks")
+    def _promised_blocks_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        threads = max(self.key_warps, self.row_warps) * WARP
+        smem = max(self.smem_bytes(problem, limits), self.smem_bytes_of_rows(problem))
+        needed = self.registers(problem, limits)
+        room = limits.blocks_per_sm(threads, needed, smem)
+        if self.min_blocks > max(1, room):
+            return (
+                f"min_blocks={self.min_blocks}, but {smem} bytes and {needed} registers leave room for {room}"
+            )
+        return None
+
+    @rule("short sequence", after="bc", advisory=True)
+    def _kept_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("bc", self.bc, problem.seqlen_k)
+
+    @rule("short sequence", after="br", advisory=True)
+    def _passing_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("br", self.br, problem.seqlen_q)
+
+    @rule("short sequence", after="rows", advisory=True)
+    def _kept_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("rows", self.rows, problem.seqlen_q)
+
+    @rule("short sequence", after="keys", advisory=True)
+    def _passing_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("keys", self.keys, problem.seqlen_k)
+
+
+def _unsplit(name: str, rows: int, warps: int) -> str | None:
+    """Why warps cannot share rows in tiles of 16."""
+    if rows % (warps * TILE_ROWS):
+        return f"{name}={rows} does not split into tiles of {TILE_ROWS} for {warps} warps"
+    return None

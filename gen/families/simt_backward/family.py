@@ -1,0 +1,67 @@
+"""Gradients in float32 on CUDA cores, by two launches that add nothing up in memory.
+
+One keeps a tile of ``bc`` keys and values in shared memory and lets the query rows that see some of them pass
+by in tiles of ``br``: what it adds up in registers are the gradients of both. The other keeps ``br`` query
+rows and lets keys pass by, for the gradients of the queries. Scores and weights are so computed twice, seven
+products instead of five; in return every sum has one order, the same bits come out every run, and no card
+needs atomic additions.
+
+Before both, a launch leaves of each row what they share: Δ = Σ dout · o, less the gradient of the log-sum-exp
+where there is one, for the gradient of a score is its weight times what the weight's own gradient is above Δ
+(Dao 2023, "FlashAttention-2", section 3.1.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...formula.derivative import derivative
+from ...launch import QUERIES_ROLE, Launch
+from ...limits import DeviceLimits
+from ...operation import BACKWARD
+from ...problem import Problem
+from ...scores import SCORE
+from ...serves import Serves
+from ...statistics import STATISTICS_ROWS, STATISTICS_THREADS, statistics_launch, statistics_regions
+from ...workspace import Workspace
+from .rules import RuledParameters
+
+
+@dataclass(frozen=True)
+class SimtBackward(RuledParameters):
+    """Gradients of attention in float32 by multiply-adds."""
+
+    family: ClassVar[str] = "simt-backward"
+    template: ClassVar[str] = "families/simt_backward/main.cu.jinja"
+    serves: ClassVar[Serves] = Serves(
+        precisions={"f32": ("auto", "ieee")},
+        float32="computes by IEEE multiply-adds",
+        operations=(BACKWARD,),
+    )
+
+    def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
+        return Launch(self.threads(), self.smem_bytes(problem, limits), self.bc, of_keys=True)
+
+    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
+        smem_bytes = self.storage_of_queries(problem)
+        queries = Launch(self.threads(), smem_bytes, self.br, role=QUERIES_ROLE)
+        return (statistics_launch(), queries, self.launch(problem, limits))
+
+    def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
+        return Workspace(statistics_regions())
+
+    def tile_lists(self, problem: Problem, limits: DeviceLimits) -> None:
+        """Returns none: predicates are asked pair by pair."""
+
+    def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        scores = problem.scores
+        return {
+            "padded": self.padded(problem.head_dim),
+            "padded_v": self.padded(problem.head_dim_v),
+            "row_group": self.row_group,
+            "key_group": self.key_group,
+            "statistics_rows": STATISTICS_ROWS,
+            "statistics_threads": STATISTICS_THREADS,
+            "slope": derivative(scores.change, SCORE.name) if scores.change is not None else None,
+        }

@@ -1,0 +1,23 @@
+"""What a launch of the backward pass leaves of each query row for the others: what all its keys share."""
+
+from __future__ import annotations
+
+from .launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, Launch
+from .workspace import Region
+
+#: Threads of a block that makes statistics, a warp for each row.
+STATISTICS_THREADS, STATISTICS_ROWS = 256, 8
+
+
+def statistics_launch() -> Launch:
+    """Returns the launch that makes them."""
+    return Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=STATISTICS_ROLE)
+
+
+def statistics_regions() -> tuple[Region, ...]:
+    """Returns where in a workspace they are."""
+    rows = BATCH * Q_HEADS * ROWS
+    return (
+        Region("lse", rows, "the log-sum-exp in powers of two"),
+        Region("delta", rows, "what gradients of scores are less by"),
+    )

@@ -1,0 +1,159 @@
+"""The gradients of attention in float64 by numpy: what every kernel of the backward pass is compared with.
+
+Beside each gradient stands its spread: how far it would be off, as far as errors of its terms are
+independent, if each of them were off by its own size. A gradient is a sum of terms of both signs, and of
+differences: of a row that sees one key alone, what is left of the weight's gradient above the row's mean is
+nothing, but both are rounded. So an error is held against the spread, not against the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...gen.formula.derivative import derivative
+from ...gen.scores import FULL, SCORE, Scores
+from .asked_pairs import AskedPairs
+from .score_rounding import UNIT
+
+#: Bytes of scores held at a time.
+MAX_SCORE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient and its spread, in float64 and of its array's shape."""
+
+    value: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Gradient:
+        return cls(np.zeros(array.shape), np.zeros(array.shape))
+
+
+def gradients(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dout: np.ndarray,
+    *,
+    scale: float,
+    dlse: np.ndarray | None = None,
+    scores: Scores = FULL,
+    values: Mapping[str, Any] | None = None,
+    unit: float = UNIT,
+    tanh_error: float = 0.0,
+) -> dict[str, Gradient]:
+    """Computes the gradients ``dq``, ``dk`` and ``dv`` of a sum over softmax(scale · q kᵀ) v times ``dout``,
+    and over its log-sum-exp times ``dlse`` where that is given.
+
+    Arrays are (batch, heads, seqlen, head_dim), heads of k and v grouped; ``scores`` and ``values`` are as in
+    `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``. ``unit`` is the relative error of a
+    term that spreads are of: where a change of scores flattens, how fast it rises is known less well, and
+    counts more.
+    """
+    batch, num_q_heads, seqlen_q, _ = q.shape
+    num_kv_heads, seqlen_k = k.shape[1:3]
+    asked = AskedPairs(scores, values or {}, (0, 0), num_q_heads, seqlen_q, seqlen_k)
+    rates = None if scores.change is None else scores.replaced_by(derivative(scores.change, SCORE.name))
+    found = {"dq": Gradient.of(q), "dk": Gradient.of(k), "dv": Gradient.of(v)}
+    step = max(1, MAX_SCORE_BYTES // (8 * max(1, seqlen_k)))
+    for b, h, first in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
+        part = slice(first * step, (first + 1) * step)
+        at, kv_head = (b, h, np.arange(seqlen_q)[part]), h // (num_q_heads // num_kv_heads)
+        terms = _Terms.of(
+            asked, rates, at, scale, q[b, h, part], k[b, kv_head], v[b, kv_head], dout[b, h, part],
+            0.0 if dlse is None else np.asarray(dlse, np.float64)[b, h, part, None], unit, tanh_error,
+        )  # fmt: skip
+        terms.add_queries(found["dq"], (b, h, part))
+        terms.add_keys(found["dk"], (b, kv_head))
+        terms.add_values(found["dv"], (b, kv_head))
+    for each in found.values():
+        np.sqrt(each.spread, out=each.spread)
+    return found
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What gradients are sums over, of some rows of a head: (rows, keys). ``errors`` are what each gradient
+    of a score may be off by, and ``shared`` what all of a row may be."""
+
+    query: np.ndarray
+    key: np.ndarray
+    given: np.ndarray
+    weights: np.ndarray
+    of_scores: np.ndarray
+    errors: np.ndarray
+    shared: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        asked: AskedPairs,
+        rates: Scores | None,
+        at: tuple[int, int, np.ndarray],
+        scale: float,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        dout: np.ndarray,
+        dlse: np.ndarray | float,
+        unit: float,
+        tanh_error: float,
+    ) -> _Terms:
+        query, key, value, given = (np.asarray(x, np.float64) for x in (q, k, v, dout))
+        b, h, rows = at
+        hidden = ~asked.visible(b, h, rows, np.arange(asked.seqlen_k))
+        # What nobody sees may be no number.
+        unseen = np.all(hidden, axis=0, keepdims=True).T
+        key, value = (np.where(unseen, 0.0, x) for x in (key, value))
+        products = scale * query @ key.T
+        place = (b, h, rows, np.arange(asked.seqlen_k), asked.seqlen_q, asked.seqlen_k)
+        changed = asked.scores.changed(asked.values, products, *place)
+        slopes, doubts = np.ones_like(products), np.zeros_like(products)
+        if rates is not None:
+            keys = np.arange(asked.seqlen_k)
+            found = replace(asked, scores=rates).change(
+                b, h, products, UNIT * np.abs(products), rows, keys, tanh_error
+            )
+            slopes, doubts = found.value, (found.inherited + found.own) / unit
+        masked, sink = np.where(hidden, -np.inf, changed), asked.sinks()[h]
+        top = np.maximum(masked.max(axis=-1, keepdims=True, initial=-np.inf), sink)
+        top[np.isneginf(top)] = 0.0
+        weights = np.exp(masked - top)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+        weights /= np.where(total > 0.0, total, 1.0)
+        of_weights = given @ value.T
+        delta = (weights * of_weights).sum(axis=-1, keepdims=True) - dlse
+        slopes, doubts = (np.where(weights > 0.0, x, 0.0) for x in (slopes, doubts))
+        of_scores = weights * (of_weights - delta) * slopes
+        rounded = np.sqrt(np.square(given) @ np.square(value).T)
+        errors = weights * (np.abs(of_weights - delta) + rounded) * (np.abs(slopes) + doubts)
+        shared = np.sqrt(np.square(given * (weights @ value)).sum(axis=-1, keepdims=True)) + np.abs(dlse)
+        scaled = (scale * x for x in (of_scores, errors, shared * weights * slopes))
+        return cls(query, key, given, weights, *scaled)
+
+    def add_queries(self, gradient: Gradient, where: tuple[Any, ...]) -> None:
+        """Adds what keys make of the rows' gradients."""
+        value = self.of_scores @ self.key
+        gradient.value[where] += value
+        gradient.spread[where] += (
+            np.square(self.errors) @ np.square(self.key)
+            + np.square(self.shared @ self.key)
+            + np.square(value)
+        )
+
+    def add_keys(self, gradient: Gradient, where: tuple[Any, ...]) -> None:
+        """Adds what the rows make of keys' gradients."""
+        gradient.value[where] += self.of_scores.T @ self.query
+        squares = np.square(self.errors) + np.square(self.shared)
+        gradient.spread[where] += squares.T @ np.square(self.query)
+
+    def add_values(self, gradient: Gradient, where: tuple[Any, ...]) -> None:
+        """Adds what the rows make of values' gradients."""
+        gradient.value[where] += self.weights.T @ self.given
+        gradient.spread[where] += np.square(self.weights).T @ np.square(self.given)
