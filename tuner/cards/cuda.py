@@ -19,27 +19,26 @@ from ...gen.arguments import PLAN, TILE_LISTS, Arguments, describe_maps, make_ar
 from ...gen.launch import LISTS_ROLE, MAIN_ROLE, PLAN_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
-from ...gen.scoring_values import typical_values
 from ...gen.workspace import WORKSPACE
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
 from ..extras import getting
 from . import nvml
-from .appended import append_numbers, new_arrays, typical_new_arrays
+from .appended import append_numbers, new_arrays
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
-from .dtypes import bits_dtype, inputs_of, numpy_dtype, require_inputs, unwritten_bits
-from .guarded_memory import ALIGN_BYTES, FLOAT32, GuardedImage, contiguous_strides, output_strides, span_of
-from .key_scales import key_scales, scale_strides, typical_scales
-from .score_values import score_values, sizes_of
+from .dtypes import inputs_of, numpy_dtype, require_inputs
+from .guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
+from .key_scales import key_scales, scale_strides
+from .score_values import score_values
 from .sequences import (
     index_arrays,
     index_strides,
     rows_of_sequences,
     sizes_of_call,
-    typical_indices,
 )
+from .timed_tensors import TimedTensors, draw_tensors
 
 MIN_FLUSH_BYTES = 32 * 2**20
 #: Device time spent warming up: clocks rise within it.
@@ -49,8 +48,6 @@ MIN_REPEATS, MAX_REPEATS = 3, 200
 BEATEN_FACTOR = 2.0
 #: A candidate this far behind the best needs no finer figure than a few more launches give.
 BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
-#: Distinct random values in the tensors that are timed, repeated to their size.
-POOL_ITEMS = 2**24 + 37
 GET_PYCUDA = (
     f"PyCUDA is not installed: {getting('cuda')} (it builds against an installed CUDA toolkit); or "
     "tune for an emulated card, as with `--device sim:gtx-1080`"
@@ -176,28 +173,7 @@ def _driver_version(cuda: Any) -> str:
     return f"{version} ({served})" if version else served
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _runs_of_inputs(problem: Problem, first_key: int, end: int) -> list[tuple[int, int, np.dtype]]:
-    """The runs of inputs of one type, in bytes from the first input on: from where, to where, of which."""
-    queries, keys = numpy_dtype(problem.dtype), numpy_dtype(problem.key_dtype)
-    if queries == keys:
-        return [(0, end, queries)]
-    return [(0, first_key, queries), (first_key, end, keys)]
-
-
 # -- the runner -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """q, k, v and o of one problem on the card, contiguous, and the arguments that name them."""
-
-    problem: Problem
-    memory: Any
-    arguments: Arguments
 
 
 class CudaRunner:
@@ -222,7 +198,7 @@ class CudaRunner:
         self._stream: Any = self._cuda.Stream()
         self._monitor = nvml.CardMonitor(device.pci_bus_id)
         self._loaded: dict[tuple[str, str], Function] = {}
-        self._tensors: _Tensors | None = None
+        self._tensors: TimedTensors | None = None
         self._flush: Any = None
         self._arena: Any = None
         self._arena_floats = 0
@@ -441,96 +417,12 @@ class CudaRunner:
         """About what one flush takes."""
         return self._flush_bytes() / max(self._device.limits.dram_gbps, 100) / 1e6
 
-    def _tensors_of(self, problem: Problem) -> _Tensors:
-        """Random normal q, k, v, a poisoned o and what the problem's scores read, drawn once and kept until
-        another problem is measured."""
-        if self._tensors is not None and self._tensors.problem == problem:
-            return self._tensors
-        self._tensors = None
-        arrays = [each for each in problem.operation.arrays if not each.is_optional]
-        starts: dict[str, int] = {}
-        outputs_end = 0
-        for each in arrays:
-            starts[each.name] = outputs_end
-            outputs_end += _aligned(each.stored_bytes(problem))
-        read = score_values(problem.scores, typical_values(problem), sizes_of(problem))
-        buffers: dict[str, int] = {}
-        total = outputs_end
-        for name, array in read.arrays.items():
-            buffers[name] = total
-            total += _aligned(span_of(array).nbytes)
-        indices = typical_indices(problem)
-        indices_at: dict[str, int] = {}
-        for name, array in indices.items():
-            indices_at[name] = total
-            total += _aligned(array.nbytes)
-        new = typical_new_arrays(problem)
-        new_at: dict[str, int] = {}
-        for name, array in new.items():
-            new_at[name] = total
-            total += _aligned(array.nbytes)
-        if problem.append is not None and problem.append.rotary:
-            new_at[ROTATED] = total
-            total += _aligned(problem.operation.array("q").num_bytes(problem))
-        scales = typical_scales(problem)
-        scales_at: dict[str, int] = {}
-        for name, array in scales.items():
-            scales_at[name] = total
-            total += _aligned(array.nbytes)
-        names = ", ".join([*starts, *buffers])
-        memory = self._allocate(total, f"{names} of {problem.name}")
-        inputs_bytes = min(starts[each.name] for each in problem.operation.outputs if each.name in starts)
-        output = numpy_dtype(problem.output_dtype)
-        for first, end, dtype in _runs_of_inputs(problem, starts["k"], inputs_bytes):
-            self._fill_randomly(int(memory) + first, (end - first) // dtype.itemsize, dtype)
-        poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
-        self._cuda.memset_d32(int(memory) + inputs_bytes, int(poison), (outputs_end - inputs_bytes) // 4)
-        for name, array in read.arrays.items():
-            self._cuda.memcpy_htod(int(memory) + buffers[name], span_of(array).view(bits_dtype(array.dtype)))
-        for name, array in indices.items():
-            self._cuda.memcpy_htod(int(memory) + indices_at[name], array)
-        for name, array in new.items():
-            self._cuda.memcpy_htod(int(memory) + new_at[name], span_of(array).view(bits_dtype(array.dtype)))
-        for name, array in scales.items():
-            self._cuda.memcpy_htod(int(memory) + scales_at[name], array)
-        arguments = make_arguments(
-            problem,
-            {name: int(memory) + start for name, start in starts.items()},
-            {
-                each.name: problem.layout.strides(each.stored_shape(problem), each.rows)
-                for each in problem.operation.strided
-            },
-            scale=problem.head_dim**-0.5,
-            scoring=read.arguments({name: int(memory) + start for name, start in buffers.items()}),
-            sequences={
-                **{name: int(memory) + start for name, start in indices_at.items()},
-                **index_strides(indices),
-            },
-            append={
-                **append_numbers(problem, new),
-                **{name: int(memory) + start for name, start in new_at.items()},
-            },
-            key_scales={
-                **{name: int(memory) + start for name, start in scales_at.items()},
-                **scale_strides(scales),
-            },
-        )
-        self._tensors = _Tensors(problem, memory, arguments)
+    def _tensors_of(self, problem: Problem) -> TimedTensors:
+        """What the problem's kernels are timed on, kept until another problem is measured."""
+        if self._tensors is None or self._tensors.problem != problem:
+            self._tensors = None
+            self._tensors = draw_tensors(self._cuda, self._allocate, problem)
         return self._tensors
-
-    def _fill_randomly(self, address: int, items: int, dtype: np.dtype) -> None:
-        """Standard normal values: a pool drawn once, then copies of what is there already."""
-        drawn = np.random.default_rng(0).standard_normal(min(items, POOL_ITEMS), dtype=np.float32)
-        pool = drawn.astype(dtype)
-        # As bits: the driver's interface knows no bfloat16.
-        self._cuda.memcpy_htod(address, pool.view(bits_dtype(dtype)))
-        done = len(pool)
-        while done < items:
-            # PyCUDA before 2022 takes the length as 32 bits.
-            part = min(done, items - done, 2**28)
-            self._cuda.memcpy_dtod(address + dtype.itemsize * done, address, dtype.itemsize * part)
-            done += part
-        self._cuda.Context.synchronize()
 
     # -- kernels -----------------------------------------------------------------------------------------
 

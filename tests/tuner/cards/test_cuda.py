@@ -16,7 +16,7 @@ from flashgen.gen.plan import Plan
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.scoring_values import typical_values
-from flashgen.tuner.cards import cuda, driver, nvml
+from flashgen.tuner.cards import cuda, driver, nvml, timed_tensors
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits
 from flashgen.tuner.cards.pages import gather
@@ -642,7 +642,7 @@ def test_timed_inputs_are_random_and_kept(runner, tmp_path, card, dtype, head_di
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch, dtype):
-    monkeypatch.setattr(cuda, "POOL_ITEMS", 1001)
+    monkeypatch.setattr(timed_tensors, "POOL_ITEMS", 1001)
     seen = []
 
     def looks(args):
