@@ -294,18 +294,28 @@ using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
 
 // Turns a row of Q to f16, which reaches less far than bf16: by a power of two, its unit, that brings the largest
-// element to 1 or 2. Four lanes share a row.
+// element to 1 or 2. Four lanes share a row. Where many elements are too small beside that one for f16, the row becomes
+// no number, and is so computed again.
 __device__ __forceinline__ float to_halves(unsigned (&row)[10]) {
   unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < 10; ++i) largest = max(largest, max(row[i] & 0x7fff, row[i] >> 16 & 0x7fff));
   largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
   largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+  int lost = 0;
+#pragma unroll
+  for (int i = 0; i < 10; ++i) {
+    const unsigned low = row[i] & 0x7fff, high = row[i] >> 16 & 0x7fff;
+    lost += (low != 0 && low + (17 << 7) < largest) + (high != 0 && high + (17 << 7) < largest);
+  }
+  lost += __shfl_xor_sync(0xffffffffu, lost, 1);
+  lost += __shfl_xor_sync(0xffffffffu, lost, 2);
   const unsigned exponent = min(max(largest >> 7, 1u), 253u);
   const float inverse = __uint_as_float((254 - exponent) << 23);
 #pragma unroll
   for (int i = 0; i < 10; ++i) {
     row[i] = pack_halves(__uint_as_float(row[i] << 16) * inverse, __uint_as_float(row[i] & 0xffff0000u) * inverse);
+    if (8 * lost > kD) row[i] = 0x7fff7fffu;
   }
   return __uint_as_float(exponent << 23);
 }

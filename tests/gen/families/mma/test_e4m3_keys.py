@@ -22,6 +22,7 @@ from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.cards.key_scales import scaled_keys
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.adversarial import prove_promise
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict import cost_model
@@ -242,6 +243,17 @@ def test_rows_of_bf16_may_be_of_any_size(way: str) -> None:
         assert np.abs(o - expected.o)[sound].max() < 2e-2 * np.abs(v.astype(np.float64)).max()
         assert (np.abs(lse - expected.lse)[sound] <= 1e-3 * np.maximum(1, np.abs(expected.lse[sound]))).all()
         assert np.isfinite(o).all()
+
+
+@needs_compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("way", ["keys over warps", "by bits"])
+def test_promises_hold_on_adversarial_inputs(way: str, dtype: str) -> None:
+    """Elements of q beyond f16 beside others, too: of these the row is computed again."""
+    kernel = kernel_of(way, dtype=dtype, dims=(64, 64))
+    device = SimDevice("emulated", PRESETS[WAYS[way][1]])
+    assert prove_promise(device.open(), device.toolchain().build(kernel), "few") > 50
 
 
 @needs_compiler
