@@ -16,15 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...formula.derivative import derivative
-from ...launch import QUERIES_ROLE, Launch
 from ...limits import WARP, DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
-from ...scores import SCORE
 from ...serves import Serves
-from ...statistics import STATISTICS_ROWS, STATISTICS_THREADS, statistics_launch, statistics_regions
-from ...workspace import Workspace
 from .rules import RuledParameters
 
 
@@ -40,28 +35,14 @@ class MmaBackward(RuledParameters):
         operations=(BACKWARD,),
     )
 
-    def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
-        return Launch(self.threads(), self.smem_bytes(problem, limits), self.bc, of_keys=True)
-
-    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
-        smem_bytes = self.smem_bytes_of_rows(problem)
-        queries = Launch(self.row_warps * WARP, smem_bytes, self.rows, role=QUERIES_ROLE)
-        return (statistics_launch(), queries, self.launch(problem, limits))
-
-    def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
-        return Workspace(statistics_regions())
-
-    def tile_lists(self, problem: Problem, limits: DeviceLimits) -> None:
-        """Returns none: predicates are asked pair by pair."""
+    def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
+        return self.row_warps * WARP, self.smem_bytes_of_rows(problem), self.rows
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
-        scores = problem.scores
         return {
+            **super().constants(problem, limits),
             "columns": self.columns(problem.head_dim),
             "columns_v": self.columns(problem.head_dim_v),
             "tile": self.tile(problem.head_dim),
             "tile_v": self.tile(problem.head_dim_v),
-            "statistics_rows": STATISTICS_ROWS,
-            "statistics_threads": STATISTICS_THREADS,
-            "slope": derivative(scores.change, SCORE.name) if scores.change is not None else None,
         }

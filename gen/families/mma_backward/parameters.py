@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...variant import Variant, param
+from ...variant import param
+from ..gradients import GradientVariant
 from ..mma.layouts import CHUNK_BYTES, PADDED, SWIZZLED, TILE_ROWS, Tile, tile_of, whole
 
 #: Columns that gradients and products along the head dim are made of: an operand's, or two tiles'.
@@ -14,7 +15,7 @@ COLUMN_STEP = 16
 
 
 @dataclass(frozen=True)
-class Parameters(Variant):
+class Parameters(GradientVariant):
     """A kernel's parameters, what they imply and what of a card they need."""
 
     bc: int = param(64, 32, 128, 256, 16, doc="keys that a block keeps, whose gradients it makes")

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...shared_memory.tiles import vector_group
-from ...variant import Variant, param
+from ...variant import param
+from ..gradients import GradientVariant
 
 FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Parameters(Variant):
+class Parameters(GradientVariant):
     """A kernel's parameters, what they imply and what of a card they need."""
 
     br: int = param(64, 8, 16, 32, 96, 128, doc="query rows per tile")
@@ -28,7 +29,7 @@ class Parameters(Variant):
         return self.threads_per_block
 
     def rows_per_block(self) -> int:
-        return self.br
+        return self.bc
 
     def access_width(self, problem: Problem) -> int:
         return self.vec
