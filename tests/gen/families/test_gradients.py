@@ -173,7 +173,7 @@ def _slope(total: Callable[..., float], inputs: tuple[np.ndarray, ...], place: i
             ("simt", "sum_k, args.scale", "sum_k, 1.0f"),
             ("simt", "head < (kv_head + 1) * group", "head < kv_head * group + 1"),
             ("mma", "const int count = of_head * group", "const int count = of_head"),
-            ("simt", "key >= begin && key < end", "key >= begin"),
+            ("simt", "key >= seen.begin && key < seen.end", "key >= seen.begin"),
             ("mma", "if (is_partial(args, batch, first, ", "if (false && is_partial(args, batch, first, "),
             ("simt", "first_row -= first_row % kBr", "first_row += kBr - first_row % kBr"),
             ("mma", "n % of_head * kPassingRows, stage", "n * kPassingRows, stage"),
