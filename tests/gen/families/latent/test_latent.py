@@ -49,11 +49,15 @@ def test_values_are_columns_of_keys(way: str, causal: bool) -> None:
     assert 0 < check(Setting(WAYS[way], problem, H200), seed=2) <= problem.tolerance
 
 
-@pytest.mark.thorough
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("dims", DIMS)
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("dtype", "dims", "splits"),
+    sampled(
+        [(dtype, dims, splits) for splits in (1, 4) for dims in DIMS for dtype in ("bf16", "f16")],
+        0,
+        thorough=6,
+    ),
+)
 def test_problems_of_all_kinds_are_right(dtype: str, dims: tuple[int, int], splits: int) -> None:
     problem = replace(SMALL, dtype=dtype, head_dim=dims[0], head_dim_v=dims[1], causal=dtype == "f16")
     setting = Setting(Latent(splits=splits), problem, H200)
