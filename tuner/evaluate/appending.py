@@ -197,11 +197,11 @@ def _turned(
         first, second = np.s_[..., : r // 2], np.s_[..., r // 2 : r]
     else:
         first, second = np.s_[..., 0:r:2], np.s_[..., 1:r:2]
-    turned[first] = rows[first] * cos - rows[second] * sin
-    turned[second] = rows[second] * cos + rows[first] * sin
-    sizes = np.abs(rows[first] * cos) + np.abs(rows[second] * sin)
-    for part in (first, second):
-        slack[part] = 1.01 * _ROUNDING[problem.dtype] * np.abs(turned[part]) + 4 * UNIT * sizes + 1e-7
+    for part, other, sign in ((first, second, -1.0), (second, first, 1.0)):
+        own, crossed = rows[part] * cos, rows[other] * sin
+        turned[part] = own + sign * crossed
+        rounded = 1.01 * _ROUNDING[problem.dtype] * np.abs(turned[part])
+        slack[part] = rounded + 4 * UNIT * (np.abs(own) + np.abs(crossed)) + 1e-7
     return turned, slack
 
 
