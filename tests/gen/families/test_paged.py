@@ -303,7 +303,6 @@ def test_more_keys_than_there_is_room_for_are_none() -> None:
             ("wgmma", 64, "kPageSize - end + row", "kPageSize - end"),
             ("wgmma", 24, "page_before = find_page(n - 2)", "page_before = find_page(n - 1)"),
             ("wgmma, one tile a block", 8, "smem.k[k_pipe.stage], maps", "smem.k[0], maps"),
-            ("wgmma, cluster of tiles", 16, "threadIdx.x % 32 * kPiece", "threadIdx.x % 32 * 8"),
         ],
         5,
     ),
