@@ -19,8 +19,8 @@ from .operation import INPUT, ITEM_BYTES, Array
 
 #: How columns pair: those of both halves of what is rotated, or neighbours.
 HALVES, INTERLEAVED = "halves", "interleaved"
-#: Threads of a block, and of the warp that takes one row of one head.
-THREADS, WARP = 128, 32
+#: Threads of a block, of which each warp takes one row of one head at a time.
+THREADS = 128
 _ROTARY = re.compile(r"(halves|interleaved):(\d{1,4})")
 #: What a kernel is told of the new rows, and of those that tables have.
 NEW_ROWS, TOTAL_NEW, TABLE_ROWS = "seqlen_new", "total_new", "rotary_rows"

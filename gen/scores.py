@@ -342,10 +342,6 @@ class Scores:
         begin, end = self.interval(np.arange(seqlen_q), seqlen_q, seqlen_k)
         return int((end - begin).sum())
 
-    def replaced_by(self, change: Expression) -> Scores:
-        """Returns scores of which something else is made by pairs, such as how fast they change."""
-        return replace(self, change=change)
-
     @property
     def all_rows_alike(self) -> bool:
         """Whether every row sees all keys."""

@@ -59,7 +59,9 @@ def gradients(
     batch, num_q_heads, seqlen_q, _ = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
     asked = AskedPairs(scores, values or {}, (0, 0), num_q_heads, seqlen_q, seqlen_k)
-    rates = None if scores.change is None else scores.replaced_by(derivative(scores.change, SCORE.name))
+    rates = None
+    if scores.change is not None:
+        rates = replace(scores, change=derivative(scores.change, SCORE.name))
     found = {"dq": Gradient.of(q), "dk": Gradient.of(k), "dv": Gradient.of(v)}
     step = max(1, MAX_SCORE_BYTES // (8 * max(1, seqlen_k)))
     for b, h, first in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
