@@ -29,10 +29,8 @@ SAMPLE = Path(__file__).with_name("identity_sample.json")
 #: was renamed, proven by tests/support/machine_code.py. Trials of those are trials of today's kernels.
 SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     "ladder": ("c53782d6377f6c3f",),
-    # Before the samples had packed sequences and pages.
-    "mma": ("a178844508065c32",),
+    # Before the sample had packed sequences and pages.
     "simt": ("c10723c171fdbb23",),
-    "wgmma": ("71d89ae69a10b847", "e859f0a7b92985c7"),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.
 IDENTITIES_OF_0_1_0: Mapping[str, str] = {

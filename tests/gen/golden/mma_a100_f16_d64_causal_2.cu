@@ -161,7 +161,8 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
   float power = fmaf(0.05517169f, fraction, 0.24261117f);
   power = fmaf(power, fraction, 0.69326099f);
   power = fmaf(power, fraction, 0.99992807f);
-  return __int_as_float(__float_as_int(power) + (__float_as_int(shifted) << 23));
+  // Multiplied, so that what is no number stays so: of a tile it may be all that a row sees, and then nothing else tells.
+  return power * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
 }
 
 // One access of a tile's copy: kVec elements, zeros unless `inside`.
