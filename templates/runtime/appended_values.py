@@ -106,9 +106,9 @@ def _placed_new(name: str, array: Any, queries: str, plan: _Plan) -> tuple[_Plac
             f"{name} starts at address {placed.address:#x} with strides {steps}; {tuned.name} reads "
             f"{tuned.vector} elements at once: pass {name}.contiguous()"
         )
-    count = {"total_new" if queries == "thd" else "seqlen_new": lengths["row"]}
+    told_rows = {"total_new" if queries == "thd" else "seqlen_new": lengths["row"]}
     strides = {f"{name}_stride_{axis}": step for axis, step in step_of.items()}
-    return placed, {name: placed.address if lengths["row"] else 0, **strides, **count}
+    return placed, {name: placed.address if lengths["row"] else 0, **strides, **told_rows}
 
 
 def _placed_of_type(name: str, array: Any, plan: _Plan) -> _Placed:

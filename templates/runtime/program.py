@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,10 +126,11 @@ def _self_check(
     tuned: Tuned,
     beside: _Beside | None = None,
     reference_of: Callable[..., NDArray[Any]] = _reference,
+    sizes: Mapping[str, int] = _CHECKED,
 ) -> float:
     """The largest per-head error over both masks."""
     random = np.random.default_rng(0)
-    batch, heads, kv_heads, rows, keys = _CHECKED.values()
+    batch, heads, kv_heads, rows, keys = (sizes[name] for name in _SIZES)
     q_shape, k_shape = (batch, heads, rows, tuned.head_dim), (batch, kv_heads, keys, tuned.head_dim)
     shapes = [q_shape, k_shape, (*k_shape[:3], tuned.head_dim_v)]
     drawn = (random.uniform(-3, 3, shape).astype(np.float32) for shape in shapes)

@@ -17,6 +17,8 @@ from .table import _SIZES
 
 #: Of boolean masks, the share of pairs that they show; of rows, how many are looked at for how many they see.
 _SHOWN, _SAMPLED_ROWS = 0.9, 64
+#: The rows by which kernels of trees are checked, which take no more than a word has bits.
+_CHECKED_TREE = 61
 
 
 def run_scored_module(attention: ScoredAttention, doc: str | None) -> int:
@@ -29,8 +31,9 @@ def run_scored_module(attention: ScoredAttention, doc: str | None) -> int:
     def check(tuned: Tuned) -> float:
         if not isinstance(tuned, Scored):
             return _self_check(serving(tuned), tuned)
-        drawn = _Drawn(tuned, _CHECKED)
-        return _self_check(serving(tuned), tuned, drawn, drawn.reference)
+        sizes = _CHECKED | ({"seqlen_q": _CHECKED_TREE} if "tree" in tuned.named else {})
+        drawn = _Drawn(tuned, sizes)
+        return _self_check(serving(tuned), tuned, drawn, drawn.reference, sizes)
 
     def time_us(tuned: Tuned) -> float:
         drawn = _Drawn(tuned, tuned.problem) if isinstance(tuned, Scored) else None

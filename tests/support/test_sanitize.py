@@ -46,6 +46,8 @@ def test_the_sample_takes_every_legal_value(
     wgmma = [k for k in kernels if k.variant.family == "wgmma"]
     assert {k.problem.dtype for k in wgmma} == {"f16", "bf16", "f32"}
     for parameter in Wgmma.parameters():
+        if parameter.name == "tangent":
+            continue  # of kernels with a soft cap, which the script leaves to emulated cards
         assert {getattr(k.variant, parameter.name) for k in wgmma} == set(parameter.choices)
     said = capsys.readouterr().out
     assert all(f"{family} variants with" in said for family in ("simt", "mma", "wgmma"))
@@ -74,8 +76,11 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         assert entry["pack_heads"] == kernel.launch.pack_heads
         assert entry["splits"] == kernel.launch.splits
         assert entry["heads_per_cluster"] == kernel.launch.heads_per_cluster
+        # Threads write what blocks make together, and bring packed rows too, which lie apart.
+        together = kernel.launch.splits > 1
+        by_copy_engine = "kv" if kernel.launch.pack_heads else "qkv" if together else "qkvo"
         assert [each["array"] for each in entry["tensor_maps"]] == list(
-            "qkvo" if kernel.variant.family == "wgmma" else ""
+            by_copy_engine if kernel.variant.family == "wgmma" else ""
         )
         assert entry["allowed_error"] > problem.tolerance
         assert max(keys for *_, keys in entry["shapes"]) < 3 * kernel.variant.bc

@@ -31,6 +31,8 @@ WAITING_SHARE = 1 / 8
 MANY_ROWS = 512
 #: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
 ENOUGH_WAVES = 4
+#: Of whole waves of blocks, the share that leaves nothing for shares of keys to fill where rows are many.
+FILLED = 0.9
 
 
 @dataclass(frozen=True)
@@ -289,8 +291,11 @@ class RuledParameters(Parameters):
         if self.splits == 1:
             return None
         heads = problem.num_kv_heads if self.pack_heads else problem.num_q_heads
-        alone = problem.batch * heads * -(-self.query_rows(problem) // self.br)
+        tiles = -(-self.query_rows(problem) // self.br)
+        alone = problem.batch * heads * tiles
         enough = ENOUGH_WAVES * limits.num_sms
+        if tiles > 1 and alone >= FILLED * (-(-alone // limits.num_sms) * limits.num_sms):
+            return f"splits={self.splits}: {alone} blocks fill {limits.num_sms} multiprocessors without"
         if alone * self.splits > enough:
             return f"splits={self.splits}: makes {self.splits * alone} blocks of {alone}, {enough} are enough"
         return None
