@@ -144,6 +144,7 @@ def argument_struct(
     has_key_scales: bool = False,
     scores: Scores = PLAIN_SCORES,
     append: Append | None = None,
+    has_workspace: bool = False,
 ) -> ArgumentStruct:
     """Returns ``AttentionArgs`` of an operation on arrays of a layout.
 
@@ -152,7 +153,8 @@ def argument_struct(
     With ``has_scales`` arrays come with a scale each: that of the values is an argument of its own, those of
     q and k are in ``scale``. With ``has_key_scales`` heads of keys and of values have one each, in arrays by
     strides. What masks and changes of ``scores`` read stands behind the arrays' own. With ``append`` there
-    are new rows for the caches.
+    are new rows for the caches. With ``has_workspace`` launches leave things for each other in memory of the
+    caller's, as those of the backward pass always do.
     """
     cache = ("seqlen_k",) if append is not None else ()  # which is written
     arrays = (replace(each, is_output=True) if each.rows in cache else each for each in operation.arrays)
@@ -173,7 +175,7 @@ def argument_struct(
     if layout.is_packed:
         addresses.append((Field(PLAN, ADDRESS, pointee="int", comment="memory for which block takes what"),))
         made.append((Field(PLAN_MADE, INT, comment="whether it is there from a call before"),))
-    if operation is BACKWARD:
+    if operation is BACKWARD or has_workspace:
         comment = "for what launches leave each other"
         addresses.append((Field(WORKSPACE, ADDRESS, pointee="float", comment=comment),))
     if scores.needs_lists:
@@ -250,8 +252,8 @@ def _shape(buffer: Buffer) -> str:
     return f"({', '.join(axes)}) of {buffer.dtype}"
 
 
-def struct_of(problem: Problem) -> ArgumentStruct:
-    """Returns ``AttentionArgs`` as the problem's kernels take it."""
+def struct_of(problem: Problem, *, has_workspace: bool = False) -> ArgumentStruct:
+    """Returns ``AttentionArgs`` as the problem's kernels take it: with a workspace or without one."""
     return argument_struct(
         problem.operation,
         problem.layout,
@@ -259,6 +261,7 @@ def struct_of(problem: Problem) -> ArgumentStruct:
         has_key_scales=problem.has_key_scales,
         scores=problem.scores,
         append=problem.append,
+        has_workspace=has_workspace,
     )
 
 
@@ -310,7 +313,7 @@ def make_arguments(
     sequences: Mapping[str, float] | None = None,
     append: Mapping[str, float] | None = None,
     key_scales: Mapping[str, float] | None = None,
-    workspace: int = 0,
+    workspace: int | None = None,
 ) -> Arguments:
     """Returns a kernel's arguments from its arrays' addresses and strides by name.
 
@@ -321,7 +324,7 @@ def make_arguments(
     ``sequences`` has the addresses of what says which rows are whose, and the table of pages' stride; and
     that of packed sequences' plan. ``append`` has what tells of new rows, by the names of the fields, and
     ``key_scales`` the addresses and strides of scales of keys and values; 1 unless they are given.
-    ``workspace`` is the address of the kernel's workspace.
+    ``workspace`` is the address of the kernel's workspace, of one that has some.
     """
     operation, layout = problem.operation, problem.layout
     values: dict[str, float] = {each.name: addresses.get(each.name, 0) for each in operation.arrays}
@@ -332,13 +335,14 @@ def make_arguments(
     values |= {name: getattr(problem, name) for name in layout.sizes} if sizes is None else dict(sizes)
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
-    values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0, WORKSPACE: workspace}
+    values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0, WORKSPACE: workspace or 0}
     values |= {name: 0 for name, _ in layout.index_arrays}
     values |= {f"{name}_stride": 0 for name, _ in layout.table}
     for name in KEY_SCALES:
         values |= dict.fromkeys((name, *key_scale_strides(name)), 0)
     told = {**(scoring or {}), **(sequences or {}), **(append or {}), **(key_scales or {})}
-    return Arguments(struct_of(problem), {**values, **told}, layout)
+    struct = struct_of(problem, has_workspace=workspace is not None)
+    return Arguments(struct, {**values, **told}, layout)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from .arguments import ArgumentStruct, struct_of
 from .launch import LISTS_ROLE, MAIN_ROLE, Launch
 from .plan import Plan
 from .problem import Problem
@@ -37,6 +38,11 @@ class Kernel:
     def launch(self) -> Launch:
         """The launch of the function that makes the products."""
         return next(each for each in self.launches if each.role == MAIN_ROLE)
+
+    @property
+    def arguments(self) -> ArgumentStruct:
+        """The struct that its launcher and functions take."""
+        return struct_of(self.problem, has_workspace=self.workspace is not None)
 
     @property
     def symbol(self) -> str:

@@ -69,7 +69,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             features=feature_words(problem.scoring),
             entry=entry,
             symbol=f"{entry}_kernel",
-            arguments=struct_of(problem),
+            arguments=struct_of(problem, has_workspace=workspace is not None),
             elements=elements_of(problem),
             element=element,
             output=ELEMENTS[problem.output_dtype][0],

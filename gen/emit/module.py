@@ -11,7 +11,7 @@ from dataclasses import fields
 from itertools import combinations
 from typing import Any
 
-from ..arguments import KEY_SCALE_AXES, KEY_SCALES, struct_of
+from ..arguments import KEY_SCALE_AXES, KEY_SCALES
 from ..kernel import Kernel
 from ..launch import LISTS_ROLE, PLAN_ROLE, Launch
 from ..layout import DENSE
@@ -171,7 +171,7 @@ def _render(
     problems = [each.kernel.problem for each in made]
     has_scales, scored = problems[0].has_scales, any(map(_reads_more, problems))
     # Kernels that read the same are told by one list of arguments.
-    kinds = {problem.scoring.stem: problem for problem in problems}
+    kinds = {each.kernel.problem.scoring.stem: each.kernel for each in made}
     kernels = {_source_key(each): each.kernel for each in made}
     offer = offer_of(problems[0], scored=scored)
     imports, code = _imports_and_code(made, thin, scored)
@@ -211,12 +211,12 @@ def _render(
             kinds=[
                 {
                     "key": stem if len(kinds) > 1 else "",
-                    "arguments": [(field.name, field.code) for field in struct_of(problem).fields],
-                    "plain": not _reads_more(problem),
-                    "seen": seen_text(problem),
-                    "changed": changed_text(problem),
+                    "arguments": [(field.name, field.code) for field in kernel.arguments.fields],
+                    "plain": not _reads_more(kernel.problem),
+                    "seen": seen_text(kernel.problem),
+                    "changed": changed_text(kernel.problem),
                 }
-                for stem, problem in kinds.items()
+                for stem, kernel in kinds.items()
             ],
             sources={} if thin else {key: source_literal(kernel.source) for key, kernel in kernels.items()},
             cubins={

@@ -451,9 +451,8 @@ class CudaRunner:
             kept[PLAN] = self._allocate(4 * kernel.num_plan_ints(sizes), f"the plan of {name}")
         if kernel.workspace is not None:
             kept[WORKSPACE] = self._allocate(kernel.workspace_bytes(sizes), f"the workspace of {name}")
-        arguments = replace(
-            arguments, values={**arguments.values, **{field: int(memory) for field, memory in kept.items()}}
-        )
+        addresses = {field: int(memory) for field, memory in kept.items()}
+        arguments = replace(arguments, struct=kernel.arguments, values={**arguments.values, **addresses})
         once, prepared = [], []
         for each in kernel.launches:
             if each.role == MAIN_ROLE and any(other.rotates for other in kernel.launches):

@@ -31,7 +31,6 @@ from ...gen.arguments import (
     Arguments,
     Field,
     make_arguments,
-    struct_of,
 )
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
@@ -152,8 +151,8 @@ class SimToolchain:
                 ".run",
                 [
                     f"-DEMULATION_ENTRY={kernel.entry}",
-                    f"-DEMULATION_ARGS_BYTES={struct_of(kernel.problem).num_bytes}",
-                    f"-DEMULATION_ARRAYS={_array_list(kernel.problem)}",
+                    f"-DEMULATION_ARGS_BYTES={kernel.arguments.num_bytes}",
+                    f"-DEMULATION_ARRAYS={_array_list(kernel)}",
                 ],
             )
         alone = [kernel.symbol_of(each) for each in kernel.launches if each.blocks_per_cluster == 1]
@@ -209,15 +208,15 @@ class SimToolchain:
         return (self.compiler.version, *self._flags(), _emulation_source())
 
 
-def _array_list(problem: Problem) -> str:
+def _array_list(kernel: Kernel) -> str:
     """The arrays for ``runner.cpp``, in the order in which the arguments begin with their addresses."""
-    arrays = [(each.name, each.array is not None and each.array.is_output) for each in _addressed(problem)]
+    arrays = [(each.name, each.array is not None and each.array.is_output) for each in _addressed(kernel)]
     return ",".join(f'{{"{name}",{str(is_output).lower()}}}' for name, is_output in arrays)
 
 
-def _addressed(problem: Problem) -> list[Field]:
+def _addressed(kernel: Kernel) -> list[Field]:
     """The addresses among a kernel's arguments."""
-    return [each for each in struct_of(problem).fields if each.code == ADDRESS]
+    return [each for each in kernel.arguments.fields if each.code == ADDRESS]
 
 
 @cache
@@ -328,7 +327,8 @@ class SimRunner:
         if problem.append is not None and problem.append.rotary:
             appended[ROTATED] = GuardedArray.like(np.empty(inputs["q"].size, inputs["q"].dtype), copy=False)
         scratch = {}
-        if num_bytes := build.kernel.workspace_bytes(sizes):
+        if build.kernel.workspace is not None:
+            num_bytes = build.kernel.workspace_bytes(sizes)
             scratch[WORKSPACE] = GuardedArray.like(np.empty((1, num_bytes // 4), np.float32), copy=False)
         arguments = make_arguments(
             problem,
@@ -340,7 +340,7 @@ class SimRunner:
             sequences={**_addresses(sequences), **index_strides(indices)},
             append={**append_numbers(problem, new), **_addresses(appended)},
             key_scales={**_addresses(of_keys), **scale_strides(scales)},
-            workspace=_addresses(scratch).get(WORKSPACE, 0),
+            workspace=_addresses(scratch).get(WORKSPACE),
         )
         buffers = {**sequences, **of_keys, **buffers, **appended, **scratch}
         launch = self._launch_sanitized if self.sanitize else self._launch
@@ -386,7 +386,7 @@ class SimRunner:
             with request.open("wb") as file:
                 file.write(bytes(self._config()) + arguments.pack())
                 known = {**arrays, **buffers}
-                for each in _addressed(build.kernel.problem):
+                for each in _addressed(build.kernel):
                     file.write(known[each.name].serialized() if each.name in known else ABSENT)
             done = _run_sanitized([str(build.artifact), str(request), str(reply)])
             if done.status == LAUNCH_FAILED_EXIT:
@@ -398,7 +398,7 @@ class SimRunner:
                 raise LaunchError(_explain_report(build.kernel, done))
             words = np.fromfile(reply, np.uint32)
         first = 0
-        for each in _addressed(build.kernel.problem):
+        for each in _addressed(build.kernel):
             if each.name in known and each.array is not None and each.array.is_output:
                 first = known[each.name].receive(words, first)
 
