@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .arrays import _read, _torch_of
+import numpy as np
+
+from .arrays import _check_kinds, _read, _torch_of
 from .facts import _ITEM_BYTES, Tuned
 from .plans import _ROTATED, _Plan
 from .scored_values import _Placed
@@ -19,6 +21,10 @@ _NEW_FIELDS = (
     *(f"{name}_stride" for name in _TABLES),
     *("seqlen_new", "total_new", "rotary_rows"),
 )
+#: What of these operators of PyTorch take, and the caches that they write to, as it writes them.
+_NEW_IN_GRAPH = (*_NEW_ROWS, *_TABLES, _NEW_STARTS)
+_NEW_SETTINGS = "".join(f", Tensor? {name}" for name in _NEW_IN_GRAPH)
+_WRITTEN_CACHES = "Tensor q, Tensor(k!) k, Tensor(v!) v"
 #: How bfloat16 is called by who has no name for it.
 _BITS = {"<u2": "bfloat16", "uint16": "bfloat16"}
 #: The axes of new rows, of queries by heads or by rows and of packed ones.
@@ -59,6 +65,23 @@ def _check_new(tuned: Tuned, given: Mapping[str, Any]) -> None:
             f"{missing[0]}= is missing: {tuned.name} rotates {columns} columns ({pairs}) by its tables, "
             f"(positions, {columns // 2})"
         )
+
+
+def _check_appending(tuned: Tuned, q: Any, given: Mapping[str, Any]) -> None:
+    """Raises TypeError and RuntimeError for arrays beside q that no kernel can append."""
+    if isinstance(q, np.ndarray):
+        raise TypeError(
+            f"{tuned.name} writes into its caches, and those of numpy are copied to the card: pass torch "
+            "tensors or CuPy arrays"
+        )
+    _check_kinds(q, tuple(given.items()))
+    torch = _torch_of(q)
+    for name, array in given.items():
+        if torch is not None and array is not None and torch.is_grad_enabled() and array.requires_grad:
+            raise RuntimeError(
+                f"{name} requires a gradient, but this kernel is forward only: call it under "
+                f"torch.no_grad(), or pass {name}.detach()"
+            )
 
 
 def _check_pairs(tuned: Tuned, rotary_cos: Any, interleaved: bool) -> None:

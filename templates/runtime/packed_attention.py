@@ -50,10 +50,10 @@ class _PackedTensors(_Tensors):
         assert isinstance(beside, _Sequences)
         return *(beside.arrays.get(name) for name in _LENGTHS), *self.read_in_graph(beside)
 
-    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
+    def beside_in(self, layout: Any, taken: tuple[Any, ...]) -> _Beside:
         arrays = {name: array for name, array in zip(_LENGTHS, taken[:4], strict=True) if array is not None}
-        layout = _Packed(taken[0].shape[0] - 1, 0, 0)
-        return _Sequences(self.table.kernels[0], arrays, layout, None, *self.read_in(*taken[4:]))
+        packed = self.layout_in(layout, taken)
+        return _Sequences(self.table.kernels[0], arrays, packed, None, *self.read_in(*taken[4:]))
 
     def read_in_graph(self, beside: _Sequences) -> tuple[list[Any], list[float]]:
         """Returns the arrays and numbers that operators take of what masks and changes of scores read."""

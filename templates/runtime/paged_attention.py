@@ -5,8 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from .appended_values import _NEW_STARTS, _appends, _check_new, _check_pairs
-from .arrays import _check_kinds
+from .appended_values import (
+    _NEW_IN_GRAPH,
+    _NEW_SETTINGS,
+    _NEW_STARTS,
+    _WRITTEN_CACHES,
+    _appends,
+    _check_appending,
+    _check_new,
+    _check_pairs,
+)
 from .attention import _check_call
 from .facts import Tuned
 from .packed_attention import _PackedTensors, _SequenceAttention
@@ -34,11 +42,19 @@ class _PagedTensors(_PackedTensors):
     copies = False
 
     @property
+    def appends(self) -> bool:
+        return _appends(self.table.kernels[0])
+
+    @property
+    def arrays(self) -> str:
+        return _WRITTEN_CACHES if self.appends else super().arrays
+
+    @property
     def settings(self) -> str:
         return (
             "bool? causal, float? scale, str layout, SymInt[] max_seqlens, Tensor page_table, "
             "Tensor? seqused_k, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor[] buffers, float[] numbers"
-        )
+        ) + (_NEW_SETTINGS if self.appends else "")
 
     def autocast(self, torch: Any, x: Any) -> Any:
         return x
@@ -53,20 +69,18 @@ class _PagedTensors(_PackedTensors):
 
     def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
         assert isinstance(beside, _PagedSequences)
-        if _appends(beside.tuned):
-            raise ValueError(
-                f"{beside.tuned.name} writes into its caches, which no operator here does: call it of plain "
-                "tensors outside of torch.compile, or capture a CUDA graph"
-            )
         longest = [beside.layout.max_seqlen_q, beside.layout.max_seqlen_k]
-        return longest, *(beside.arrays.get(name) for name in _PAGE_ARRAYS), *self.read_in_graph(beside)
+        told = (beside.arrays.get(name) for name in _PAGE_ARRAYS)
+        new = (beside.arrays.get(name) for name in _NEW_IN_GRAPH if self.appends)
+        return longest, *told, *self.read_in_graph(beside), *new
 
-    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
-        told = zip(_PAGE_ARRAYS, taken[1:5], strict=True)
-        arrays = {name: array for name, array in told if array is not None}
-        batch, max_pages = taken[1].shape
-        layout = _Paged(batch, 0, 0, max_pages, "", "")
-        return _PagedSequences(self.table.kernels[0], arrays, layout, None, *self.read_in(*taken[5:]))
+    def beside_in(self, layout: Any, taken: tuple[Any, ...]) -> _Beside:
+        told = dict(zip(_PAGE_ARRAYS, taken[1:5], strict=True))
+        told |= dict(zip(_NEW_IN_GRAPH, taken[7:], strict=False))
+        arrays = {name: array for name, array in told.items() if array is not None}
+        return _PagedSequences(
+            self.table.kernels[0], arrays, self.layout_in(layout, taken), None, *self.read_in(*taken[5:7])
+        )
 
     def rows_of(self, o: Any, layout: Any) -> tuple[int, ...]:
         if layout.queries == _PACKED_QUERIES:
@@ -169,12 +183,7 @@ class PagedAttention(_SequenceAttention):
         if _appends(self.tuned):
             new = {"k_new": k, "v_new": v, **tables, _ROTATED: rotated, _NEW_STARTS: cu_seqlens_new}
             arrays |= {name: array for name, array in new.items() if array is not None}
-            if isinstance(q, np.ndarray):
-                raise TypeError(
-                    f"{self.tuned.name} writes into its caches, and those of numpy are copied to the card: "
-                    "pass torch tensors or CuPy arrays"
-                )
-            _check_kinds(q, tuple(given.items()))
+            _check_appending(self.tuned, q, given)
         scoring = self._scoring(q, values, lists)
         beside = _PagedSequences(self.tuned, arrays, made, plan, scoring, value_scale)
         return self._attend((q, k_cache, v_cache), causal, scale, out, stream, return_lse, beside)
@@ -324,5 +333,7 @@ class PagedAttention(_SequenceAttention):
 
         They take what `attention_paged` takes, `layout` being that of the queries ("thd" where these are
         packed) and of the caches, as in "bshd NHD", and arrays and numbers that masks and changes of scores
-        read in the order of the kernel's arguments. They have no gradients. Needs PyTorch 2.7 or newer."""
+        read in the order of the kernel's arguments. Those of kernels that append say that they write to the
+        caches, and take k_new, v_new, rotary_cos, rotary_sin and cu_seqlens_new behind the rest. They have no
+        gradients. Needs PyTorch 2.7 or newer."""
         return _register(self._group._tensors.operator)

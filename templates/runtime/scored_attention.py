@@ -50,7 +50,7 @@ class _ScoredTensors(_Tensors):
         numbers = [float(beside.scalars[name]) for name in beside.tuned.numbers]
         return [arrays[name] for name in beside.tuned.buffers], numbers
 
-    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
+    def beside_in(self, layout: Any, taken: tuple[Any, ...]) -> _Beside:
         tuned, (buffers, numbers) = self.table.kernels[0], taken
         assert isinstance(tuned, Scored)
         if len(buffers) != len(tuned.buffers) or len(numbers) != len(tuned.numbers):

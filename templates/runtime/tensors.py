@@ -22,6 +22,8 @@ class _Tensors:
     """Whether kernels read arrays beside q, k and v: then the operators neither have gradients nor cast."""
     copies = True
     """Whether what no kernel can step by is copied where it may be."""
+    arrays = "Tensor q, Tensor k, Tensor v"
+    """What the operators take first, as PyTorch writes it: of a cache that they write to, that they do."""
 
     def __init__(self, table: _Table, operator: str, default_mask: bool) -> None:
         self.table = table
@@ -255,8 +257,8 @@ class _Tensors:
         """Returns what the operators take of what a kernel reads beside."""
         return beside.told
 
-    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
-        """Returns what a kernel reads beside, of what `in_graph` made of it."""
+    def beside_in(self, layout: Any, taken: tuple[Any, ...]) -> _Beside:
+        """Returns what a kernel reads beside, of what `layout_in_graph` and `in_graph` made of it."""
         return _Beside(1.0) if self.table.has_scales and not taken else _Beside(*taken)
 
     def run(
@@ -283,7 +285,7 @@ class _Tensors:
             q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
             plan = self.plan(*settings, _describe(out), *_describe(q), *_describe(k), *_describe(v))
             addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        beside = self.beside_in(taken)  # which holds copies until the launch has been made
+        beside = self.beside_in(layout, taken)  # which holds copies until the launch has been made
         numbers = beside.numbers(plan, q, True)
         return _run(torch, plan, q, addresses, scale, numbers, out, None, return_lse)
 
@@ -413,10 +415,10 @@ def _register(operator: str) -> str:
         for suffix, out, result, function, fake_function in (
             ("", "", "Tensor", run, fake),
             ("_lse", "", "(Tensor, Tensor)", run_lse, fake_lse),
-            ("_out", "Tensor(a!) out, ", "()", run_out, fake_out),
+            ("_out", "Tensor(o!) out, ", "()", run_out, fake_out),
         ):
             name = f"flashgen::{operator}{suffix}"
-            schema = f"(Tensor q, Tensor k, Tensor v, {out}{settings}) -> {result}"
+            schema = f"({tensors.arrays}, {out}{settings}) -> {result}"
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
             library.register_fake(name, fake_function)
