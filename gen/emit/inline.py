@@ -28,8 +28,9 @@ PARTS = (
 SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scored_program")
 #: What stands behind those where kernels take packed sequences.
 PACKED_PARTS = ("packed_values", "packed_huggingface", "packed_attention", "packed_program")
-#: What stands behind those where keys lie in pages.
-PAGED_PARTS = ("appended_values", "paged_values", "paged_attention", "paged_program")
+#: What stands behind those where keys lie in pages, and where dense caches are appended to.
+PAGED_PARTS = ("appended_values", "paged_values", "slots", "paged_attention", "paged_program")
+CACHE_PARTS = ("appended_values", "cache_attention", "cache_program")
 #: What stands behind all these where values are columns of keys, and where such lie in pages.
 LATENT_PARTS, LATENT_PAGED_PARTS = ("latent_keys",), ("latent_attention",)
 #: What it imports beside the standard library, and modules that stand alone therefore too.
@@ -46,15 +47,16 @@ class Inlined:
 
 
 @cache
-def inline_runtime(*, scored: bool = False, layout: Layout = DENSE, latent: bool = False) -> Inlined:
+def inline_runtime(
+    *, scored: bool = False, layout: Layout = DENSE, latent: bool = False, appends: bool = False
+) -> Inlined:
     """Returns the runtime's files, one after the other, as the text of one module; with ``scored`` those for
     masks and changes of scores, too, of another ``layout`` those and the ones for packed sequences and for
-    pages; and those for ``latent`` attention."""
+    pages, of kernels that append to dense caches theirs; and those for ``latent`` attention."""
     imports: list[ast.Import | ast.ImportFrom] = []
     sections: list[str] = []
-    more = SCORED_PARTS if scored or layout is not DENSE else ()
-    more += () if layout is DENSE else PACKED_PARTS
-    more += PAGED_PARTS if layout.is_paged else ()
+    more = (*SCORED_PARTS, *PACKED_PARTS) if appends or layout is not DENSE else SCORED_PARTS * scored
+    more += PAGED_PARTS if layout.is_paged else CACHE_PARTS * appends
     more += LATENT_PARTS if latent else ()
     more += LATENT_PAGED_PARTS if latent and layout.is_paged else ()
     for part in (*PARTS, *more):

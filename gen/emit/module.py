@@ -45,6 +45,8 @@ def why_alone(problem: Problem) -> str | None:
         return f"{problem.name} takes scales of keys, as calls of others do not; make a module of it alone"
     if problem.latent:
         return f"{problem.name} takes no values, as calls of several kernels do; make a module of it alone"
+    if problem.append is not None:
+        return f"{problem.name} writes to caches, as calls of others do not; make a module of it alone"
     if problem.layout is DENSE:
         return None
     takes = "keys in pages" if problem.layout.is_paged else "packed sequences"
@@ -204,6 +206,7 @@ def _render(
             packed=problems[0].layout.is_packed,
             paged=problems[0].layout.is_paged,
             latent=problems[0].latent,
+            appends=problems[0].append is not None,
             offer=offer,
             rows="total_q" if problems[0].layout.is_packed else "seqlen_q",
             calls=_calls(problems),
@@ -252,11 +255,12 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
     """What the module imports, and what of the runtime is in it."""
     if not thin:
         problem = made[0].kernel.problem
-        runtime = inline_runtime(scored=scored, layout=problem.layout, latent=problem.latent)
+        appends = problem.append is not None
+        runtime = inline_runtime(scored=scored, layout=problem.layout, latent=problem.latent, appends=appends)
         return import_lines(runtime.imports), runtime.code.rstrip("\n")
     maps = ", TensorMap" if any(launch.tensor_maps for launch in made[0].kernel.launches) else ""
     runtime_names = f"Attention, Launch{maps}, Tuned, run_module"
-    if made[0].kernel.problem.layout is not DENSE:
+    if made[0].kernel.problem.layout is not DENSE or made[0].kernel.problem.append is not None:
         return _sequence_imports(made[0], maps, scored), ""
     if made[0].kernel.problem.latent:
         bound = offer_of(made[0].kernel.problem).bound
@@ -286,10 +290,10 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
 
 
 def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
-    """What a thin module of packed sequences, or of keys in pages, imports."""
+    """What a thin module of packed sequences, of keys in pages, or of caches that grow imports."""
     offer, layout = offer_of(made.kernel.problem), made.kernel.problem.layout
     latent = made.kernel.problem.latent
-    kind = "paged" if layout.is_paged else "packed"
+    kind = "paged" if layout.is_paged else "packed" if layout.is_packed else "cache"
     values = ["Buffer"] if _has_buffers(made.kernel.problem) else []
     values += ["Scored"] if scored else []
     values += ["TileLists"] if made.kernel.has_tile_lists else []

@@ -28,6 +28,7 @@ class Offer:
 
 _ALL = ("explain", "register_torch", "use")
 _CACHES = "q, k_cache, v_cache, page_table, seqused_k"
+_GROWN = "q, k_cache, v_cache, k, v, cache_seqlens=keys"
 _LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q=most, max_seqlen_k=most"
 _PACKED_QUERIES = "cu_seqlens_q=cu_seqlens_q, max_seqlen_q=most"
 
@@ -53,6 +54,9 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
     known = () if problem.has_scales or problem.has_key_scales else known
     if paged:
         return Offer(("attention_paged", *_ALL, *known), "PagedAttention", "run_paged_module", of)
+    if problem.append is not None:
+        known = () if problem.has_scales else ("flash_attn_with_kvcache",)
+        return Offer(("attention_append", *_ALL, *known), "CacheAttention", "run_cache_module", _GROWN)
     if packed:
         return Offer(("attention_varlen", *_ALL, *known), "PackedAttention", "run_packed_module", of)
     bound, program = ("ScoredAttention", "run_scored_module") if scored else ("Attention", "run_module")

@@ -95,6 +95,14 @@ def _check_pairs(tuned: Tuned, rotary_cos: Any, interleaved: bool) -> None:
         )
 
 
+def _check_flash_call(cache_leftpad: Any, num_splits: int) -> None:
+    """Raises ValueError for what flash-attn's function beside caches takes, and no kernel here."""
+    if cache_leftpad is not None:
+        raise ValueError("cache_leftpad= is nothing that kernels here read: begin sequences at key 0")
+    if num_splits < 0:
+        raise ValueError(f"num_splits is {num_splits}; it must be 0 or more")
+
+
 def _placed_new(name: str, array: Any, queries: str, plan: _Plan) -> tuple[_Placed, dict[str, float]]:
     """New rows, or a table that rotates, as a kernel steps through it, and what it is told of it. Raises
     TypeError and ValueError for arrays that it cannot."""

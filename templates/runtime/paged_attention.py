@@ -12,6 +12,7 @@ from .appended_values import (
     _WRITTEN_CACHES,
     _appends,
     _check_appending,
+    _check_flash_call,
     _check_new,
     _check_pairs,
 )
@@ -31,6 +32,7 @@ from .paged_values import (
 )
 from .plans import _ROTATED, _Beside
 from .scored_values import TileLists
+from .slots import _slots_as_pages
 from .table import Choice
 from .tensors import _register, _Tensors
 
@@ -210,10 +212,13 @@ class PagedAttention(_SequenceAttention):
         num_splits: int = 0,
         return_softmax_lse: bool = False,
     ) -> Any:
-        """Computes what flash-attn's function of that name does beside a paged cache, by the module's kernel.
+        """Computes what flash-attn's function of that name does, by the module's kernel.
 
         q is (batch, seqlen_q, heads, head_dim), caches are (pages, page_size, kv_heads, head_dim), whatever
         the size of a page; cache_seqlens, int32 (batch) or one int for all, counts the keys that there are.
+        Without a block_table caches are (slots, room, kv_heads, head_dim), a slot for each sequence, or that
+        which cache_batch_idx, integers (batch), names. Where the kernel takes pages of one size alone, slots
+        have room for a multiple of it, and no gaps between them; a small table is made by each such call.
         A window, a soft cap and ALiBi are served by kernels that were made with them, which cannot do
         without. Keys are split as the kernel was tuned, whatever num_splits. Rows that see no key have the
         log-sum-exp -inf. With return_softmax_lse the result is (out, lse).
@@ -221,17 +226,17 @@ class PagedAttention(_SequenceAttention):
         k and v, (batch, new rows, kv_heads, head_dim), are written behind those keys by kernels made with
         --append, and rotated with queries by those made with --rotary.
 
-        Raises ValueError for k, v and rotary embeddings that this kernel does not append, for cache_batch_idx
-        (a cache of slots is one of pages, whose table it is) and cache_leftpad, and without a block_table;
-        otherwise as `attention_paged` does.
+        Raises ValueError for k, v and rotary embeddings that this kernel does not append, for cache_leftpad
+        and for cache_batch_idx beside a block_table; otherwise as `attention_paged` does.
         """
         _check_pairs(self.tuned, rotary_cos, rotary_interleaved)
-        for name, given in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-            if given is not None:
-                raise ValueError(f"{name}= is of caches without pages: leave it out, block_table tells")
-        self._check_table(block_table)
-        if num_splits < 0:
-            raise ValueError(f"num_splits is {num_splits}; it must be 0 or more")
+        _check_flash_call(cache_leftpad, num_splits)
+        if block_table is None:
+            caches = (k_cache, v_cache)
+            slots = _slots_as_pages(self.tuned, caches, cache_batch_idx, _shape(q)[0])
+            (k_cache, v_cache), block_table = slots
+        elif cache_batch_idx is not None:
+            raise ValueError("cache_batch_idx= is of caches without pages: leave it out, block_table tells")
         same = int(cache_seqlens) if isinstance(cache_seqlens, int | np.integer) else None
         if same is not None and k is not None:
             same += _shape(k)[1]

@@ -133,11 +133,6 @@ def _make_plan(
                 f"v has the head dim {value.head_dim}, out {output.head_dim}; they must be equal"
             )
         o_strides = output.strides
-    if layout in ("bhsd", "bshd") and "append" in tuned.problem:
-        raise ValueError(
-            f"{tuned.name} appends to dense keys, as the launcher of its .cu alone has it: make one for a "
-            "cache of pages, as large as a slot where sequences have one (--page-size), or without --append"
-        )
     strides = (*choosing, *o_strides)
     sizes = table.sizes(query, key, layout)
     grid = table.sizes_of_grid(sizes)

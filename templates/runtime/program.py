@@ -127,6 +127,7 @@ def _self_check(
     beside: _Beside | None = None,
     reference_of: Callable[..., NDArray[Any]] = _reference,
     sizes: Mapping[str, int] = _CHECKED,
+    layout: Any = "bhsd",
 ) -> float:
     """The largest per-head error over both masks."""
     random = np.random.default_rng(0)
@@ -151,7 +152,7 @@ def _self_check(
             made,
             0,
             False,
-            "bhsd",
+            layout,
             tuned.dtype,
             beside or attention._usual_beside,
         )
@@ -161,7 +162,13 @@ def _self_check(
     return worst
 
 
-def _time_us(attention: Attention, tuned: Tuned, beside: _Beside | None = None, repeats: int = 20) -> float:
+def _time_us(
+    attention: Attention,
+    tuned: Tuned,
+    beside: _Beside | None = None,
+    layout: Any = "bhsd",
+    repeats: int = 20,
+) -> float:
     """The median time of a call on the tuned problem's shape, by CUDA events, with a warm cache."""
     problem = tuned.problem
     q_shape = (problem["batch"], problem["num_q_heads"], problem["seqlen_q"], tuned.head_dim)
@@ -169,7 +176,7 @@ def _time_us(attention: Attention, tuned: Tuned, beside: _Beside | None = None, 
     shapes = (q_shape, k_shape, (*k_shape[:3], tuned.head_dim_v), (*q_shape[:3], tuned.head_dim_v))
 
     def place(put: Callable[..., _Buffer]) -> tuple[Any, _Beside]:
-        return "bhsd", (beside or attention._usual_beside).on_device(put)
+        return layout, (beside or attention._usual_beside).on_device(put)
 
     return _median_time_us(attention, tuned, shapes, place, repeats)
 

@@ -304,10 +304,3 @@ def test_it_checks_itself_when_it_is_run(
     with computing(driver, appending(append=append).problem):
         assert module.run_paged_module(module._bound, module.__doc__) == 0
     assert "correct" in capsys.readouterr().out
-
-
-def test_dense_keys_are_the_launchers(driver: Driver, tmp_path: Path, torch: Any) -> None:
-    module = load(tmp_path, append=Append(), page_size=0)
-    q, k = owned(driver, queries(), host(BATCH, KV_HEADS, 9, D))
-    with pytest.raises(ValueError, match=r"launcher of its \.cu alone has it: .* \(--page-size\)"):
-        module.attention(q, k, k)

@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flashgen.gen.append import Append
 
-from tests.support.stand_in_driver import Driver
+from tests.support.stand_in_driver import Driver, host
 from tests.templates.test_appended import (
     CACHED,
+    NEW,
     ROTATING,
     TABLE,
     appending,
@@ -57,3 +59,25 @@ def test_graphs_hold_what_writes_to_pages(
             torch.library.opcheck(getattr(torch.ops.flashgen, name), (*arrays, *settings))
     with pytest.raises(RuntimeError, match="k requires a gradient, but this kernel is forward only"):
         call(q, *written, new[0].clone().requires_grad_(), new[1])
+
+
+def test_slots_of_tensors_are_pages(library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New rows are written into slots that a call names, as flash-attn has it without a block_table."""
+    kernel = appending(append=Append())
+    torch, module = for_tensors(kernel, library, tmp_path, monkeypatch)
+    chosen = [4, 1, 0, 3]
+    q, *new = (torch.from_numpy(x).transpose(1, 2) for x in (queries(), *new_rows()))
+    kept = [torch.from_numpy(host(6, 3 * PAGE_SIZE, *x.shape[2:], seed=9)) for x in caches()]
+    before = [x.clone() for x in kept]
+    attend = module.flash_attn_with_kvcache
+    told = {"cache_seqlens": torch.from_numpy(CACHED), "cache_batch_idx": torch.tensor(chosen)}
+    monkeypatch.setattr("tests.templates.test_appended.TABLE", np.array(chosen)[:, None] * 3 + np.arange(3))
+    with computing(Driver(library), kernel.problem):
+        attend(q, *kept, *new, **told)
+    for slot, length, b in zip(chosen, CACHED, range(len(CACHED)), strict=True):
+        for cache, rows in zip(before, new, strict=True):
+            cache[slot, length : length + NEW] = rows[b]
+    for found, cache in zip(kept, before, strict=True):
+        close(found.numpy(), cache.numpy())
+    with pytest.raises(ValueError, match="k_cache has gaps between its slots"):
+        attend(q, *(x[:, PAGE_SIZE:] for x in kept), **told)

@@ -7,6 +7,7 @@ sequence, of the caches, tables and lengths that its arguments lead to.
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
 import sys
@@ -473,10 +474,36 @@ def test_as_flash_attn_has_it_with_a_cache(driver: Driver, tmp_path: Path, torch
         attend(*given, rotary_cos=new, **told, softcap=2.0)
     with pytest.raises(ValueError, match="cache_batch_idx= is of caches without pages"):
         attend(*given, cache_batch_idx=told["cache_seqlens"], **told, softcap=2.0)
-    with pytest.raises(ValueError, match="block_table= is missing"):
-        attend(*given, cache_seqlens=told["cache_seqlens"])
+    with pytest.raises(ValueError, match="q has the batch 4, and the caches have 9 slots"):
+        attend(*given, cache_seqlens=told["cache_seqlens"], softcap=2.0)
     with pytest.raises(ValueError, match="num_splits is -1"):
         attend(*given, **told, num_splits=-1)
+
+
+@pytest.mark.parametrize("chosen", [None, np.array([4, 1, 0, 3], np.int64)])
+def test_slots_of_a_dense_cache_are_pages(driver: Driver, tmp_path: Path, chosen: np.ndarray | None) -> None:
+    """As flash-attn has it without a block_table: each sequence has a slot, or that which is named."""
+    module, problem = load(tmp_path), kernel_of().problem
+    q = host(BATCH, ROWS, HEADS, D)
+    slots = BATCH if chosen is None else 6
+    k, v = (host(slots, 5 * PAGE_SIZE, KV_HEADS, D, seed=seed) for seed in (1, 2))
+    of = np.arange(BATCH) if chosen is None else chosen
+    with computing(driver, problem) as card:
+        out = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=used(), cache_batch_idx=chosen)
+        assert [card.told[0][name] for name in ("max_pages", "num_pages")] == [5, 5 * slots]
+    for at, length in enumerate(K_LENGTHS):
+        keys, values = (each[of[at], :length].swapaxes(0, 1)[None] for each in (k, v))
+        found = reference.attention(
+            q[at].swapaxes(0, 1)[None], keys, values, scale=D**-0.5, scores=problem.scores
+        )
+        close(out[at].swapaxes(0, 1), found.o[0])
+    attend = functools.partial(module.flash_attn_with_kvcache, q, cache_seqlens=used(), cache_batch_idx=of)
+    with pytest.raises(ValueError, match=r"slots have room for 39 keys, and .* takes pages of 8: make room"):
+        attend(k[:, 1:], v[:, 1:])
+    with pytest.raises(ValueError, match=r"k_cache has gaps between its slots, .*: pass a block_table="):
+        attend(k[:, 8:], v[:, 8:])
+    with pytest.raises(ValueError, match="k_cache has 3 dimensions"):
+        attend(k[0], v[0])
 
 
 def test_as_flash_attn_has_it_with_packed_queries(driver: Driver, tmp_path: Path, torch: Any) -> None:

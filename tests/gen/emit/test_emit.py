@@ -19,6 +19,7 @@ import pytest
 from flashgen.gen.arguments import struct_of
 from flashgen.gen.emit.cuda import as_rendered, emit_cuda, read_cuda
 from flashgen.gen.emit.inline import (
+    CACHE_PARTS,
     FOLDER,
     LATENT_PAGED_PARTS,
     LATENT_PARTS,
@@ -247,6 +248,7 @@ def test_the_module_is_loaded_from_its_path_alone(emit: Callable[..., str], tmp_
 def test_the_runtime_is_inlined_whole() -> None:
     """All its files, those first that others import."""
     parts = (*PARTS, *SCORED_PARTS, *PACKED_PARTS, *PAGED_PARTS, *LATENT_PARTS, *LATENT_PAGED_PARTS)
+    parts = (*parts, *CACHE_PARTS[1:])
     assert {path.stem for path in FOLDER.glob("*.py")} == {*parts, "__init__"}
     for place, part in enumerate(parts):
         imported = re.findall(r"^from \.(\w+) import", (FOLDER / f"{part}.py").read_text(), re.MULTILINE)
