@@ -122,8 +122,8 @@ def _placed_new(name: str, array: Any, queries: str, plan: _Plan) -> tuple[_Plac
     lengths = dict(zip(axes, shape, strict=False))
     wanted = {"batch": sizes["batch"], "head": sizes["num_kv_heads"]}
     if len(shape) != len(axes) + 1 or any(lengths[each] != wanted.get(each, lengths[each]) for each in axes):
-        told = ", ".join("rows" if axis == "row" else str(wanted[axis]) for axis in axes)
-        raise ValueError(f"{name} has the shape {shape}, but must be ({told}, {columns})")
+        words = ", ".join("rows" if axis == "row" else str(wanted[axis]) for axis in axes)
+        raise ValueError(f"{name} has the shape {shape}, but must be ({words}, {columns})")
     if shape[-1] != columns or (steps[-1] != 1 and columns > 1):
         raise ValueError(
             f"{name} has {shape[-1]} columns by {steps[-1]}; {columns} contiguous ones are needed: pass "
@@ -137,9 +137,9 @@ def _placed_new(name: str, array: Any, queries: str, plan: _Plan) -> tuple[_Plac
             f"{name} starts at address {placed.address:#x} with strides {steps}; {tuned.name} reads "
             f"{tuned.vector} elements at once: pass {name}.contiguous()"
         )
-    told_rows = {"total_new" if queries == "thd" else "seqlen_new": lengths["row"]}
-    strides = {f"{name}_stride_{axis}": step for axis, step in step_of.items()}
-    return placed, {name: placed.address if lengths["row"] else 0, **strides, **told_rows}
+    told: dict[str, float] = {f"{name}_stride_{axis}": step for axis, step in step_of.items()}
+    told["total_new" if queries == "thd" else "seqlen_new"] = lengths["row"]
+    return placed, {name: placed.address if lengths["row"] else 0, **told}
 
 
 def _placed_of_type(name: str, array: Any, plan: _Plan) -> _Placed:

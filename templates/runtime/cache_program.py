@@ -36,7 +36,7 @@ def _cache_check(attention: CacheAttention, tuned: Tuned) -> float:
     """The largest per-head error over both masks."""
     told = _grown(tuned, _CHECKED)
     reference = told.scoring.reference if isinstance(told.scoring, _Drawn) else _reference
-    return _self_check(attention._group, tuned, told, reference, told.layout)
+    return _self_check(attention._group, tuned, told, reference, layout=told.layout)
 
 
 def _cache_time_us(attention: CacheAttention, tuned: Tuned) -> float:

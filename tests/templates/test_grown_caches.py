@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -244,3 +246,15 @@ def test_graphs_hold_what_writes_to_caches(
         for name in (operator, f"{operator}_lse"):
             arrays = (q, *map(torch.from_numpy, drawn()[1:3]))
             torch.library.opcheck(getattr(torch.ops.flashgen, name), (*arrays, *settings))
+
+
+@pytest.mark.thorough
+def test_a_strict_type_checker_is_content(tmp_path: Path) -> None:
+    mypy = shutil.which("mypy", path=str(Path(sys.executable).parent)) or shutil.which("mypy")
+    if mypy is None:
+        pytest.skip("mypy is not installed")
+    text = emit_module(kernel_of(scoring=Scoring(softcap=2.0)), device="H200", name="best")
+    (tmp_path / "best.py").write_text(text)
+    command = [mypy, "--strict", "--no-error-summary", "best.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout == ""
