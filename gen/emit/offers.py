@@ -35,7 +35,7 @@ _PACKED_QUERIES = "cu_seqlens_q=cu_seqlens_q, max_seqlen_q=most"
 
 def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
     """Returns what a module of a problem's kernels offers, some of which are ``scored``: have masks or
-    changes of scores. Functions of other libraries know no scales."""
+    changes of scores. Of other libraries' functions flash-attn's alone know scales."""
     layout = problem.layout
     paged, packed = layout.is_paged, layout.is_packed
     if paged and packed:
@@ -44,6 +44,8 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
         known, of = ("flash_attn_with_kvcache",), _CACHES
     elif packed:
         known, of = ("flash_attn_varlen_func", "register_transformers"), f"q, k, v, {_LENGTHS}"
+    elif problem.append is not None:
+        known, of = ("flash_attn_with_kvcache",), _GROWN
     else:
         known, of = ("register_transformers", "sdpa"), "q, k, v"
     if problem.latent:
@@ -51,12 +53,12 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
         if not paged:
             return Offer(functions, "LatentKeys", "run_module", "q, cache")
         return Offer(functions, "LatentAttention", "run_paged_module", "q, cache, page_table, seqused_k")
-    known = () if problem.has_scales or problem.has_key_scales else known
+    if problem.has_scales or problem.has_key_scales:
+        known = tuple(name for name in known if name.startswith("flash_"))
     if paged:
         return Offer(("attention_paged", *_ALL, *known), "PagedAttention", "run_paged_module", of)
     if problem.append is not None:
-        known = () if problem.has_scales else ("flash_attn_with_kvcache",)
-        return Offer(("attention_append", *_ALL, *known), "CacheAttention", "run_cache_module", _GROWN)
+        return Offer(("attention_append", *_ALL, *known), "CacheAttention", "run_cache_module", of)
     if packed:
         return Offer(("attention_varlen", *_ALL, *known), "PackedAttention", "run_packed_module", of)
     bound, program = ("ScoredAttention", "run_scored_module") if scored else ("Attention", "run_module")

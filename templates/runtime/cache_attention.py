@@ -193,6 +193,9 @@ class CacheAttention(_SequenceAttention):
         alibi_slopes: Any = None,
         num_splits: int = 0,
         return_softmax_lse: bool = False,
+        q_descale: Any = None,
+        k_descale: Any = None,
+        v_descale: Any = None,
     ) -> Any:
         """Computes what flash-attn's function of that name does beside caches of slots, by the module's
         kernel.
@@ -201,7 +204,8 @@ class CacheAttention(_SequenceAttention):
         new rows, kv_heads, head_dim); cache_seqlens is one int for all, without which all of the cache is
         there and nothing is appended. A window, a soft cap and ALiBi are served by kernels that were made
         with them, which cannot do without. Keys are split as the kernel was tuned, whatever num_splits. Rows
-        that see no key have the log-sum-exp -inf. With return_softmax_lse the result is (out, lse).
+        that see no key have the log-sum-exp -inf. Descales, of e4m3 alone, are a float each. With
+        return_softmax_lse the result is (out, lse).
 
         Raises ValueError for cache_batch_idx, cache_leftpad and a block_table, and for cache_seqlens that
         differ from sequence to sequence, which kernels of pages take; otherwise as `attention_append` does.
@@ -228,7 +232,7 @@ class CacheAttention(_SequenceAttention):
             layout="bshd",
             return_lse=return_softmax_lse,
             alibi_slopes=alibi_slopes,
-            **self._asked_of_flash(window_size, softcap),
+            **self._asked_of_flash(q, window_size, softcap, (q_descale, k_descale, v_descale)),
         )
 
     def explain(

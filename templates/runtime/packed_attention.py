@@ -26,6 +26,9 @@ from .scored_values import Scored, TileLists, _Asked, _check_asked
 from .table import Choice, _Table
 from .tensors import _register, _Tensors
 
+#: What flash-attn calls the scales of q, k and v.
+_DESCALES = ("q_descale", "k_descale", "v_descale")
+
 
 class _PackedTensors(_Tensors):
     """Such a kernel for tensors: operators take the arrays that tell where sequences are, and all that it
@@ -142,15 +145,47 @@ class _SequenceAttention:
                 numbers |= tuned.numbers_of(keyword, value)
         return _Asked(tuned, numbers, _arrays_of(tuned, asked, q), {}, lists)
 
-    def _asked_of_flash(self, window_size: tuple[int, int], softcap: float) -> dict[str, Any]:
-        """What a call says whose arguments are flash-attn's: kernels with a window or a soft cap read it."""
-        asked: dict[str, Any] = {}
+    def _asked_of_flash(
+        self, q: Any, window_size: tuple[int, int], softcap: float, descales: tuple[Any, Any, Any]
+    ) -> dict[str, Any]:
+        """What a call says whose arguments are flash-attn's: kernels with a window or a soft cap read it, and
+        those of eight bits the `descales` of q, k and v."""
+        asked = self._scales_of_flash(q, descales)
         named: Mapping[str, Any] = self.tuned.named if isinstance(self.tuned, Scored) else {}
         if "window" in named or any(side is not None and side >= 0 for side in window_size):
             asked["window"] = tuple(-1 if side is None or side < 0 else side for side in window_size)
         if "softcap" in named or softcap > 0:
             asked["softcap"] = softcap
         return asked
+
+    def _scales_of_flash(self, q: Any, descales: tuple[Any, Any, Any]) -> dict[str, Any]:
+        """What stands for scales that have flash-attn's names: 1 for each that is not there."""
+        table = self._group._table
+        if table.has_scales:
+            for name, given in zip(_DESCALES, descales, strict=True):
+                if given is not None and not isinstance(given, float | int):
+                    raise TypeError(
+                        f"{name} is a {_kind(given)}, and {self.tuned.name} takes one number for all heads: "
+                        "pass a float; keys of e4m3 beside queries of 16 bits have one a head (--kv-dtype)"
+                    )
+            of_q, of_k, of_v = (1.0 if each is None else float(each) for each in descales)
+            return {"scales": (of_q, of_k, of_v)}
+        served = _DESCALES[1:] if table.has_key_scales else ()
+        told = dict(zip(_DESCALES, descales, strict=True))
+        for name, given in told.items():
+            if given is not None and name not in served:
+                of = "queries" if name in _DESCALES[:1] else "keys and values"
+                raise TypeError(
+                    f"{name}= is of {of} of eight bits, which {self.tuned.name} has not: leave it out"
+                )
+        if any(told[name] is None for name in served):
+            if _torch_of(q) is None:
+                raise TypeError(
+                    f"q is a {_kind(q)}, of which no scales are made: pass {' and '.join(served)}"
+                )
+            one = q.new_ones((1,), dtype=_torch_of(q).float32)
+            told = {name: one if given is None else given for name, given in told.items()}
+        return {name.replace("_descale", "_scale"): told[name] for name in served}
 
     @staticmethod
     def _check_dropout(dropout_p: float) -> None:
@@ -275,8 +310,14 @@ class PackedAttention(_SequenceAttention):
         deterministic: bool = False,
         return_attn_probs: bool = False,
         block_table: Any = None,
+        q_descale: Any = None,
+        k_descale: Any = None,
+        v_descale: Any = None,
     ) -> Any:
         """Computes what flash-attn's function of that name does, of tensors, by the module's kernel.
+
+        k_descale and v_descale, float32 (batch, kv_heads), are what keys and values of e4m3 are multiplied by
+        beside queries of 16 bits; beside those of e4m3 all three are a float for all heads. None: 1.
 
         A window, a soft cap and ALiBi are served by kernels that were made with them, which cannot do
         without. Rows that see no key have the log-sum-exp -inf. With return_attn_probs the result is (out,
@@ -294,7 +335,7 @@ class PackedAttention(_SequenceAttention):
             scale=softmax_scale,
             return_lse=return_attn_probs,
             alibi_slopes=alibi_slopes,
-            **self._asked_of_flash(window_size, softcap),
+            **self._asked_of_flash(q, window_size, softcap, (q_descale, k_descale, v_descale)),
         )
         return self._as_flash_returns(made, q, return_attn_probs)
 

@@ -211,6 +211,9 @@ class PagedAttention(_SequenceAttention):
         alibi_slopes: Any = None,
         num_splits: int = 0,
         return_softmax_lse: bool = False,
+        q_descale: Any = None,
+        k_descale: Any = None,
+        v_descale: Any = None,
     ) -> Any:
         """Computes what flash-attn's function of that name does, by the module's kernel.
 
@@ -224,7 +227,9 @@ class PagedAttention(_SequenceAttention):
         log-sum-exp -inf. With return_softmax_lse the result is (out, lse).
 
         k and v, (batch, new rows, kv_heads, head_dim), are written behind those keys by kernels made with
-        --append, and rotated with queries by those made with --rotary.
+        --append, and rotated with queries by those made with --rotary. k_descale and v_descale, float32
+        (batch, kv_heads), are what keys and values of e4m3 are multiplied by beside queries of 16 bits;
+        beside those of e4m3 all three are a float for all heads. None: 1.
 
         Raises ValueError for k, v and rotary embeddings that this kernel does not append, for cache_leftpad
         and for cache_batch_idx beside a block_table; otherwise as `attention_paged` does.
@@ -253,7 +258,7 @@ class PagedAttention(_SequenceAttention):
             layout="bshd",
             return_lse=return_softmax_lse,
             alibi_slopes=alibi_slopes,
-            **self._asked_of_flash(window_size, softcap),
+            **self._asked_of_flash(q, window_size, softcap, (q_descale, k_descale, v_descale)),
         )
 
     def flash_attn_varlen_func(
@@ -275,14 +280,19 @@ class PagedAttention(_SequenceAttention):
         return_attn_probs: bool = False,
         block_table: Any = None,
         seqused_k: Any = None,
+        q_descale: Any = None,
+        k_descale: Any = None,
+        v_descale: Any = None,
     ) -> Any:
         """Computes what flash-attn's function of that name does with a block_table, of tensors, by the
         module's kernel of packed queries.
 
         k and v are caches (pages, page_size, kv_heads, head_dim), in which sequences have as many keys as
         cu_seqlens_k, int32 (batch + 1), counts, or seqused_k, int32 (batch), where it is passed: then pass
-        None for cu_seqlens_k. With return_attn_probs the result is (out, lse, an empty tensor). Raises
-        ValueError for dropout and without a block_table, otherwise as `attention_paged` does.
+        None for cu_seqlens_k. The scales of keys and values of e4m3, k_descale and v_descale, are float32
+        (batch, kv_heads), beside queries of e4m3 all three a float. With return_attn_probs the result is
+        (out, lse, an empty tensor). Raises ValueError for dropout and without a block_table, otherwise as
+        `attention_paged` does.
         """
         self._check_dropout(dropout_p)
         self._check_table(block_table)
@@ -299,7 +309,7 @@ class PagedAttention(_SequenceAttention):
             scale=softmax_scale,
             return_lse=return_attn_probs,
             alibi_slopes=alibi_slopes,
-            **self._asked_of_flash(window_size, softcap),
+            **self._asked_of_flash(q, window_size, softcap, (q_descale, k_descale, v_descale)),
         )
         return self._as_flash_returns(made, q, return_attn_probs)
 

@@ -27,6 +27,8 @@ from flashgen.tuner.evaluate import reference
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import Driver
 from tests.templates.scored_kernels import LAUNCHED
+from tests.templates.test_packed_torch import for_tensors
+from tests.templates.test_paged import kernel_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -117,6 +119,13 @@ def test_scales_stand_beside_pages(tmp_path: Path, driver: Driver) -> None:
     with emulated(driver, kernel):
         o = module.attention_paged(q, *caches, table, used, k_scale=k_scale, v_scale=v_scale)
         close(o, expected(problem, arrays))
+        told = {"cache_seqlens": used, "block_table": table, "k_descale": k_scale, "v_descale": v_scale}
+        o = module.flash_attn_with_kvcache(q.swapaxes(1, 2), *caches, **told)
+        close(o.swapaxes(1, 2), expected(problem, arrays))
+    with pytest.raises(TypeError, match="of which no scales are made: pass k_descale and v_descale"):
+        module.flash_attn_with_kvcache(q.swapaxes(1, 2), *caches, **{**told, "v_descale": None})
+    with pytest.raises(TypeError, match="q_descale= is of queries of eight bits, which"):
+        module.flash_attn_with_kvcache(q.swapaxes(1, 2), *caches, **told, q_descale=k_scale)
 
 
 def test_scales_stand_beside_packed_sequences(tmp_path: Path, driver: Driver) -> None:
@@ -130,7 +139,31 @@ def test_scales_stand_beside_packed_sequences(tmp_path: Path, driver: Driver) ->
         o = module.attention_varlen(
             *packed, *starts, max_seqlen_q=3, max_seqlen_k=40, k_scale=k_scale, v_scale=v_scale
         )
-    close(o.reshape(2, 3, 4, 32).swapaxes(1, 2), expected(problem, arrays))
+        found = module.flash_attn_varlen_func(*packed, *starts, 3, 40, k_descale=k_scale, v_descale=v_scale)
+    for each in (o, found):
+        close(each.reshape(2, 3, 4, 32).swapaxes(1, 2), expected(problem, arrays))
+
+
+def test_tensors_without_scales_are_what_is_meant(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = render(VARIANT, replace(CACHED, page_size=8, kv_dtype="", dtype="f16"), H200)
+    torch, module = for_tensors(kernel, library, tmp_path, monkeypatch)
+    q = torch.zeros(1, dtype=torch.float16)
+    assert module._bound._scales_of_flash(q, (None, None, None)) == {}
+    with pytest.raises(TypeError, match="k_descale= is of keys and values of eight bits, which"):
+        module._bound._scales_of_flash(q, (None, q, None))
+    kernel = render(VARIANT, replace(CACHED, page_size=8), H200)
+    torch, module = for_tensors(kernel, library, tmp_path, monkeypatch)
+    told = module._bound._scales_of_flash(q, (None, None, q))
+    assert told["k_scale"].tolist() == [1.0] and told["v_scale"] is q
+
+
+def test_queries_of_eight_bits_have_one_scale_for_all_heads(tmp_path: Path, driver: Driver) -> None:
+    module = load(tmp_path, kernel_of("same", dtype="e4m3"))
+    assert module._bound._scales_of_flash(None, (0.5, None, 2)) == {"scales": (0.5, 1.0, 2.0)}
+    with pytest.raises(TypeError, match=r"k_descale is a numpy.ndarray, and .* takes one number"):
+        module._bound._scales_of_flash(None, (0.5, np.ones((2, 2), np.float32), None))
 
 
 def test_what_does_not_suit_is_told(tmp_path: Path, driver: Driver) -> None:
