@@ -24,8 +24,14 @@ APPEND_ROLE = "append"
 #: Of the backward pass: the role of the launch that makes what each row of it shares, and of that which makes
 #: the gradients of the queries, where the main one makes those of keys and values.
 STATISTICS_ROLE, QUERIES_ROLE = "statistics", "queries"
+#: The role of the launch behind the main one, which finishes what its blocks have added up in memory.
+POSTPROCESS_ROLE = "postprocess"
 #: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
-_TILE_NAMES = {LISTS_ROLE: "kListRows", STATISTICS_ROLE: "kStatisticsRows"}
+_TILE_NAMES = {
+    LISTS_ROLE: "kListRows",
+    STATISTICS_ROLE: "kStatisticsRows",
+    POSTPROCESS_ROLE: "kPostprocessRows",
+}
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
 #: Of packed sequences also the queries of all of them.

@@ -9,15 +9,20 @@ from ..formula.derivative import derivative
 from ..launch import QUERIES_ROLE, Launch
 from ..limits import DeviceLimits
 from ..problem import Problem
+from ..query_sums import POSTPROCESS_ROWS, POSTPROCESS_THREADS, postprocess_launch, query_sums_region
 from ..scores import SCORE
 from ..statistics import STATISTICS_ROWS, STATISTICS_THREADS, statistics_launch, statistics_regions
 from ..variant import Variant
 from ..workspace import Workspace
 
+#: The first architecture that adds four numbers to neighbouring ones in memory by one instruction.
+VECTOR_SUMS = 90
+
 
 @dataclass(frozen=True)
 class GradientVariant(Variant):
-    """The base of variants whose main launch keeps keys, and another one query rows.
+    """The base of variants whose main launch keeps keys, and another one query rows, unless the first adds up
+    the gradients of these in memory.
 
     What `rows_per_block`, `threads` and `smem_bytes` say is of blocks that keep keys.
     """
@@ -26,19 +31,30 @@ class GradientVariant(Variant):
         """Returns the threads, the bytes of shared memory and the query rows of a block that keeps these."""
         raise NotImplementedError
 
+    def summed_columns(self, problem: Problem) -> int:
+        """Returns the columns of the queries' gradients that blocks of keys add up in the workspace; 0 where
+        a launch of its own makes them."""
+        return 0
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         """Returns the launch that makes the gradients of keys and values."""
         smem_bytes = self.smem_bytes(problem, limits)
         return Launch(self.threads(), smem_bytes, self.rows_per_block(), of_keys=True)
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
-        """Returns those of the rows' statistics, of the queries' gradients, and `launch`."""
+        """Returns those of the rows' statistics and of the queries' gradients, and `launch`, which stands
+        before what it adds up for."""
+        main = self.launch(problem, limits)
+        if self.summed_columns(problem):
+            return (statistics_launch(), main, postprocess_launch())
         queries = Launch(*self.blocks_of_queries(problem), role=QUERIES_ROLE)
-        return (statistics_launch(), queries, self.launch(problem, limits))
+        return (statistics_launch(), queries, main)
 
     def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
-        """Returns what the first launch leaves the others."""
-        return Workspace(statistics_regions())
+        """Returns what launches leave those behind them."""
+        columns = self.summed_columns(problem)
+        sums = (query_sums_region(columns),) if columns else ()
+        return Workspace((*statistics_regions(), *sums))
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> None:
         """Returns none: predicates are asked pair by pair."""
@@ -49,5 +65,10 @@ class GradientVariant(Variant):
         return {
             "statistics_rows": STATISTICS_ROWS,
             "statistics_threads": STATISTICS_THREADS,
+            "summed_columns": self.summed_columns(problem),
+            "postprocess_rows": POSTPROCESS_ROWS,
+            "postprocess_threads": POSTPROCESS_THREADS,
+            # Floats that a lane adds to memory at once.
+            "summed_together": 4 if limits.arch >= VECTOR_SUMS else 1,
             "slope": derivative(change, SCORE.name) if change is not None else None,
         }

@@ -59,6 +59,9 @@ void work_together(WarpWork work, void* operands, const char* what, int line);
 // ldmatrix of `count` matrices into as many registers.
 void load_matrices(unsigned* registers, const void* row, int count, bool transposed, const char* what, int line);
 
+// Adds to `count` neighbours in global memory, each at once for all who add to it, in no order.
+void add_to_sums(float* sums, const float* x, int count, const char* what, int line);
+
 // mma.m16n8kK of elements of a type, accumulating in float32, in the arithmetic of a generation of cards.
 enum class Mma { kK16F16, kK16Bf16, kK8F16, kK8Bf16, kK8Tf32, kK32E4m3 };
 enum class TensorCores { kAmpere, kHopper };

@@ -68,3 +68,13 @@ inline void mma_m16n8k8_bf16(float* d, const unsigned* a, const unsigned* b, int
 inline void mma_m16n8k8_tf32(float* d, const unsigned* a, const unsigned* b, int line = __builtin_LINE()) {
   emulation::multiply(emulation::Mma::kK8Tf32, d, a, b, "mma_m16n8k8_tf32", line);
 }
+
+// ---- red.global.add[.v4].f32 -------------------------------------------------------------------------------------
+// Adds to numbers in global memory to which threads of any block add at the same time.
+
+inline void add_to_sum(float* sum, float x, int line = __builtin_LINE()) {
+  emulation::add_to_sums(sum, &x, 1, "add_to_sum", line);
+}
+inline void add_to_sums(float* sums, const float (&x)[4], int line = __builtin_LINE()) {
+  emulation::add_to_sums(sums, x, 4, "add_to_sums", line);
+}

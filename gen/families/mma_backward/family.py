@@ -20,6 +20,7 @@ from ...limits import WARP, DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
+from .parameters import COLUMN_STEP
 from .rules import RuledParameters
 
 
@@ -39,10 +40,25 @@ class MmaBackward(RuledParameters):
         return self.row_warps * WARP, self.smem_bytes_of_rows(problem), self.rows
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        d, dv = self.columns(problem.head_dim), self.columns(problem.head_dim_v)
+        own, own_v = self.own_columns(problem.head_dim), self.own_columns(problem.head_dim_v)
+        groups = self.sum_groups(problem)
         return {
             **super().constants(problem, limits),
-            "columns": self.columns(problem.head_dim),
-            "columns_v": self.columns(problem.head_dim_v),
+            "parts": False,
+            "products": "families/mma_backward/products_16bit.cu.jinja",
+            "multiplied": problem.dtype,
+            "async_copy": limits.has_async_copy,
+            "depth": 16 if limits.has_async_copy else 8,
+            "columns": d,
+            "columns_v": dv,
+            "own_columns": own,
+            "own_columns_v": own_v,
+            # The last warp along columns has fewer than the others.
+            "uneven": own * self.column_warps != d or own_v * self.column_warps != dv,
+            "sum_groups": groups,
+            "uneven_sums": d // COLUMN_STEP % groups[1] != 0,
             "tile": self.tile(problem.head_dim),
             "tile_v": self.tile(problem.head_dim_v),
+            "weight_tile": self.weight_tile,
         }

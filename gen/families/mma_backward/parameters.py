@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...variant import param
-from ..gradients import GradientVariant
+from ..gradients import VECTOR_SUMS, GradientVariant
 from ..mma.layouts import CHUNK_BYTES, PADDED, SWIZZLED, TILE_ROWS, Tile, tile_of, whole
 
+#: Where the gradients of queries are made: by a launch that keeps these, the same bits every run, or by the
+#: blocks that keep keys, which add them up in memory.
+LAUNCH, ATOMICS = "launch", "atomics"
 #: Columns that gradients and products along the head dim are made of: an operand's, or two tiles'.
 COLUMN_STEP = 16
+#: Registers beside sums and scores with fewer than which kernels spilled more than some dozen bytes.
+OTHER_REGISTERS = 60
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,14 @@ class Parameters(GradientVariant):
     bc: int = param(64, 32, 128, 256, 16, doc="keys that a block keeps, whose gradients it makes")
     br: int = param(64, 16, 32, 128, doc="query rows that pass by them")
     key_warps: int = param(4, 1, 2, 8, doc="warps of such a block, which share its keys")
+    column_warps: int = param(
+        1, 2, 4, doc="warps with the same keys, which take columns of their gradients each"
+    )
+    dq_path: str = param(
+        LAUNCH,
+        ATOMICS,
+        doc="who makes queries' gradients: a launch of its own, or blocks of keys by atomic sums",
+    )
     rows: int = param(64, 32, 128, 256, 16, doc="query rows that a block of the other launch keeps")
     keys: int = param(64, 16, 32, 128, doc="keys that pass by them")
     row_warps: int = param(4, 1, 2, 8, doc="warps of such a block, which share its rows")
@@ -29,10 +42,16 @@ class Parameters(GradientVariant):
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM the compiler must leave registers for")
 
     def threads(self) -> int:
-        return self.key_warps * WARP
+        return self.key_warps * self.column_warps * WARP
 
     def rows_per_block(self) -> int:
         return self.bc
+
+    def oldest_arch(self, arch: int) -> int:
+        """Returns 90 where four sums are added to memory at once, 80 where products are sixteen deep."""
+        if self.dq_path == ATOMICS and arch >= VECTOR_SUMS:
+            return VECTOR_SUMS
+        return 80 if arch >= 80 else 75
 
     def access_width(self, problem: Problem) -> int:
         """Returns the widest access, up to 16 bytes, that divides the rows of all tensors."""
@@ -49,6 +68,37 @@ class Parameters(GradientVariant):
         """Tiles of 16 query rows that a warp keeps in the other launch."""
         return self.rows // (self.row_warps * TILE_ROWS)
 
+    def summed_columns(self, problem: Problem) -> int:
+        return self.columns(problem.head_dim) if self.dq_path == ATOMICS else 0
+
+    def own_columns(self, head_dim: int) -> int:
+        """Returns the columns of a gradient of keys or values that a warp makes at most."""
+        return whole(-(-self.columns(head_dim) // self.column_warps), COLUMN_STEP)
+
+    def sum_groups(self, problem: Problem) -> tuple[int, int]:
+        """Returns into how many shares the rows and the columns of what blocks of keys make of queries'
+        gradients are split, one for each warp: none has more than it must, of these those with the fewest
+        fragments."""
+        warps, steps = self.key_warps * self.column_warps, self.columns(problem.head_dim) // COLUMN_STEP
+        row_tiles = self.br // TILE_ROWS
+
+        def cost(groups: tuple[int, int]) -> tuple[int, int]:
+            rows, columns = row_tiles // groups[0], -(-steps // groups[1])
+            return rows * columns, rows + columns
+
+        ways = [(n, warps // n) for n in range(1, warps + 1) if warps % n == 0 and row_tiles % n == 0]
+        return min(ways, key=cost)
+
+    @property
+    def weights_kept(self) -> int:
+        """The tiles in shared memory of weights and of gradients of scores."""
+        return 2 if self.column_warps > 1 else int(self.dq_path == ATOMICS)
+
+    @property
+    def weight_tile(self) -> Tile:
+        """How they lie there: keys are rows, and what passes by are columns."""
+        return tile_of(self.layout, self.br, CHUNK_BYTES // 2)
+
     def columns(self, head_dim: int) -> int:
         """Returns the columns of a tile with so many, filled up to whole steps of products."""
         return whole(head_dim, COLUMN_STEP)
@@ -64,14 +114,23 @@ class Parameters(GradientVariant):
         return 2 * strides * (stay + self.stages * passing)
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        return self.storage(self.bc, self.br, problem) + 8 * self.stages * self.br
+        weights = 2 * self.bc * self.weight_tile.stride * self.weights_kept
+        return self.storage(self.bc, self.br, problem) + weights + 8 * self.stages * self.br
 
     def smem_bytes_of_rows(self, problem: Problem) -> int:
-        """Returns the bytes of shared memory of a block that keeps query rows."""
+        """Returns the bytes of shared memory of a block that keeps query rows; 0 without such blocks."""
+        if self.dq_path == ATOMICS:
+            return 0
         return self.storage(self.rows, self.keys, problem) + 8 * self.rows
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
-        d, dv = self.columns(problem.head_dim), self.columns(problem.head_dim_v)
-        of_keys = self.key_tiles * (d + dv + 2 * self.br) // 2
-        of_rows = self.row_tiles * (d + 2 * self.keys) // 2
-        return max(of_keys, of_rows) + 64
+        d, dv = self.own_columns(problem.head_dim), self.own_columns(problem.head_dim_v)
+        passing = 2 * self.br // self.column_warps
+        kept, at_once = self.key_tiles * (d + dv) // 2, self.key_tiles * passing // 2
+        if self.dq_path == LAUNCH:
+            of_rows = self.row_tiles * (self.columns(problem.head_dim) + 2 * self.keys) // 2
+            return max(kept + at_once, of_rows) + OTHER_REGISTERS
+        groups = self.sum_groups(problem)
+        steps = -(-self.columns(problem.head_dim) // COLUMN_STEP // groups[1])
+        sums = self.br // TILE_ROWS // groups[0] * steps * 8
+        return kept + max(at_once, sums) + OTHER_REGISTERS

@@ -9,7 +9,7 @@ from ...problem import Problem
 from ...shared_memory.tiles import wasted
 from ...variant import FIRST_PARAMETER, rule
 from ..mma.layouts import PADDED, TILE_ROWS
-from .parameters import Parameters
+from .parameters import COLUMN_STEP, LAUNCH, Parameters
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,40 @@ class RuledParameters(Parameters):
 
     @rule("arithmetic", after=FIRST_PARAMETER)
     def _tensor_cores_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if limits.arch < 80:
-            return f"products sixteen deep are of sm_80 on, this is {limits.sm}"
+        needed = 75 if problem.dtype == "f16" else 80
+        if limits.arch < needed:
+            return f"tensor cores multiply {problem.dtype} from sm_{needed} on, this is {limits.sm}"
         return None
 
     @rule("divisibility", after="key_warps")
     def _keys_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _unsplit("bc", self.bc, self.key_warps)
+
+    @rule("divisibility", after="column_warps")
+    def _scores_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.column_warps > 1:
+            return _unsplit("br", self.br, self.column_warps)
+        return None
+
+    @rule("divisibility", after="column_warps")
+    def _columns_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        least = min(self.columns(problem.head_dim), self.columns(problem.head_dim_v))
+        if (self.column_warps - 1) * self.own_columns(least) >= least:
+            return (
+                f"column_warps={self.column_warps}: {least} columns, in steps of {COLUMN_STEP}, are too few"
+            )
+        return None
+
+    @rule("combination", after="row_warps")
+    def _kept_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.dq_path == LAUNCH:
+            return None
+        of_launch = {"rows": self.rows, "keys": self.keys, "row_warps": self.row_warps}
+        for parameter in self.parameters():
+            if parameter.name in of_launch and of_launch[parameter.name] != parameter.default:
+                told = f"{parameter.name}={of_launch[parameter.name]}"
+                return f"dq_path={self.dq_path}: no launch keeps query rows, of which {told} is"
+        return None
 
     @rule("divisibility", after="row_warps")
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -51,7 +78,7 @@ class RuledParameters(Parameters):
 
     @rule("occupancy", after="min_blocks")
     def _promised_blocks_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        threads = max(self.key_warps, self.row_warps) * WARP
+        threads = max(self.threads(), self.row_warps * WARP)
         smem = max(self.smem_bytes(problem, limits), self.smem_bytes_of_rows(problem))
         needed = self.registers(problem, limits)
         room = limits.blocks_per_sm(threads, needed, smem)

@@ -33,6 +33,7 @@ GTX_1080, A100 = PRESETS["gtx-1080"], PRESETS["a100"]
 PROBLEM = Problem(backward=True, head_dim=32, num_q_heads=4, num_kv_heads=2)
 SMALL = SimtBackward(br=32, bc=16, threads_per_block=64, lanes=8, vec=2)
 TENSOR = MmaBackward(bc=32, br=16, key_warps=2, rows=32, keys=32, row_warps=1)
+SUMMED = MmaBackward(bc=32, br=16, key_warps=2, dq_path="atomics")
 #: Variants of every family, with types, head dims and cards for them.
 WAYS: dict[str, tuple[Variant, Problem, str]] = {
     "simt": (SMALL, PROBLEM, "gtx-1080"),
@@ -58,9 +59,49 @@ WAYS: dict[str, tuple[Variant, Problem, str]] = {
         replace(PROBLEM, dtype="bf16", head_dim=40, head_dim_v=24),
         "h200",
     ),
+    "mma, sums in memory": (
+        replace(SUMMED, br=32),
+        replace(PROBLEM, dtype="bf16"),
+        "a100",
+    ),
+    "mma, four sums at once, columns shared": (
+        replace(SUMMED, br=64, column_warps=2, layout="swizzled"),
+        replace(PROBLEM, dtype="bf16", head_dim=64, head_dim_v=64),
+        "h200",
+    ),
+    "mma, wide rows": (
+        replace(TENSOR, br=32, column_warps=2, rows=16, keys=16, row_warps=1),
+        replace(PROBLEM, dtype="bf16", head_dim=256, head_dim_v=256),
+        "a100",
+    ),
+    "mma, wide rows, sums in memory": (
+        replace(SUMMED, br=64, column_warps=4, stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=200, head_dim_v=160),
+        "h200",
+    ),
+    "mma, columns that warps share unevenly": (
+        replace(SUMMED, br=32, column_warps=2, stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=80, head_dim_v=33),
+        "h200",
+    ),
+    "mma, products eight deep": (
+        TENSOR,
+        replace(PROBLEM, dtype="f16", head_dim=40, head_dim_v=24),
+        "t4",
+    ),
+    "mma, products eight deep, sums in memory": (
+        replace(SUMMED, column_warps=2, br=32, stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64),
+        "t4",
+    ),
     "mma, odd columns": (TENSOR, replace(PROBLEM, dtype="bf16", head_dim=33, head_dim_v=7), "a100"),
 }
-SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in ("simt", "mma")]
+SCORED = [
+    (way, name)
+    for name in SCORINGS
+    if name != "plain"
+    for way in ("simt", "mma", "mma, four sums at once, columns shared")
+]
 
 
 def kernel_of(way: str, **asked: object) -> Kernel:
@@ -69,7 +110,7 @@ def kernel_of(way: str, **asked: object) -> Kernel:
 
 
 def check(kernel: Kernel, *, depth="quick", sanitize: bool = False, seed: int = 1) -> float:
-    limits = GTX_1080 if kernel.problem.dtype == "f32" else A100
+    limits = next(each for each in PRESETS.values() if each.arch == kernel.arch)
     device = SimDevice("emulated", limits, sanitize)
     return validate(device.open(), device.toolchain().build(kernel), seed=seed, depth=depth)
 
@@ -205,8 +246,12 @@ def test_what_cannot_run_is_told() -> None:
         render(SimtBackward(), Problem(backward=True), GTX_1080)
     with pytest.raises(Illegal, match="computes backward, this problem is forward"):
         render(SMALL, Problem(), GTX_1080)
-    with pytest.raises(Illegal, match="products sixteen deep are of sm_80 on, this is sm_75"):
-        render(TENSOR, replace(PROBLEM, dtype="f16"), PRESETS["t4"])
+    with pytest.raises(Illegal, match="tensor cores multiply bf16 from sm_80 on, this is sm_75"):
+        render(TENSOR, replace(PROBLEM, dtype="bf16"), PRESETS["t4"])
+    with pytest.raises(Illegal, match="dq_path=atomics: no launch keeps query rows, of which rows=32 is"):
+        render(replace(SUMMED, rows=32), replace(PROBLEM, dtype="bf16"), A100)
+    with pytest.raises(Illegal, match="column_warps=4: 32 columns, in steps of 16, are too few"):
+        render(replace(SUMMED, column_warps=4, br=64), replace(PROBLEM, dtype="bf16"), A100)
 
 
 @pytest.mark.parametrize("way", ["simt", "mma"])

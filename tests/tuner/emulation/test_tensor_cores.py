@@ -265,12 +265,33 @@ def test_loading_what_another_lane_wrote_needs_a_barrier():
             " mma_m16n8k8_bf16(d, a, b);",
             r"16 wait at mma_m16n8k8_bf16\(0xffffffff\) in line \d+, 16 wait at mma_m16n8k8_f16",
         ),
+        (
+            "float x[4] = {}; add_to_sums(reinterpret_cast<float*>(out) + lane % 8, x);",
+            r"thread \d+: add_to_sums in line \d+ of the address 0x\w+: it adds to 4 numbers from a multiple",
+        ),
     ],
 )
 def test_misuse_is_reported(body, message):
     words = np.zeros(LANES, np.uint32)
     with pytest.raises(LaunchError, match=message):
         fragments.run_emulated(fragments.emulated(body), words, words)
+
+
+@pytest.mark.parametrize(
+    "add", ["add_to_sums(place, x)", "for (int e = 0; e < 4; ++e) add_to_sum(place + e, x[e])"]
+)
+def test_all_who_add_to_a_number_are_in_its_sum(add):
+    body = f"""
+      float* const sums = reinterpret_cast<float*>(out);
+      if (i < 8) sums[i] = 0.5f;
+      __syncthreads();
+      const float x[4] = {{1.0f, 2.0f, float(i), 1.0f}};
+      float* const place = sums + i % 2 * 4;
+      {add};"""
+    words = np.zeros(8, np.uint32)
+    found = fragments.run_emulated(fragments.emulated(body, threads=64), words, words)
+    expected = [[32.5, 64.5, 0.5 + sum(range(first, 64, 2)), 32.5] for first in (0, 1)]
+    np.testing.assert_array_equal(found.view(np.float32).reshape(2, 4), expected)
 
 
 def test_a_part_of_a_warp_cannot_multiply():
