@@ -41,25 +41,24 @@ class CopyEngine {
   void load(Scheduler& caller, void* shared, const CUtensorMap* map, void* barrier_address, const Corner& corner,
             const char* what, int line) {
     PhaseBarriers::Barrier& barrier = barriers_.shown_at(caller, barrier_address, what, line);
-    BoxCopy copy = describe(caller, map, shared, corner, what, line);
-    copy.barrier = &barrier;
-    if (EMULATION_ASAN) probe_load(copy);
-    fill_uninitialized(scheduler_.memory() + copy.place, copy.map.bytes());
-    view_.written_by_unit(copy.place, copy.map.bytes());
-    loads_.push_back(std::move(copy));
+    start_load(describe(caller, map, shared, corner, what, line), barrier);
+  }
+
+  // Of bytes that lie side by side in global memory, too.
+  void load_bytes(void* shared, const void* global, size_t bytes, void* barrier_address, const char* what, int line) {
+    PhaseBarriers::Barrier& barrier = barriers_.shown_at(scheduler_, barrier_address, what, line);
+    start_load(describe_bytes(global, shared, bytes, what, line), barrier);
   }
 
   void store(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line) {
-    BoxCopy copy = describe(scheduler_, map, shared, corner, what, line);
-    copy.group = groups_[copy.thread];
-    for (size_t place = copy.place; place < copy.place + copy.map.bytes(); place += 16) {
-      if (view_.read(place)) continue;
-      scheduler_.fail(format("%s: %s in line %d of %s", scheduler_.here().c_str(), what, line, view_.reason(place).c_str()));
-    }
-    if (EMULATION_ASAN) probe_store(copy);
-    const unsigned char* source = shared_bytes + copy.place;
-    copy.source.assign(source, source + copy.map.bytes());
-    stores_.push_back(std::move(copy));
+    start_store(describe(scheduler_, map, shared, corner, what, line));
+  }
+
+  // Adds floats to those in global memory, each of them at once, in whatever order.
+  void add(void* global, const void* shared, size_t bytes, const char* what, int line) {
+    BoxCopy copy = describe_bytes(global, shared, bytes, what, line);
+    copy.adds = true;
+    start_store(std::move(copy));
   }
 
   void commit() { ++groups_[scheduler_.current().index]; }
@@ -120,6 +119,7 @@ class CopyEngine {
     int line;
     PhaseBarriers::Barrier* barrier = nullptr;  // of a load
     unsigned group = 0;                         // of a store
+    bool adds = false;                          // a store, to what is there
     std::vector<unsigned char> source{};        // of a store, as it was
   };
 
@@ -139,6 +139,41 @@ class CopyEngine {
     return {box, corner, place, caller.block(), caller.current().index, what, line};
   }
 
+  // What lies side by side is a box of one row.
+  BoxCopy describe_bytes(const void* global, const void* shared, size_t bytes, const char* what, int line) {
+    constexpr size_t kPiece = 16;
+    if (bytes == 0 || bytes % kPiece != 0 || reinterpret_cast<uintptr_t>(global) % kPiece != 0) {
+      scheduler_.fail(format("%s: %s in line %d of %zu bytes at %p: it takes multiples of %zu", scheduler_.here().c_str(), what,
+                             line, bytes, global, kPiece));
+    }
+    const size_t place = scheduler_.place_of(shared, bytes, kPiece, what, line);
+    BoxMap row = {BoxMap::kMagic, 1, 16, static_cast<unsigned char*>(const_cast<void*>(global)), {}, {sizeof(float)}, {}};
+    for (unsigned i = 0; i < kRank; ++i) row.sizes[i] = row.box[i] = 1;
+    row.sizes[0] = row.box[0] = unsigned(bytes / sizeof(float));
+    return {row, {1, {}}, place, scheduler_.block(), scheduler_.current().index, what, line};
+  }
+
+  void start_load(BoxCopy copy, PhaseBarriers::Barrier& barrier) {
+    copy.barrier = &barrier;
+    if (EMULATION_ASAN) probe_load(copy);
+    fill_uninitialized(scheduler_.memory() + copy.place, copy.map.bytes());
+    view_.written_by_unit(copy.place, copy.map.bytes());
+    loads_.push_back(std::move(copy));
+  }
+
+  void start_store(BoxCopy copy) {
+    copy.group = groups_[copy.thread];
+    for (size_t place = copy.place; place < copy.place + copy.map.bytes(); place += 16) {
+      if (view_.read(place)) continue;
+      scheduler_.fail(format("%s: %s in line %d of %s", scheduler_.here().c_str(), copy.what, copy.line,
+                             view_.reason(place).c_str()));
+    }
+    if (EMULATION_ASAN) probe_store(copy);
+    const unsigned char* source = shared_bytes + copy.place;
+    copy.source.assign(source, source + copy.map.bytes());
+    stores_.push_back(std::move(copy));
+  }
+
   void land_load(size_t i) {
     const BoxCopy copy = std::move(loads_[i]);
     loads_.erase(loads_.begin() + i);
@@ -156,7 +191,7 @@ class CopyEngine {
                                blockIdx.x, copy.thread, copy.what, copy.line, copy.place));
       return;
     }
-    copy.map.store(copy.corner, shared_bytes, copy.place);
+    copy.adds ? copy.map.add(copy.corner, shared_bytes, copy.place) : copy.map.store(copy.corner, shared_bytes, copy.place);
   }
 
   // For the sanitizer, which tells the line of the kernel only while the thread itself accesses the array.

@@ -59,6 +59,14 @@ inline void tma_store(const CUtensorMap* map, const void* shared, int x, int row
                       int line = __builtin_LINE()) {
   emulation::store_box(map, shared, {4, {x, row, head, batch}}, "tma_store", line);
 }
+// Bytes that lie side by side, and floats that are added to those in global memory.
+inline void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier,
+                      int line = __builtin_LINE()) {
+  emulation::load_bytes(shared, global, bytes, barrier, "bulk_load", line);
+}
+inline void bulk_add(float* global, const float* shared, unsigned bytes, int line = __builtin_LINE()) {
+  emulation::add_floats(global, shared, bytes, "bulk_add", line);
+}
 inline void tma_commit() { emulation::commit_stores(); }
 template <int kGroups>
 void tma_wait_read() {
@@ -109,6 +117,10 @@ inline void stmatrix_x2(void* row, const unsigned* m, int line = __builtin_LINE(
 }
 inline void stmatrix_x4(void* row, const unsigned* m, int line = __builtin_LINE()) {
   emulation::store_matrices(row, m, 4, "stmatrix_x4", line);
+}
+// Of transposed matrices: lane 8 * i + c names column c of matrix i.
+inline void stmatrix_x4_trans(void* row, const unsigned* m, int line = __builtin_LINE()) {
+  emulation::store_matrices(row, m, 4, "stmatrix_x4_trans", line, true);
 }
 
 // ---- wgmma.mma_async ---------------------------------------------------------------------------------------------

@@ -360,6 +360,19 @@ void collect_matrices(void* const lanes[32]) {
   }
 }
 
+void collect_transposed(void* const lanes[32]) {
+  const auto operands = [lanes](int lane) { return static_cast<StoreOperands*>(lanes[lane]); };
+  for (int lane = 0; lane < int(kWarp); ++lane) {
+    // Column c of matrix i is a half of the register i of every fourth lane.
+    const int column = lane % 8;
+    uint16_t elements[8];
+    for (int row = 0; row < 8; ++row) {
+      elements[row] = operands(row * 4 + column / 2)->registers[lane / 8] >> 16 * (column % 2);
+    }
+    memcpy(operands(lane)->row, elements, sizeof(elements));
+  }
+}
+
 std::mutex allowed_mutex;
 std::map<const void*, int> allowed_shared_bytes;
 constexpr int kAllowedUnasked = 48 * 1024;
@@ -520,6 +533,12 @@ void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* bar
 void store_box(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line) {
   running->engine.store(map, shared, corner, what, line);
 }
+void load_bytes(void* shared, const void* global, size_t bytes, unsigned long long* barrier, const char* what, int line) {
+  running->engine.load_bytes(shared, global, bytes, barrier, what, line);
+}
+void add_floats(float* global, const float* shared, size_t bytes, const char* what, int line) {
+  running->engine.add(global, shared, bytes, what, line);
+}
 void commit_stores() { running->engine.commit(); }
 void wait_for_stores(unsigned groups_left) { running->engine.wait(groups_left); }
 void fence_proxy() { running->view.fence(); }
@@ -534,12 +553,13 @@ void share_registers(int registers, const char* what, int line) {
   running->warpgroups.share_registers(registers, what, line);
 }
 
-void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line) {
+void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line, bool transposed) {
   StoreOperands operands{row, registers};
   if (int(running->current().index % kWarp) < 8 * count) {
     running->view.written(running->place_of(row, 16, 16, what, line));
   }
-  work_together(count == 2 ? collect_matrices<2> : collect_matrices<4>, &operands, what, line);
+  const WarpWork collect = transposed ? collect_transposed : count == 2 ? collect_matrices<2> : collect_matrices<4>;
+  work_together(collect, &operands, what, line);
 }
 
 void copy_async(void* shared, const void* global, size_t bytes, size_t zero_fill, const char* what, int line) {

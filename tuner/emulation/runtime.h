@@ -109,11 +109,14 @@ void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier,
 void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks,
                    const Corner& corner, const char* what, int line);
 void store_box(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line);
+// Bytes side by side, by the copy engine; floats are added to those that are there.
+void load_bytes(void* shared, const void* global, size_t bytes, unsigned long long* barrier, const char* what, int line);
+void add_floats(float* global, const float* shared, size_t bytes, const char* what, int line);
 void commit_stores();
 void wait_for_stores(unsigned groups_left_in_flight);
 // Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();
-void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line);
+void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line, bool transposed = false);
 
 // For all threads of a cluster, but for those that have ended.
 void sync_cluster(const char* what, int line);

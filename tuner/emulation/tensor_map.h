@@ -19,6 +19,18 @@ inline size_t swizzled(size_t address, unsigned row_bytes) {
   return address ^ ((address >> 7 & (row_bytes / 16 - 1)) << 4);
 }
 
+// Adds to a number that others may add to meanwhile.
+inline void add_at_once(float* target, float addend) {
+  uint32_t* const bits = reinterpret_cast<uint32_t*>(target);
+  uint32_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
+  do {
+    float sum;
+    memcpy(&sum, &before, sizeof(sum));
+    sum += addend;
+    memcpy(&after, &sum, sizeof(sum));
+  } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
 // What a CUtensorMap holds here.
 struct BoxMap {
   static constexpr uint64_t kMagic = 0x70616d726f736e74;
@@ -74,6 +86,17 @@ struct BoxMap {
   void store(const Corner& corner, const unsigned char* memory, size_t source) const {
     each_piece(corner, [&](size_t place, unsigned char* target, size_t bytes) {
       if (target) memcpy(target, memory + swizzled(source + place, swizzle), bytes);
+    });
+  }
+
+  // Adds floats, each as one access, as blocks of the same grid may.
+  void add(const Corner& corner, const unsigned char* memory, size_t source) const {
+    each_piece(corner, [&](size_t place, unsigned char* target, size_t bytes) {
+      for (size_t i = 0; target && i < bytes; i += sizeof(float)) {
+        float addend;
+        memcpy(&addend, memory + swizzled(source + place + i, swizzle), sizeof(addend));
+        add_at_once(reinterpret_cast<float*>(target + i), addend);
+      }
     });
   }
 };

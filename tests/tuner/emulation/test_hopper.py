@@ -924,6 +924,63 @@ def test_stored_matrices_are_loaded_again():
     np.testing.assert_array_equal(found[256:], words.reshape(32, 4)[12:16, 2])
 
 
+TRANSPOSED_BODY = """
+  unsigned m[4], n[4];
+  for (int r = 0; r < 4; ++r) m[r] = in[4 * lane + r];
+  uint4* columns = reinterpret_cast<uint4*>(shared_bytes);
+  const auto place = [](int column) { return (column * 5 + 3) % 32; };
+  if (warp != 0) return;
+  stmatrix_x4_trans(columns + place(lane), m);
+  __syncwarp();
+  ldmatrix_x4_trans(n, columns + place(lane));
+  for (int r = 0; r < 4; ++r) out[4 * i + r] = n[r];
+  // Column 3 of matrix 2 as it lies there: the high halves of every fourth lane from lane 1 on.
+  if (i == 0) for (int r = 0; r < 4; ++r) out[128 + r] = reinterpret_cast<unsigned*>(columns + place(19))[r];
+"""
+
+
+def test_matrices_are_transposed_where_they_are_stored():
+    words = random_bytes(512).view(np.uint32)
+    found = warpgroups.run(warpgroups.emulated(TRANSPOSED_BODY), words, np.zeros(132, np.uint32))
+    np.testing.assert_array_equal(found[:128], words)
+    column = (words.reshape(32, 4)[1::4, 2] >> 16).astype(np.uint16)
+    np.testing.assert_array_equal(found[128:].view(np.uint16), column)
+
+
+BYTES_BODY = f"""
+  unsigned long long* barrier = reinterpret_cast<unsigned long long*>(shared_bytes);
+  unsigned* words = reinterpret_cast<unsigned*>(shared_bytes) + 16;
+  if (i == 0) {{
+    barrier_init(barrier, 1);
+    fence_barrier_init();
+    barrier_expect(barrier, 64 + 32);
+    bulk_load(words + 4, in + 8, 64, barrier);
+    bulk_load(words + 20, in, 32, barrier);
+  }}
+  __syncthreads();
+  barrier_wait(barrier, 0);
+  if (i < 24) out[i] = words[4 + i];
+  if (i < 32) out[24 + i] = 0;
+  float* addends = reinterpret_cast<float*>(words) + 64;
+  if (i < 32) addends[i] = float(i + 1);
+  fence_proxy_async();
+  __syncthreads();
+  if (i % {GROUP // 4} != 0) return;
+  for (int n = 0; n < 3; ++n) bulk_add(reinterpret_cast<float*>(out) + 24, addends, 32 * sizeof(float));
+  tma_commit();
+  tma_wait_read<0>();
+"""
+
+
+def test_bytes_side_by_side_are_loaded_and_floats_added():
+    words = random_bytes(128).view(np.uint32)
+    build = warpgroups.emulated(BYTES_BODY, smem=4096)
+    found = warpgroups.run(build, words, np.zeros(56, np.uint32))
+    np.testing.assert_array_equal(found[:24], np.concatenate([words[8:24], words[:8]]))
+    # Three times by each of four threads.
+    np.testing.assert_array_equal(found[24:].view(np.float32), 12.0 * np.arange(1, 33))
+
+
 SHARES_BODY = """
   if (warp / 4 == 1) give_registers<24>();
   else take_registers<240>();
@@ -1144,6 +1201,7 @@ MISUSE_BODY = f"""
 """
 LOAD = "tma_load(words, &maps.load, barrier, 0, 0, 0, 0);"
 STORE = "tma_store(&maps.store, words, 0, 0, 0, 0);"
+ADD = "bulk_add(reinterpret_cast<float*>(out), reinterpret_cast<float*>(words), 16);"
 MULTIPLY = "wgmma_m64n64k16_f16_ss(d, a, b, false);"
 NAME = "wgmma_m64n64k16_f16_ss"
 MISUSES = [
@@ -1241,6 +1299,24 @@ MISUSES = [
         "if (warp == 1) stmatrix_x4(words + 4 * lane, f); if (i != 33) fence_proxy_async();"
         f" __syncthreads(); if (i == 5) {{ {STORE} }}",
         r"thread 5: tma_store in line \d+ of byte 16 of shared memory, written by thread 33 without fence_",
+    ),
+    # Copies of bytes side by side.
+    (
+        "ready(); if (i == 2) bulk_load(words, in + 1, 64, barrier);",
+        r"thread 2: bulk_load in line \d+ of 64 bytes at 0x[0-9a-f]+: it takes multiples of 16",
+    ),
+    (
+        "if (i == 2) bulk_add(reinterpret_cast<float*>(out), reinterpret_cast<float*>(words), 24);",
+        r"thread 2: bulk_add in line \d+ of 24 bytes at 0x[0-9a-f]+: it takes multiples of 16",
+    ),
+    (
+        f"if (i == 5) {{ {ADD} tma_commit(); }}",
+        r"thread 5 ended with the bulk_add of line \d+ not waited for$",
+    ),
+    (
+        f"if (i == 5) {{ {ADD} tma_commit(); tma_wait_read<0>(); }} __syncthreads(); words[i] = 1;"
+        f" __syncthreads(); if (i == 5) {{ {ADD} }}",
+        r"thread 5: bulk_add in line \d+ of byte 0 of shared memory, written without fence_proxy_async",
     ),
     # Products of warpgroups.
     (
