@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .expression import Constant, divided_up
 from .launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, Launch
 from .workspace import Region
 
@@ -14,9 +15,9 @@ def statistics_launch() -> Launch:
     return Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=STATISTICS_ROLE)
 
 
-def statistics_regions() -> tuple[Region, ...]:
-    """Returns where in a workspace they are."""
-    rows = BATCH * Q_HEADS * ROWS
+def statistics_regions(tile: int = 1) -> tuple[Region, ...]:
+    """Returns where in a workspace they are: of each head's rows, filled up to whole tiles of so many."""
+    rows = BATCH * Q_HEADS * (divided_up(ROWS, Constant(tile)) * tile if tile > 1 else ROWS)
     return (
         Region("lse", rows, "the log-sum-exp in powers of two"),
         Region("delta", rows, "what gradients of scores are less by"),

@@ -36,6 +36,12 @@ class GradientVariant(Variant):
         a launch of its own makes them."""
         return 0
 
+    @property
+    def statistics_tile(self) -> int:
+        """The multiple of a head's rows for which there is room for what is known of them: where whole tiles
+        of it are copied at once."""
+        return 1
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         """Returns the launch that makes the gradients of keys and values."""
         smem_bytes = self.smem_bytes(problem, limits)
@@ -54,7 +60,7 @@ class GradientVariant(Variant):
         """Returns what launches leave those behind them."""
         columns = self.summed_columns(problem)
         sums = (query_sums_region(columns),) if columns else ()
-        return Workspace((*statistics_regions(), *sums))
+        return Workspace((*statistics_regions(self.statistics_tile), *sums))
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> None:
         """Returns none: predicates are asked pair by pair."""
@@ -63,6 +69,7 @@ class GradientVariant(Variant):
         """Returns what all templates of gradients need."""
         change = problem.scores.change
         return {
+            "statistics_tile": self.statistics_tile,
             "statistics_rows": STATISTICS_ROWS,
             "statistics_threads": STATISTICS_THREADS,
             "summed_columns": self.summed_columns(problem),

@@ -455,16 +455,7 @@ void add_to_sums(float* sums, const float* x, int count, const char* what, int l
     running->fail(format("%s: %s in line %d of the address %p: it adds to %d numbers from a multiple of their bytes",
                          running->where(thread).c_str(), what, line, static_cast<void*>(sums), count));
   }
-  for (int i = 0; i < count; ++i) {
-    uint32_t* const bits = reinterpret_cast<uint32_t*>(sums + i);
-    uint32_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
-    do {
-      float sum;
-      memcpy(&sum, &before, sizeof(sum));
-      sum += x[i];
-      memcpy(&after, &sum, sizeof(after));
-    } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-  }
+  for (int i = 0; i < count; ++i) add_at_once(sums + i, x[i]);
 }
 
 void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const char* what, int line, TensorCores cores) {

@@ -1,0 +1,68 @@
+"""Gradients on Hopper: a producer warpgroup copies by TMA, consumers multiply by wgmma.
+
+A consumer that keeps 64 keys computes scores the other way round, a row for each of its keys: what wgmma
+leaves in registers is then, as weights and as gradients of scores, the left operand of the products that make
+the gradients of values and of keys (Shah et al. 2024, "FlashAttention-3", its backward pass). Query rows and
+gradients of outputs pass by through stages in shared memory, each read by columns for scores and by rows for
+sums from one swizzled tile.
+
+Gradients of queries are made by another launch, which keeps query rows and lets keys pass by: two products
+more of seven, for which nothing is added up in memory, and the same bits come out every run.
+
+Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
+makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from ...launch import Launch
+from ...limits import DeviceLimits
+from ...operation import BACKWARD
+from ...problem import Problem
+from ...serves import Serves
+from ..wgmma.parameters import GROUP
+from ..wgmma.shared_memory import chunks
+from .parameters import PRODUCER_REGISTERS, consumer_registers
+from .rules import RuledParameters
+
+
+@dataclass(frozen=True)
+class WgmmaBackward(RuledParameters):
+    """Gradients of attention by wgmma and TMA."""
+
+    family: ClassVar[str] = "wgmma-backward"
+    template: ClassVar[str] = "families/wgmma_backward/main.cu.jinja"
+    arch_suffix: ClassVar[str] = "a"
+    serves: ClassVar[Serves] = Serves(
+        precisions={"f16": ("auto",), "bf16": ("auto",)},
+        float32="multiplies 16 bits alone",
+        operations=(BACKWARD,),
+        archs=(90,),
+        units="warpgroups multiply",
+    )
+
+    def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
+        return GROUP * (1 + self.row_consumers), self.smem_bytes_of_rows(problem), self.rows
+
+    def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
+        return replace(super().launch(problem, limits), tensor_maps=self.tensor_maps())
+
+    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
+        statistics, queries, keys = super().launches(problem, limits)
+        return (statistics, replace(queries, tensor_maps=self.tensor_maps()), keys)
+
+    def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)
+        return {
+            **super().constants(problem, limits),
+            "smem_of_rows": smem_of_rows,
+            "row_threads": row_threads,
+            "d_chunks": chunks(problem.head_dim),
+            "dv_chunks": chunks(problem.head_dim_v),
+            "producer_registers": PRODUCER_REGISTERS,
+            "consumer_registers": consumer_registers(self.threads(), limits),
+            "row_consumer_registers": consumer_registers(row_threads, limits),
+        }

@@ -1,0 +1,133 @@
+"""The parameters of a gradient kernel of Hopper's warpgroups, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from ...launch import TensorMap
+from ...limits import DeviceLimits
+from ...problem import ITEM_BYTES, Problem
+from ...variant import param
+from ..gradients import GradientVariant
+from ..wgmma.parameters import GROUP, GROUP_ROWS
+from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK_BYTES, chunks
+
+#: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
+PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
+#: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
+#: changes of scores are made and differentiated.
+REGISTERS_BESIDE, REGISTERS_OF_CHANGE = 32, 8
+#: When weights are multiplied: once their gradients are there, too, or beside the making of these.
+TOGETHER, WEIGHTS_FIRST = "together", "weights_first"
+#: In which order blocks start: all tiles of a head one behind the other, or the heaviest tiles of all heads.
+BY_HEAD, HEAVIEST_FIRST = "by_head", "heaviest_first"
+
+
+@dataclass(frozen=True)
+class Parameters(GradientVariant):
+    """A kernel's parameters, what they imply and what of a card they need."""
+
+    bc: int = param(128, 64, 192, doc="keys that a block keeps, whose gradients it makes")
+    apart: bool = param(
+        False, True, doc="of 64 keys one warpgroup makes dv and another dk, which takes fewer registers"
+    )
+    br: int = param(64, 128, 80, 96, 112, 48, 32, doc="query rows that pass by them")
+    q_stages: int = param(2, 1, 3, doc="tiles of queries in shared memory")
+    dout_stages: int = param(2, 1, 3, doc="tiles of gradients of outputs in shared memory")
+    rows: int = param(128, 64, 192, doc="query rows that a block of the other launch keeps")
+    keys: int = param(64, 128, 80, 96, 112, 48, 32, doc="keys that pass by them")
+    k_stages: int = param(2, 1, 3, doc="tiles of keys in shared memory")
+    v_stages: int = param(2, 1, 3, doc="tiles of values in shared memory")
+    schedule: str = param(
+        TOGETHER, WEIGHTS_FIRST, doc="products with weights: beside those of their gradients, or before"
+    )
+    order: str = param(BY_HEAD, HEAVIEST_FIRST, doc="blocks that start together: of a head, or the heaviest")
+
+    @property
+    def consumers(self) -> int:
+        """The warpgroups of a block that compute beside the producer, where keys are kept."""
+        return self.bc // GROUP_ROWS * (2 if self.apart else 1)
+
+    @property
+    def row_consumers(self) -> int:
+        """The warpgroups that compute, where query rows are kept."""
+        return self.rows // GROUP_ROWS
+
+    @property
+    def statistics_tile(self) -> int:
+        return self.br
+
+    def threads(self) -> int:
+        return GROUP * (1 + self.consumers)
+
+    def rows_per_block(self) -> int:
+        return self.bc
+
+    def access_width(self, problem: Problem) -> int:
+        """Returns as many elements as the copy engine's strides are multiples of: 16 bytes."""
+        return CHUNK_BYTES // 8 // ITEM_BYTES[problem.dtype]
+
+    @property
+    def row_box(self) -> int:
+        """The query rows that one copy brings: both launches tile them by whole ones."""
+        return gcd(self.br, self.rows)
+
+    @property
+    def key_box(self) -> int:
+        """The keys that one copy brings."""
+        return gcd(self.keys, self.bc)
+
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Returns the arrays as the copy engine reads them, for both launches alike."""
+        of_rows = (TensorMap(name, self.row_box) for name in ("q", "dout"))
+        return (*of_rows, *(TensorMap(name, self.key_box) for name in ("k", "v")))
+
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
+        tiles = self.bc * (d + dv) + self.br * (self.q_stages * d + self.dout_stages * dv)
+        if self.apart:
+            tiles += 2 * self.br * self.bc // GROUP_ROWS  # weights on their way from one warpgroup to another
+        statistics = ITEM_BYTES["f32"] * self.br * (self.q_stages + self.dout_stages)
+        return _storage(CHUNK_BYTES * tiles + statistics, 1 + 2 * (self.q_stages + self.dout_stages))
+
+    def smem_bytes_of_rows(self, problem: Problem) -> int:
+        """Returns the bytes of shared memory of a block that keeps query rows."""
+        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
+        tiles = self.rows * (d + dv) + self.keys * (self.k_stages * d + self.v_stages * dv)
+        return _storage(CHUNK_BYTES * tiles, 1 + 2 * (self.k_stages + self.v_stages))
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Returns what a launch gives each thread before the warpgroups share them out."""
+        return launch_registers(self.threads(), limits)
+
+    def needed_registers(self, problem: Problem) -> int:
+        """Returns what a thread of a consumer needs where keys are kept: for sums, products and the rest."""
+        d, dv = problem.head_dim // 2, problem.head_dim_v // 2
+        return (max(d, dv) if self.apart else d + dv) + self.br + _beside(problem)
+
+    def needed_registers_of_rows(self, problem: Problem) -> int:
+        """Returns what a thread of a consumer needs where query rows are kept."""
+        return problem.head_dim // 2 + self.keys + _beside(problem)
+
+
+def _beside(problem: Problem) -> int:
+    return REGISTERS_BESIDE + (REGISTERS_OF_CHANGE if problem.scores.change is not None else 0)
+
+
+def _storage(tile_bytes: int, barriers: int) -> int:
+    return -(-(tile_bytes + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
+
+
+def launch_registers(threads: int, limits: DeviceLimits) -> int:
+    """Returns what a launch of blocks of so many threads gives each before warpgroups share them out."""
+    return min(limits.registers_per_sm // threads // 8 * 8, limits.max_registers_per_thread)
+
+
+def consumer_registers(threads: int, limits: DeviceLimits) -> int:
+    """Returns what a thread of a consumer has once the producer has given up its own; 0 where a launch
+    gives all enough."""
+    given, groups = launch_registers(threads, limits), threads // GROUP
+    if given >= ENOUGH_REGISTERS:
+        return 0
+    return min(MAX_CONSUMER_REGISTERS, (given * groups - PRODUCER_REGISTERS) // (groups - 1) // 8 * 8)

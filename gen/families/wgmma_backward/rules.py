@@ -1,0 +1,93 @@
+"""Which gradient kernels of Hopper cannot run on a problem and a card, and which are never the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...limits import DeviceLimits
+from ...problem import ITEM_BYTES, Problem
+from ...shared_memory.tiles import wasted
+from ...variant import FIRST_PARAMETER, rule
+from ..wgmma.parameters import GROUP
+from ..wgmma.registers import REGISTERS_BESIDE_SUMS
+from .parameters import WEIGHTS_FIRST, Parameters, consumer_registers, launch_registers
+
+
+@dataclass(frozen=True)
+class RuledParameters(Parameters):
+    """Parameters with the rules of their family."""
+
+    @rule("alignment", after=FIRST_PARAMETER)
+    def _rows_suit_the_copy_engine(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if dim * ITEM_BYTES[problem.dtype] % 16:
+                return f"rows of {dim} elements are not multiples of 16 bytes, as the copy engine needs"
+        return None
+
+    @rule("registers", after="apart")
+    def _warpgroups_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        threads = self.threads()
+        if threads > GROUP * 4:
+            return f"{threads} threads leave a consumer's {limits.registers_per_sm // threads}"
+        return None
+
+    @rule("registers", after="br")
+    def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return _lacks_registers(self.needed_registers(problem), self.threads(), limits)
+
+    @rule("registers", after="keys")
+    def _registers_fit_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        threads = GROUP * (1 + self.row_consumers)
+        return _lacks_registers(self.needed_registers_of_rows(problem), threads, limits)
+
+    @rule("registers", after="keys")
+    def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
+        columns = max(problem.head_dim, problem.head_dim_v, self.br, self.keys)
+        threads = max(self.threads(), GROUP * (1 + self.row_consumers))
+        needed, given = columns // 2 + REGISTERS_BESIDE_SUMS, launch_registers(threads, limits)
+        if needed > given:
+            return (
+                f"{needed} for one product of {columns} columns, a launch of {threads} threads gives {given}"
+            )
+        return None
+
+    @rule("shared memory", after="dout_stages")
+    def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return limits.lacks_shared_memory(self.smem_bytes(problem, limits))
+
+    @rule("shared memory", after="v_stages")
+    def _shared_memory_fits_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return limits.lacks_shared_memory(self.smem_bytes_of_rows(problem))
+
+    @rule("combination", after="schedule")
+    def _weights_are_there_first(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.schedule == WEIGHTS_FIRST and problem.scores.change is not None:
+            return f"schedule={self.schedule}: a change of scores is differentiated where it is made"
+        if self.schedule == WEIGHTS_FIRST and self.apart:
+            return f"schedule={self.schedule}: apart, a warpgroup has nothing else to do with its weights"
+        return None
+
+    @rule("short sequence", after="bc", advisory=True)
+    def _kept_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("bc", self.bc, problem.seqlen_k)
+
+    @rule("short sequence", after="br", advisory=True)
+    def _passing_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("br", self.br, problem.seqlen_q)
+
+    @rule("short sequence", after="rows", advisory=True)
+    def _kept_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("rows", self.rows, problem.seqlen_q)
+
+    @rule("short sequence", after="keys", advisory=True)
+    def _passing_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return wasted("keys", self.keys, problem.seqlen_k)
+
+
+def _lacks_registers(needed: int, threads: int, limits: DeviceLimits) -> str | None:
+    """Why a consumer's thread spills."""
+    allowed = consumer_registers(threads, limits) or launch_registers(threads, limits)
+    if needed > allowed:
+        return f"about {needed} per thread of a consumer, of {threads} threads each has {allowed} at most"
+    return None

@@ -1,0 +1,163 @@
+"""Gradients by Hopper's warpgroups on an emulated card, beside float64: masks, changes of scores, lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
+from flashgen.gen.kernel import Kernel
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Illegal
+from flashgen.tuner.build.compile import cuda_toolchain
+from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.evaluate.comparison import WrongResult
+from flashgen.tuner.evaluate.validate import validate
+
+from tests.gen.families.test_packed import SCORINGS
+from tests.support.depth import sampled
+from tests.support.emulated import assert_tidy, needs_compiler
+
+H200 = PRESETS["h200"]
+PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
+SMALL = WgmmaBackward(bc=64, br=32, rows=64, keys=32)
+APART = replace(SMALL, apart=True)
+WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
+    "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
+    "two consumers, weights first": (
+        WgmmaBackward(keys=48, schedule="weights_first", order="heaviest_first"),
+        replace(PROBLEM, head_dim=128, head_dim_v=128),
+    ),
+    "other columns of values, other stages": (
+        replace(SMALL, br=48, q_stages=1, dout_stages=3, keys=48, k_stages=1, v_stages=3, rows=128),
+        replace(PROBLEM, head_dim=40, head_dim_v=72),
+    ),
+    "apart": (replace(APART, br=48), replace(PROBLEM, head_dim=72, head_dim_v=40)),
+    "apart, wide rows": (APART, replace(PROBLEM, head_dim=256, head_dim_v=256)),
+    "three consumers": (
+        WgmmaBackward(bc=192, br=48, rows=192, order="heaviest_first"),
+        replace(PROBLEM, head_dim=64, head_dim_v=64),
+    ),
+}
+SCORED = [(apart, name) for name in SCORINGS if name != "plain" for apart in (False, True)]
+
+
+def kernel_of(way: str, **asked: object) -> Kernel:
+    variant, problem = WAYS[way]
+    return render(variant, replace(problem, **asked), H200)  # type: ignore[arg-type]
+
+
+def check(kernel: Kernel, *, depth="quick", sanitize: bool = False, seed: int = 1) -> float:
+    device = SimDevice("emulated", H200, sanitize)
+    return validate(device.open(), device.toolchain().build(kernel), seed=seed, depth=depth)
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", sampled(WAYS, 1))
+def test_gradients_are_those_of_float64(way: str, causal: bool) -> None:
+    kernel = kernel_of(way, causal=causal)
+    assert 0.0 < check(kernel) < kernel.problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", sampled(WAYS, 0, thorough=1))
+def test_gradients_are_right_at_all_lengths(way: str) -> None:
+    kernel = kernel_of(way, causal=True)
+    assert check(kernel, depth="full") < kernel.problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(("apart", "name"), sampled(SCORED, 1, thorough=5))
+def test_masks_and_changes_of_scores_are_differentiated(apart: bool, name: str) -> None:
+    problem = replace(PROBLEM, head_dim=32, head_dim_v=32, scoring=SCORINGS[name], causal=name != "score")
+    kernel = render(APART if apart else SMALL, problem, H200)
+    assert check(kernel) < problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", sampled(["f16", "apart"], 0))
+def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
+    check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("way", "right", "wrong"),
+    sampled(
+        [
+            ("f16", "? kInfinity : lse * kLog2e", "? 0.0f : lse"),
+            ("f16", "head < (kv_head + 1) * group", "head < kv_head * group + 1"),
+            ("f16", "if (is_partial(args, batch, first, ", "if (false && is_partial(args, batch, first, "),
+            ("f16", "first_row -= first_row % kPassingRows", "first_row += 16"),
+            ("f16", "smem.lse[0]), q_full", "smem.lse[0]) / 2, q_full"),
+            ("apart", "if (n + 1 < count) named_barrier_arrive", "if (false) named_barrier_arrive"),
+            ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
+        ],
+        2,
+    ),
+)
+def test_mistakes_are_found(way: str, right: str, wrong: str) -> None:
+    kernel = kernel_of(way, causal=True)
+    assert right in kernel.source
+    with pytest.raises((WrongResult, CorruptedMemory, LaunchError)):
+        check(replace(kernel, source=kernel.source.replace(right, wrong)))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 64), (256, 256)])
+def test_legal_variants_render(dims: tuple[int, int]) -> None:
+    problem = replace(PROBLEM, head_dim=dims[0], head_dim_v=dims[1])
+    legal = enumerate_space(WgmmaBackward, problem, H200).legal
+    assert len(legal) > 50
+    for variant in legal[:: len(legal) // 10]:
+        assert_tidy(render(variant, problem, H200).source, variant.name, longest=132)
+
+
+def test_what_cannot_run_is_told() -> None:
+    problem = replace(PROBLEM, head_dim=256, head_dim_v=256)
+    with pytest.raises(Illegal, match=r"about 352 per thread of a consumer, of 384 threads each has 240"):
+        render(WgmmaBackward(), problem, H200)
+    with pytest.raises(Illegal, match=r"shared memory: needs 333824 bytes, sm_90 allows 232448"):
+        render(WgmmaBackward(bc=64, apart=True, br=80, q_stages=3, dout_stages=3), problem, H200)
+    with pytest.raises(Illegal, match="rows of 36 elements are not multiples of 16 bytes"):
+        render(WgmmaBackward(), replace(PROBLEM, head_dim=36, head_dim_v=36), H200)
+    with pytest.raises(Illegal, match="warpgroups multiply on sm_90 alone, this is sm_80"):
+        render(WgmmaBackward(), PROBLEM, PRESETS["a100"])
+
+
+def test_the_workspace_is_filled_up_to_whole_tiles() -> None:
+    kernel = kernel_of("f16")
+    # Two numbers of each of 12 heads' 128 rows: 100, filled up to tiles of 32.
+    assert kernel.workspace_bytes({"batch": 3, "num_q_heads": 4, "seqlen_q": 100}) == 2 * 4 * 12 * 128
+
+
+#: Tiles that fill registers: of each shape the widest that the rules allow.
+FULL = {
+    "64": (WgmmaBackward(br=128, keys=128), 64, 64),
+    "64, three consumers": (WgmmaBackward(bc=192, br=64, rows=192), 64, 64),
+    "128": (WgmmaBackward(br=80, keys=128, k_stages=1), 128, 128),
+    "128, weights first": (WgmmaBackward(schedule="weights_first"), 128, 128),
+    "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
+}
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tiles", sampled(FULL, 0))
+def test_tiles_that_fill_registers_do_not_spill(
+    tiles: str, causal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
+    try:
+        toolchain = cuda_toolchain(90)
+    except FlashgenError as missing:
+        pytest.skip(str(missing))
+    variant, d, dv = FULL[tiles]
+    build = toolchain.build(render(variant, replace(PROBLEM, head_dim=d, head_dim_v=dv, causal=causal), H200))
+    assert build.spill_bytes == 0
