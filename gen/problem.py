@@ -150,6 +150,9 @@ class Problem:
                 f"q, k, v and o take {whole / 2**30:,.0f} GiB, no card holds more than "
                 f"{MAX_BYTES // 2**30}; choose a smaller batch, fewer heads or shorter sequences"
             )
+        if self.backward and (self.latent or self.append is not None):
+            asked = "latent values" if self.latent else "keys that a call appends"
+            raise ValueError(f"gradients are those of keys and values apart, not of {asked}; leave one out")
         if self.append is not None:
             wrong = self.append.why_not(self.dtype, self.head_dim, self.layout, latent=self.latent)
             if wrong is not None:

@@ -138,6 +138,10 @@ class BlockWork(Work):
     """Whether neighbouring blocks belong to different heads, instead of sharing one's K and V."""
     loop_instructions: float = 0.0
     """Instructions in the code of the loop over K/V tiles, as they lie in memory."""
+    moved_bytes: float | None = None
+    """Bytes through device memory however much L2 holds; None for those of the problem."""
+    passing_bytes: float | None = None
+    """Bytes that pass by the blocks of one head, each of which reads them again; None for its K and V."""
 
     @property
     def blocks(self) -> int:
@@ -174,6 +178,26 @@ class BlockWork(Work):
         """Whether all blocks bring in about as many tiles, as without a causal mask."""
         tiles = [walk.tiles for walk in self.walks]
         return max(tiles) <= min(tiles) + 1
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """What one launch of several makes a card do, and what its blocks take of an SM."""
+
+    work: BlockWork
+    threads: int
+    smem_bytes: int
+    registers: int
+
+
+@dataclass(frozen=True)
+class LaunchesWork(Work):
+    """The work of launches that run one after the other; ``moved_bytes`` are what further ones bring through
+    device memory, ``others`` of them, which do nothing else that takes time."""
+
+    launches: tuple[LaunchWork, ...]
+    others: int = 0
+    moved_bytes: float = 0.0
 
 
 def heads_alike(problem: Problem) -> int:

@@ -37,6 +37,7 @@ class Shape:
     seqlen_k: int | None = None
     causal: bool | None = None
     latent: bool | None = None
+    backward: bool | None = None
     page_size: int | None = None
     varlen: str | None = None
     append: Append | None = None
@@ -92,6 +93,7 @@ class Shape:
                 page_size=_or(self.page_size, default.page_size),
                 append=self.append,
                 latent=latent,
+                backward=_or(self.backward, default.backward),
             )
         )
 
@@ -144,6 +146,7 @@ class Shapes:
     varlen: str | None = None
     append: Append | None = None
     latent: bool = False
+    backward: bool = False
     scoring: AskedScoring = NOTHING_ASKED
 
     def __post_init__(self) -> None:
@@ -202,6 +205,7 @@ class Shapes:
                 varlen=p.varlen or None,
                 append=p.append,
                 latent=p.latent or None,
+                backward=p.backward or None,
                 scoring=AskedScoring(scoring=p.scoring),
             )
         return next(self._each())
@@ -241,6 +245,7 @@ class Shapes:
         listed &= self.varlen is None or problem.varlen == self.varlen
         listed &= self.append is None or problem.append == self.append
         listed &= problem.latent or not self.latent
+        listed &= problem.backward or not self.backward
         return listed and self.scoring.fits(problem)
 
     def words(self) -> list[str]:
@@ -269,6 +274,7 @@ class Shapes:
         words += [] if self.varlen is None else [f"--varlen {self.varlen}"]
         words += [] if self.append is None else self.append.options
         words += ["--latent"] if self.latent else []
+        words += ["--backward"] if self.backward else []
         return [*words, *self.scoring.words()]
 
     def _each(self) -> Iterator[Shape]:
@@ -281,12 +287,13 @@ class Shapes:
                 varlen=self.varlen,
                 append=self.append,
                 latent=self.latent or None,
+                backward=self.backward or None,
                 scoring=self.scoring,
             )
 
     def _lists(self) -> list[str]:
         """The names of the options that may be lists."""
-        alone = ("varlen", "append", "latent", "scoring")
+        alone = ("varlen", "append", "latent", "backward", "scoring")
         return [field.name for field in fields(self) if field.name not in alone]
 
     def _of_suite(self, name: str) -> list[Problem]:

@@ -23,7 +23,7 @@ def serving_families(
         UsageError: no family has such settings.
         NotServed: no family computes the problem there; the message says why each does not.
     """
-    families = searched_families()
+    families = searched_families(problem.operation)
     reasons = {family: why_not(family, problem, limits) for family in families}
     serving = [family for family, reason in reasons.items() if reason is None]
     if not serving:

@@ -11,6 +11,7 @@ from typing import Any
 from ..families import family_named
 from ..kernel import Kernel
 from ..launch import Launch, TensorMap
+from ..limits import PRESETS
 from ..problem import Problem
 from ..scoring_words import scoring_words
 from .made import Made
@@ -67,14 +68,12 @@ def read_cuda(text: str) -> tuple[Kernel, str]:
         Launch(**{**launch, "tensor_maps": tuple(TensorMap(**each) for each in launch["tensor_maps"])})
         for launch in facts["launches"]
     ]
-    kernel = Kernel(
-        Problem.from_dict(facts["problem"]),
-        family_named(facts["family"]).from_dict(facts["variant"]),
-        facts["arch"],
-        text,
-        facts["entry"],
-        tuple(launches),
-    )
+    problem = Problem.from_dict(facts["problem"])
+    variant = family_named(facts["family"]).from_dict(facts["variant"])
+    # What launches leave each other follows from the rest; cards of an architecture are alike in it.
+    card = min(PRESETS.values(), key=lambda each: abs(each.arch - facts["arch"]))
+    workspace = variant.workspace(problem, card)
+    kernel = Kernel(problem, variant, facts["arch"], text, facts["entry"], tuple(launches), workspace)
     return kernel, facts["device"]
 
 

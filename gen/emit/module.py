@@ -39,8 +39,17 @@ from .words import (
 )
 
 
+def why_no_module(problem: Problem) -> str | None:
+    """Says why there are no modules of a problem's kernels; None where there are."""
+    if problem.backward:
+        return f"{problem.name} is of gradients, which no module offers; name a .cu file"
+    return None
+
+
 def why_alone(problem: Problem) -> str | None:
     """Says why a problem's kernels make no module with others; None where they do."""
+    if (reason := why_no_module(problem)) is not None:
+        return reason
     if problem.has_key_scales:
         return f"{problem.name} takes scales of keys, as calls of others do not; make a module of it alone"
     if problem.latent:

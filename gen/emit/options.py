@@ -21,6 +21,7 @@ def shape_options(problem: Problem) -> list[str]:
     options.append(f"--d {problem.head_dim}")
     options += [f"--dv {problem.head_dim_v}"] if problem.head_dim_v != problem.head_dim else []
     options += ["--latent"] if problem.latent else []
+    options += ["--backward"] if problem.backward else []
     options += [f"--page-size {problem.page_size}"] if problem.page_size else []
     options += problem.append.options if problem.append is not None else []
     options += ["--causal"] if problem.causal else []

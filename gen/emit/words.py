@@ -35,7 +35,8 @@ def class_words(problem: Problem) -> str:
     layout += f", pages of {problem.page_size} keys" if problem.page_size else ""
     layout += f", {problem.append.words}" if problem.append is not None else ""
     keys = f" beside keys of {problem.kv_dtype}" if problem.kv_dtype else ""
-    return f"{problem.dtype}{precision}{keys}, head dim {problem.head_dim}{values}{layout}{features}"
+    made = "gradients, " if problem.backward else ""
+    return f"{made}{problem.dtype}{precision}{keys}, head dim {problem.head_dim}{values}{layout}{features}"
 
 
 def classes_words(made: Sequence[Made]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ...gen.families import FAMILIES
 from ...gen.kernel import Kernel
+from ...gen.operation import BACKWARD
 from ...gen.problem import Problem
 from ...gen.promise import PROMISES
 from ...gen.render import render
@@ -20,7 +21,15 @@ from ..predict.prior import prior_of
 from ..predict.space_survey import survey_space
 
 #: The emulated card on which each family is looked at where none is named.
-HOME_CARDS = {"simt": "gtx-1080", "ladder": "gtx-1080", "mma": "a100", "wgmma": "h200", "latent": "h200"}
+HOME_CARDS = {
+    "simt": "gtx-1080",
+    "simt-backward": "gtx-1080",
+    "ladder": "gtx-1080",
+    "mma": "a100",
+    "mma-backward": "a100",
+    "wgmma": "h200",
+    "latent": "h200",
+}
 #: Precisions that a family of these has under another name already.
 _SYNONYMS: dict[tuple[str, ...], set[str]] = {("auto", "ieee"): {"auto"}}
 #: What is held of each family: tiles that an emulated card is quick with, several of them for a case's rows
@@ -75,7 +84,8 @@ class Subject:
 
 
 def subjects(wanted: Wanted) -> Iterator[Subject]:
-    """Yields the kernels, those of a family and class together.
+    """Yields the kernels, those of a family and class together; none of gradients, of which nothing is
+    promised but what `flashgen.tuner.evaluate.differentiated` holds them to.
 
     Raises:
         NotServed: no family computes what is wanted on that card.
@@ -83,7 +93,7 @@ def subjects(wanted: Wanted) -> Iterator[Subject]:
     """
     found = False
     for name, family in FAMILIES.items():
-        if wanted.families and family not in wanted.families:
+        if (wanted.families and family not in wanted.families) or BACKWARD in family.serves.operations:
             continue
         device = resolve(wanted.device or PREFIX + HOME_CARDS[name])
         for problem in _problems(family, wanted):

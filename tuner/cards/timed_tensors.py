@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ...gen.append import ROTATED
 from ...gen.arguments import Arguments, make_arguments
+from ...gen.operation import FLOAT
 from ...gen.problem import Problem
 from ...gen.scoring_values import typical_values
 from .appended import append_numbers, typical_new_arrays
@@ -33,7 +35,8 @@ class TimedTensors:
 
 
 def draw_tensors(cuda: Any, allocate: Callable[[int, str], Any], problem: Problem) -> TimedTensors:
-    """Draws random normal inputs, poisoned outputs and what the problem's scores read.
+    """Draws random normal inputs, a log-sum-exp as of such where it is one, poisoned outputs and what the
+    problem's scores read.
 
     ``cuda`` is the driver's module, in whose context memory is, which ``allocate`` takes: so many bytes, for
     what. Raises what that raises.
@@ -54,6 +57,11 @@ def draw_tensors(cuda: Any, allocate: Callable[[int, str], Any], problem: Proble
     output = numpy_dtype(problem.output_dtype)
     for first, end, dtype in _runs_of_inputs(problem, places["k"], inputs_bytes):
         _fill_randomly(cuda, base + first, (end - first) // dtype.itemsize, dtype)
+    for each in arrays:
+        if each.element == FLOAT and not each.is_output:
+            # As of normal inputs, so that weights are what they are after a forward pass.
+            level = np.float32(math.log(problem.seqlen_k) + 0.5).view(np.uint32)
+            cuda.memset_d32(base + places[each.name], int(level), each.num_bytes(problem) // 4)
     poison = np.full(4 // output.itemsize, unwritten_bits(output), bits_dtype(output)).view(np.uint32)[0]
     cuda.memset_d32(base + inputs_bytes, int(poison), (outputs_end - inputs_bytes) // 4)
     for name, array in beside.items():

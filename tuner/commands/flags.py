@@ -27,7 +27,7 @@ DEFAULT_OUT = Path("out")
 NO_SHAPES = Shapes()
 MAX_SEED = 2**32 - 1
 #: Written out: importing the families takes longer than all of `--help`.
-FAMILY_NAMES = "simt, mma, wgmma, latent, ladder"
+FAMILY_NAMES = "simt, mma, wgmma, latent, ladder, simt-backward, mma-backward"
 
 
 # -- cards, families and their parameters --------------------------------------------------------------------
@@ -307,6 +307,12 @@ LATENT = typer.Option(
 )
 
 
+#: What asks for gradients.
+BACKWARD = typer.Option(
+    "--backward", help="Gradients of queries, keys and values: what training computes after the outputs."
+)
+
+
 def _shape_parameters(
     *, filters: bool, names: Collection[str] = tuple(SHAPE_OPTIONS)
 ) -> Iterator[inspect.Parameter]:
@@ -328,6 +334,7 @@ def _shape_parameters(
     told = "With or without the causal mask, aligned bottom-right; `--causal both` means either."
     yield parameter("causal", bool | None, None, typer.Option("--causal/--no-causal", help=told))
     yield parameter("both_masks", bool, False, typer.Option(BOTH_MASKS, hidden=True))
+    yield parameter("backward", bool, False, BACKWARD)
     yield parameter("latent", bool, False, LATENT)
     yield parameter("varlen", str | None, None, VARLEN)
     yield parameter("seqlens", Path | None, None, SEQLENS)
@@ -350,8 +357,15 @@ def shapes_of(*, causal: bool | None = None, both_masks: bool = False, **given: 
     scoring = parse_scoring(**{each.name: given[each.name] for each in SCORING_OPTIONS if each.name in given})
     varlen = lengths_asked(given.get("varlen"), given.get("seqlens"))
     append = append_asked(given.get("append", False), given.get("rotary"))
-    latent = bool(given.get("latent"))
-    return Shapes(causal=masks, varlen=varlen, append=append, latent=latent, scoring=scoring, **lists)
+    return Shapes(
+        causal=masks,
+        varlen=varlen,
+        append=append,
+        latent=bool(given.get("latent")),
+        backward=bool(given.get("backward")),
+        scoring=scoring,
+        **lists,
+    )
 
 
 def append_asked(append: bool, rotary: str | None) -> Append | None:

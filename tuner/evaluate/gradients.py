@@ -54,7 +54,7 @@ def gradients(
     Arrays are (batch, heads, seqlen, head_dim), heads of k and v grouped; ``scores`` and ``values`` are as in
     `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``. ``unit`` is the relative error of a
     term that spreads are of: where a change of scores flattens, how fast it rises is known less well, and
-    counts more.
+    counts more. Rows whose ``dout`` and ``dlse`` are nothing add nothing, and take no time.
     """
     batch, num_q_heads, seqlen_q, _ = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
@@ -64,9 +64,12 @@ def gradients(
         rates = replace(scores, change=derivative(scores.change, SCORE.name))
     found = {"dq": Gradient.of(q), "dk": Gradient.of(k), "dv": Gradient.of(v)}
     step = max(1, MAX_SCORE_BYTES // (8 * max(1, seqlen_k)))
+    given = np.any(dout, axis=-1) if dlse is None else np.any(dout, axis=-1) | (dlse != 0)
     for b, h, first in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
-        part = slice(first * step, (first + 1) * step)
-        at, kv_head = (b, h, np.arange(seqlen_q)[part]), h // (num_q_heads // num_kv_heads)
+        part = np.flatnonzero(given[b, h])[first * step : (first + 1) * step]
+        if not part.size:
+            continue
+        at, kv_head = (b, h, part), h // (num_q_heads // num_kv_heads)
         terms = _Terms.of(
             asked, rates, at, scale, q[b, h, part], k[b, kv_head], v[b, kv_head], dout[b, h, part],
             0.0 if dlse is None else np.asarray(dlse, np.float64)[b, h, part, None], unit, tanh_error,

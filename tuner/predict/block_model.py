@@ -293,7 +293,10 @@ def dram_bytes(work: BlockWork, problem: Problem, limits: DeviceLimits, resident
     # Interleaved, a head's next block comes after a block of every other head.
     q_heads = work.heads if work.heads_interleaved else min(work.heads, ceil(slots / blocks_per_head) + 1)
     kv_heads = max(1.0, q_heads / group)
-    columns = problem.head_dim + problem.head_dim_v
-    footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
-    missing = max(0.0, 1 - limits.l2_bytes / footprint)
-    return problem.min_bytes + missing * max(0.0, traffic - problem.min_bytes)
+    passing = work.passing_bytes
+    if passing is None:
+        columns = problem.head_dim + problem.head_dim_v
+        passing = problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
+    missing = max(0.0, 1 - limits.l2_bytes / (kv_heads * passing))
+    least = problem.min_bytes if work.moved_bytes is None else work.moved_bytes
+    return least + missing * max(0.0, traffic - least)

@@ -11,8 +11,9 @@ from ...gen.families.wgmma.work import GroupWork
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
-from ...gen.work import BlockWork, Work
+from ...gen.work import BlockWork, LaunchesWork, Work
 from .block_model import Coefficients, predict_blocks
+from .launches_model import predict_launches
 from .prediction import Prediction
 from .warpgroup_model import GroupCoefficients, predict_groups
 
@@ -23,6 +24,7 @@ COST_MODEL = 1
 MODELS: Mapping[type[Work], Callable[..., Prediction]] = {
     BlockWork: predict_blocks,
     GroupWork: predict_groups,
+    LaunchesWork: predict_launches,
 }
 
 

@@ -35,6 +35,7 @@ def problem_words(problem: Problem) -> str:
     precision = "" if problem.precision == "auto" else f" ({problem.precision})"
     values = "" if problem.head_dim_v == problem.head_dim else f" (values {problem.head_dim_v})"
     values = f" (latent values {problem.head_dim_v})" if problem.latent else values
+    values += ", gradients" if problem.backward else ""
     asked = [*(["causal mask"] if problem.causal else []), *filter(None, [scoring_words(problem.scoring)])]
     mask = ", ".join(asked) or "no mask"
     keys = f" beside keys of {problem.kv_dtype}" if problem.kv_dtype else ""

@@ -159,6 +159,7 @@ def nearest_variants(
             tuned.precision != problem.precision,
             scores_differ(tuned, problem),
             tuned.latent != problem.latent,
+            tuned.backward != problem.backward,
             tuned.layout is not problem.layout,
             tuned.append != problem.append,
             tuned.kv_dtype != problem.kv_dtype,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...gen.emit.cuda import emit_cuda
 from ...gen.emit.made import Made
-from ...gen.emit.module import emit_module
+from ...gen.emit.module import emit_module, why_no_module
 from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
 from ...gen.limits import PRESETS, DeviceLimits
@@ -228,6 +228,8 @@ def _text(made: Made, target: Path, cubins: Mapping[bool, bytes] | None = None) 
     told = {"device": made.device, "measurement": made.measurement, "build": made.build}
     if target.suffix == ".cu":
         return emit_cuda(made.kernel, **told, stem=target.stem)
+    if (reason := why_no_module(made.kernel.problem)) is not None:
+        raise UsageError(reason)
     return emit_module(made.kernel, **told, cubins=cubins, name=target.stem)
 
 

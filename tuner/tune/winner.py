@@ -10,7 +10,7 @@ from pathlib import Path
 from optuna.study import Study
 
 from ...gen.emit.cuda import emit_cuda
-from ...gen.emit.module import emit_thin_module
+from ...gen.emit.module import emit_thin_module, why_no_module
 from ...gen.render import render
 from ..cards.slug import device_slug
 from ..errors import FlashgenError
@@ -57,13 +57,14 @@ def keep(
         if faster is None:
             figures = records.figures(kernel)
             told = {"device": kernel.device, "measurement": figures}
+            has_module = why_no_module(rendered.problem) is None
             stack.callback(
                 library.write,
                 options.out,
                 slug,
                 kernel,
                 cuda=emit_cuda(rendered, **told),
-                module=emit_thin_module(rendered, **told),
+                module=emit_thin_module(rendered, **told) if has_module else None,
             )
         with storage_errors(options.storage):
             study.set_user_attr(TUNED, records.to_record(kernel))

@@ -75,6 +75,7 @@ def problem_words(problem: Problem) -> str:
     values = "" if problem.head_dim_v == problem.head_dim else f", dv {problem.head_dim_v}"
     keys = f", keys {problem.kv_dtype}" if problem.kv_dtype else ""
     values += " (latent)" if problem.latent else ""
+    values += ", gradients" if problem.backward else ""
     return (
         f"{problem.dtype}{precision}{keys}, batch {problem.batch}, heads {heads}, {lengths}, "
         f"d {problem.head_dim}{values}, {mask}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from flashgen.gen.families import FAMILIES
+from flashgen.gen.operation import BACKWARD
 from flashgen.gen.problem import Problem
 from flashgen.gen.promise import PROMISES
 from flashgen.gen.render import render
@@ -24,6 +25,7 @@ from tests.support.emulated import needs_compiler
 KINDS = [
     (family, precision if dtype == "f32" else dtype, causal)
     for family, each in FAMILIES.items()
+    if BACKWARD not in each.serves.operations
     for dtype, precisions in each.serves.precisions.items()
     for precision in precisions
     for causal in (False, True)

@@ -1,0 +1,65 @@
+"""Predictions of kernels of several launches: those of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+from flashgen.gen.families.mma_backward.family import MmaBackward
+from flashgen.gen.families.simt_backward.family import SimtBackward
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
+from flashgen.gen.variant import Variant
+from flashgen.gen.work import LaunchesWork
+from flashgen.tuner.predict.cost_model import predict
+
+H200 = PRESETS["h200"]
+PROBLEM = Problem(dtype="bf16", head_dim=64, backward=True)
+SIMT, MMA = SimtBackward(br=64, bc=64, threads_per_block=256, lanes=16), MmaBackward()
+WAYS: list[tuple[Variant, Problem]] = [(MMA, PROBLEM), (SIMT, replace(PROBLEM, dtype="f32"))]
+
+
+def work_of(variant: Variant, problem: Problem) -> LaunchesWork:
+    found = variant.work(problem, H200)
+    assert isinstance(found, LaunchesWork)
+    return found
+
+
+@pytest.mark.parametrize(("variant", "problem"), WAYS, ids=["mma", "simt"])
+def test_seven_products_are_counted(variant: Variant, problem: Problem) -> None:
+    """Of all pairs of rows and keys: five of the gradients, and two computed again."""
+    flops = 0.0
+    for launch in work_of(variant, problem).launches:
+        mean = launch.work.mean
+        per_block = 32 * 2 * mean.ffma if problem.dtype == "f32" else 16 * 8 * 16 * 2 * mean.products
+        flops += launch.work.blocks * per_block
+    assert flops == pytest.approx(problem.flops * 7 / 5, rel=0.002)
+
+
+@pytest.mark.parametrize(("variant", "problem"), WAYS, ids=["mma", "simt"])
+def test_walks_follow_what_rows_see(variant: Variant, problem: Problem) -> None:
+    def tiles(asked: Problem) -> list[float]:
+        return [each.work.blocks * each.work.mean_tiles for each in work_of(variant, asked).launches]
+
+    full, half = tiles(problem), tiles(replace(problem, causal=True))
+    window = tiles(replace(problem, causal=True, scoring=Scoring(window=(127, 0))))
+    for whole, causal, near in zip(full, half, window, strict=True):
+        assert 0.5 < causal / whole < 0.53
+        assert near / whole < 3 * 192 / 4096
+    grouped = replace(problem, num_kv_heads=4)
+    assert [each.work.heads for each in work_of(variant, grouped).launches] == [64, 16]
+    assert tiles(grouped) == full
+
+
+@pytest.mark.parametrize(("variant", "problem"), WAYS, ids=["mma", "simt"])
+def test_a_time_is_that_of_all_launches(variant: Variant, problem: Problem) -> None:
+    found = predict(variant, problem, H200)
+    us = [each.median_us for each in (predict(variant, replace(problem, batch=n), H200) for n in (4, 8))]
+    assert us[0] == found.median_us and 1.8 < us[1] / us[0] < 2.1
+    causal = predict(variant, replace(problem, causal=True), H200).median_us
+    assert 0.45 < causal / found.median_us < 0.7
+    assert found.limiter in found.parts_us and found.median_us > max(found.parts_us.values()) / 2
+    peak = prod((H200.num_sms, H200.mma_flops_per_sm, H200.clock_mhz)) * 1e6
+    assert problem.flops * 7 / 5 / (found.median_us * 1e-6) < peak

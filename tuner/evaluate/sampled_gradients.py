@@ -1,0 +1,81 @@
+"""Gradients of the real problem, of which a few rows of a few heads are given some of their outputs.
+
+What other rows are given is nothing, and so is what they add to the gradients of keys and values: all keys
+can be compared, at any length, by a reference that looks at these rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...gen.problem import Problem
+from ..build.protocol import Build
+from ..cards.device import Runner
+from ..cards.dtypes import numpy_dtype
+from .differentiated import compare_gradient, weight_bound
+from .error_bounds import tanh_error
+from .gradients import Gradient, gradients
+from .reference import Reference
+from .sampled_problem import draw_sample
+
+#: The log-sum-exp of rows that are given nothing: so large that none of their weights overflows.
+FAR_ABOVE = 128.0
+#: Samples that are kept: gradients of all heads and their spreads take room.
+KEPT_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class GradientSample:
+    """A kernel's inputs by name, its scale and what its scores read; the gradients that it should make; and
+    of the rows that are given something what bounds errors."""
+
+    arrays: Mapping[str, np.ndarray]
+    scale: float
+    values: Mapping[str, Any]
+    expected: Mapping[str, Gradient]
+    sizes: Reference
+
+
+@lru_cache(maxsize=KEPT_SAMPLES)
+def draw_gradient_sample(problem: Problem, seed: int) -> GradientSample:
+    """Draws the inputs of `draw_sample` for a problem of gradients, and gradients of its rows."""
+    sample = draw_sample(problem, seed)
+    q, k, v = sample.q, sample.k, sample.v
+    rng = np.random.default_rng([seed, 2])
+    o = np.zeros((*q.shape[:3], v.shape[3]), numpy_dtype(problem.output_dtype))
+    dout, lse = np.zeros_like(o), np.full(q.shape[:3], FAR_ABOVE, np.float32)
+    for (b, h), found in zip(sample.picks, sample.expected, strict=True):
+        o[b, h, sample.rows] = found.o[0, 0].astype(o.dtype)
+        lse[b, h, sample.rows] = found.lse[0, 0]
+        drawn = rng.standard_normal(found.o.shape[2:], dtype=np.float32)
+        dout[b, h, sample.rows] = drawn.astype(o.dtype)
+    names = ("max_score", "change_error", "sink_score")
+    most = {name: max(getattr(each, name) for each in sample.expected) for name in names}
+    sizes = replace(sample.expected[0], **most)
+    expected = gradients(
+        *(q, k, v, dout),
+        scale=sample.scale,
+        scores=problem.scores,
+        values=sample.values,
+        unit=weight_bound(problem, sizes),
+        tanh_error=tanh_error(problem),
+    )
+    arrays = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse}
+    return GradientSample(arrays, sample.scale, sample.values, expected, sizes)
+
+
+def check_gradient_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
+    """Returns the largest per-head error over spread of a kernel's gradients on a sample of a problem.
+    Raises `WrongResult`."""
+    sample = draw_gradient_sample(problem, seed)
+    found = runner.differentiate(build, sample.arrays, scale=sample.scale, values=sample.values)
+    name = f"{problem.name} at its real lengths"
+    return max(
+        compare_gradient(found[each], wanted, sample.sizes, problem, f"{each}, {name}")
+        for each, wanted in sample.expected.items()
+    )

@@ -1,0 +1,54 @@
+"""How long kernels of several launches should take, as those of gradients: one after the other."""
+
+from __future__ import annotations
+
+from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
+from ...gen.work import LaunchesWork, LaunchWork
+from .block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, Coefficients, predict_blocks
+from .prediction import Prediction
+
+#: Microseconds from the end of a launch to the start of the next one's blocks, which the host has sent by
+#: then.
+NEXT_LAUNCH_US = 2.0
+
+
+def predict_launches(
+    work: LaunchesWork,
+    problem: Problem,
+    limits: DeviceLimits,
+    resident: int,
+    coefficients: Coefficients | None = None,
+) -> Prediction:
+    """Returns the time of launches one after the other, whose limiter is that of the longest parts together.
+
+    ``resident`` blocks per SM are those of the main launch, as the prediction tells them; how many of the
+    others' there are follows from what they take.
+    """
+    found = [_predict(each, problem, limits, coefficients) for each in work.launches]
+    if coefficients is None:
+        products = any(each.work.per_warp_tile.products for each in work.launches)
+        coefficients = TENSOR_COEFFICIENTS if products else COEFFICIENTS
+    others_us = work.moved_bytes / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
+    names = dict.fromkeys(name for each in found for name in each.parts_us)
+    parts = {name: sum(each.parts_us.get(name, 0.0) for each in found) for name in names}
+    parts["device memory"] += others_us
+    # Each launch was predicted as if it stood alone.
+    apart = (len(found) - 1) * (NEXT_LAUNCH_US - coefficients.launch_us) + work.others * NEXT_LAUNCH_US
+    main = max(found, key=lambda each: each.median_us)
+    return Prediction(
+        median_us=sum(each.median_us for each in found) + others_us + apart,
+        limiter=max(parts, key=lambda name: parts[name]),
+        parts_us=parts,
+        blocks_per_sm=resident,
+        waves=main.waves,
+    )
+
+
+def _predict(
+    launch: LaunchWork, problem: Problem, limits: DeviceLimits, coefficients: Coefficients | None
+) -> Prediction:
+    """The time of one launch, of which at least one block runs at a time."""
+    registers = min(launch.registers, limits.max_registers_per_thread)
+    resident = max(1, limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes))
+    return predict_blocks(launch.work, problem, limits, resident, coefficients)
