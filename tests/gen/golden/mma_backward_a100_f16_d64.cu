@@ -9,6 +9,8 @@
 //   bc = 32                    keys that a block keeps, whose gradients it makes
 //   br = 16                    query rows that pass by them
 //   key_warps = 2              warps of such a block, which share its keys
+//   column_warps = 1           warps with the same keys, which take columns of their gradients each
+//   dq_path = launch           who makes queries' gradients: a launch of its own, or blocks of keys by atomic sums
 //   rows = 64                  query rows that a block of the other launch keeps
 //   keys = 32                  keys that pass by them
 //   row_warps = 2              warps of such a block, which share its rows
@@ -17,6 +19,7 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 
 #include <cuda_fp16.h>
+
 #include <cuda_pipeline.h>
 
 #ifndef FLASHGEN_CAUSAL
@@ -193,32 +196,48 @@ struct OfValues {
   }
 };
 
+// The rows of an array of one head.
+struct Rows {
+  const Element* first;
+  long long stride;
+};
+__device__ __forceinline__ Rows queries_of(const AttentionArgs& args, int batch, int head) {
+  return {args.q + batch * args.q_stride_batch + head * args.q_stride_head, args.q_stride_row};
+}
+__device__ __forceinline__ Rows outputs_of(const AttentionArgs& args, int batch, int head) {
+  return {args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head, args.dout_stride_row};
+}
+__device__ __forceinline__ Rows keys_of_head(const AttentionArgs& args, int batch, int head) {
+  return {args.k + batch * args.k_stride_batch + head * args.k_stride_head, args.k_stride_row};
+}
+__device__ __forceinline__ Rows values_of_head(const AttentionArgs& args, int batch, int head) {
+  return {args.v + batch * args.v_stride_batch + head * args.v_stride_head, args.v_stride_row};
+}
+
 // One access of a copy: kVec elements, zeros unless `inside`.
 __device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
   copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
-// Starts copying rows [first, first + kRows) of an array with kWidth columns; rows from `end` on, and columns up to
-// kFilled, become zeros.
+// Starts copying rows [first, first + kRows) of kWidth columns; rows from `end` on, and columns up to kFilled, become
+// zeros.
 template <typename Place, int kRows, int kWidth, int kFilled, int kBlock>
-__device__ __forceinline__ void copy_tile(Element* tile, const Element* array, long long stride, int first, int end) {
+__device__ __forceinline__ void copy_tile(Element* tile, Rows rows, int first, int end) {
   constexpr int kAcross = kFilled / kVec;
 #pragma unroll 4
   for (int i = threadIdx.x; i < kRows * kAcross; i += kBlock) {
     const int row = i / kAcross, x = i % kAcross * kVec;
     const bool inside = first + row < end && x < kWidth;
-    copy_vector(tile + Place::at(row, x), inside ? array + (first + row) * stride + x : array, inside);
+    copy_vector(tile + Place::at(row, x), inside ? rows.first + (first + row) * rows.stride + x : rows.first, inside);
   }
 }
 
-// Starts copying what is known of rows [first, first + kRows); what is not there counts as nothing.
+// Starts copying one number of each of rows [first, first + kRows), zeros from `end` on.
 template <int kRows, int kBlock>
-__device__ __forceinline__ void copy_statistics(
-    float* lse, float* delta, const AttentionArgs& args, int batch, int head, int first) {
+__device__ __forceinline__ void copy_numbers(float* tile, const float* numbers, int first, int end) {
   for (int i = threadIdx.x; i < kRows; i += kBlock) {
-    const bool inside = first + i < args.seqlen_q;
-    copy_async<4>(lse + i, lse_of(args, batch, head) + (inside ? first + i : 0), inside);
-    copy_async<4>(delta + i, delta_of(args, batch, head) + (inside ? first + i : 0), inside);
+    const bool inside = first + i < end;
+    copy_async<4>(tile + i, numbers + (inside ? first + i : 0), inside);
   }
 }
 
@@ -253,19 +272,26 @@ __device__ __forceinline__ void multiply(
   }
 }
 
-// Adds to a warp's rows what passes by, times its weights: as the products left them, they are left operands.
-template <typename Place, int kRowTiles, int kTiles, int kWidth>
+// Weights as the products left them to the warp: they are left operands.
+template <int kRowTiles, int kTiles>
+struct WeightsHeld {
+  const float (&at)[kRowTiles][kTiles][4];
+  __device__ __forceinline__ void read(unsigned (&a)[4], int i, int u) const {
+#pragma unroll
+    for (int f = 0; f < 4; ++f) a[f] = pack(at[i][u + f / 2][f % 2 * 2], at[i][u + f / 2][f % 2 * 2 + 1]);
+  }
+};
+
+// Adds to a warp's rows what passes by, times its weights.
+template <typename Place, int kRowTiles, int kTiles, int kWidth, typename Weights>
 __device__ __forceinline__ void accumulate(
-    float (&sum)[kRowTiles][kWidth / 8][4], const float (&weights)[kRowTiles][kTiles][4], const Element* pass) {
+    float (&sum)[kRowTiles][kWidth / 8][4], const Weights& weights, const Element* pass) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int u = 0; u < kTiles; u += 2) {
     unsigned a[kRowTiles][4];
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = pack(weights[i][u + f / 2][f % 2 * 2], weights[i][u + f / 2][f % 2 * 2 + 1]);
-    }
+    for (int i = 0; i < kRowTiles; ++i) weights.read(a[i], i, u);
 #pragma unroll
     for (int n = 0; n < kWidth / 8; n += 2) {
       unsigned b[4];
@@ -369,18 +395,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
   const int count = of_head * group;
   const auto copy_rows = [&](int n) {
-    const int head = kv_head * group + n / of_head, first = first_row + n % of_head * kPassingRows;
-    const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-    const Element* out_gradient = args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head;
-    copy_tile<OfKeys, kPassingRows, kD, kColumns, kThreads>(smem.q[n % kStages], q, args.q_stride_row, first, args.seqlen_q);
+    const int head = kv_head * group + n / of_head, first = first_row + n % of_head * kPassingRows, stage = n % kStages;
+    copy_tile<OfKeys, kPassingRows, kD, kColumns, kThreads>(smem.q[stage], queries_of(args, batch, head), first, args.seqlen_q);
     copy_tile<OfValues, kPassingRows, kDv, kColumnsV, kThreads>(
-        smem.out_gradient[n % kStages], out_gradient, args.dout_stride_row, first, args.seqlen_q);
-    copy_statistics<kPassingRows, kThreads>(smem.lse[n % kStages], smem.delta[n % kStages], args, batch, head, first);
+        smem.out_gradient[stage], outputs_of(args, batch, head), first, args.seqlen_q);
+    copy_numbers<kPassingRows, kThreads>(smem.lse[stage], lse_of(args, batch, head), first, args.seqlen_q);
+    copy_numbers<kPassingRows, kThreads>(smem.delta[stage], delta_of(args, batch, head), first, args.seqlen_q);
   };
-  copy_tile<OfKeys, kBc, kD, kColumns, kThreads>(
-      smem.k, args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head, args.k_stride_row, first_key, end_key);
-  copy_tile<OfValues, kBc, kDv, kColumnsV, kThreads>(
-      smem.v, args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head, args.v_stride_row, first_key, end_key);
+  copy_tile<OfKeys, kBc, kD, kColumns, kThreads>(smem.k, keys_of_head(args, batch, kv_head), first_key, end_key);
+  copy_tile<OfValues, kBc, kDv, kColumnsV, kThreads>(smem.v, values_of_head(args, batch, kv_head), first_key, end_key);
   if (count > 0) copy_rows(0);
   __pipeline_commit();
   const float scale = args.scale * kLog2e;
@@ -398,18 +421,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
+        const int column = t * 8 + lane % 4 * 2;
+        const float2 lse = *reinterpret_cast<const float2*>(smem.lse[stage] + column);
+        const float2 delta = *reinterpret_cast<const float2*>(smem.delta[stage] + column);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int column = t * 8 + lane % 4 * 2 + e, row = first + column;
+          const int row = first + column + e;
           const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
-          const float lse = smem.lse[stage][column], delta = smem.delta[stage][column];
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const int key = first_key + own + 16 * i + lane / 4 + 8 * h;
-              weigh<kMasked>(s[i][t][2 * h + e], gradient[i][t][2 * h + e], args, batch, head, row, key, seen, scale, lse,
-                             delta);
+              float& weight = s[i][t][2 * h + e];
+              float& of_score = gradient[i][t][2 * h + e];
+              weigh<kMasked>(weight, of_score, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
+                             e ? delta.y : delta.x);
             }
           }
         }
@@ -420,8 +447,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     } else {
       weigh_all(Constant<false>{});
     }
-    accumulate<OfValues, kRowTiles, kTiles, kColumnsV>(sum_v, s, smem.out_gradient[stage]);
-    accumulate<OfKeys, kRowTiles, kTiles, kColumns>(sum_k, gradient, smem.q[stage]);
+    accumulate<OfValues, kRowTiles, kTiles, kColumnsV>(sum_v, WeightsHeld<kRowTiles, kTiles>{s}, smem.out_gradient[stage]);
+    accumulate<OfKeys, kRowTiles, kTiles, kColumns>(sum_k, WeightsHeld<kRowTiles, kTiles>{gradient}, smem.q[stage]);
   }
   __pipeline_wait_prior(0);
   write_rows<kD>(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
@@ -442,24 +469,22 @@ extern "C" __global__ void __launch_bounds__(kQueryThreads, 1)
   const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
   const int end_row = min(first_row + kBr, args.seqlen_q), lane = threadIdx.x % 32;
   const int own = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;  // the warp's first row here
-  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
-  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
   // What the block's rows see begins with the first's keys and ends with the last's.
   const int begin_keys = first_key_of(args, batch, first_row) / kPassingKeys * kPassingKeys;
   const int end_keys = end_key_of(args, batch, end_row - 1);
   const int count = begin_keys < end_keys ? (end_keys - begin_keys + kPassingKeys - 1) / kPassingKeys : 0;
   const auto copy_keys = [&](int n) {
-    const int first = begin_keys + n * kPassingKeys;
-    copy_tile<OfKeys, kPassingKeys, kD, kColumns, kQueryThreads>(smem.k[n % kStages], k, args.k_stride_row, first, end_keys);
+    const int first = begin_keys + n * kPassingKeys, stage = n % kStages;
+    copy_tile<OfKeys, kPassingKeys, kD, kColumns, kQueryThreads>(
+        smem.k[stage], keys_of_head(args, batch, kv_head), first, end_keys);
     copy_tile<OfValues, kPassingKeys, kDv, kColumnsV, kQueryThreads>(
-        smem.v[n % kStages], v, args.v_stride_row, first, end_keys);
+        smem.v[stage], values_of_head(args, batch, kv_head), first, end_keys);
   };
-  copy_tile<OfKeys, kBr, kD, kColumns, kQueryThreads>(
-      smem.q, args.q + batch * args.q_stride_batch + head * args.q_stride_head, args.q_stride_row, first_row, end_row);
+  copy_tile<OfKeys, kBr, kD, kColumns, kQueryThreads>(smem.q, queries_of(args, batch, head), first_row, end_row);
   copy_tile<OfValues, kBr, kDv, kColumnsV, kQueryThreads>(
-      smem.out_gradient, args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head, args.dout_stride_row,
-      first_row, end_row);
-  copy_statistics<kBr, kQueryThreads>(smem.lse, smem.delta, args, batch, head, first_row);
+      smem.out_gradient, outputs_of(args, batch, head), first_row, end_row);
+  copy_numbers<kBr, kQueryThreads>(smem.lse, lse_of(args, batch, head), first_row, end_row);
+  copy_numbers<kBr, kQueryThreads>(smem.delta, delta_of(args, batch, head), first_row, end_row);
   if (count > 0) copy_keys(0);
   __pipeline_commit();
   const float scale = args.scale * kLog2e;
@@ -499,7 +524,7 @@ extern "C" __global__ void __launch_bounds__(kQueryThreads, 1)
     } else {
       weigh_all(Constant<false>{});
     }
-    accumulate<OfKeys, kRowTiles, kTiles, kColumns>(sum, gradient, smem.k[stage]);
+    accumulate<OfKeys, kRowTiles, kTiles, kColumns>(sum, WeightsHeld<kRowTiles, kTiles>{gradient}, smem.k[stage]);
   }
   __pipeline_wait_prior(0);
   write_rows<kD>(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row, first_row + own,
