@@ -39,6 +39,9 @@ SMALL_TILES: dict[str, dict[str, Value]] = {
     "mma": {"br": 64, "bc": 32, "rows_per_warp": 16, "splits": 1, "heads": 1, "key_warps": 1},
     "wgmma": {"br": 64, "bc": 64, "cluster": 1},
 }
+#: Columns of latent values that a family may ask for multiples of, and of what keys have beside, as in models
+#: with 512 and 64.
+LATENT_COLUMNS, CHUNK = 128, 64
 #: A kernel is chosen for problems of this length, and tried on a few rows.
 SEQLEN = 1024
 
@@ -132,7 +135,7 @@ def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
             # By multiply-adds, auto is another name of ieee.
             if precision not in (wanted.precisions or set(precisions) - _SYNONYMS.get(precisions, set())):
                 continue
-            yield Problem(
+            problem = Problem(
                 dtype=dtype,
                 precision=precision,
                 batch=1,
@@ -143,6 +146,13 @@ def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
                 head_dim=wanted.head_dim,
                 scoring=wanted.scoring.of(dtype),
             )
+            yield problem if problem.operation in family.serves.operations else _as_latent(problem)
+
+
+def _as_latent(problem: Problem) -> Problem:
+    """The problem nearest to it of latent attention: values are whole parts of keys, which have more."""
+    columns = -(-problem.head_dim // LATENT_COLUMNS) * LATENT_COLUMNS
+    return replace(problem, latent=True, head_dim=columns + CHUNK, head_dim_v=columns)
 
 
 def _chosen(

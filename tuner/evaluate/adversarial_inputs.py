@@ -144,7 +144,7 @@ class AdversarialCase:
         unseen: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """Makes q, k, v of the problem's type and head dims, shaped (1, heads, length, head_dim), and the
-        scale. ``unseen`` are keys that no row sees."""
+        scale; v the first columns of k where the problem is latent. ``unseen`` are keys that no row sees."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
         d, dv = problem.head_dim, problem.head_dim_v
         shapes = ((1, heads, rows, d), (1, kv_heads, keys, d), (1, kv_heads, keys, dv))
@@ -152,10 +152,12 @@ class AdversarialCase:
         draw = Draw(problem.dtype, q, k, v, 1 / math.sqrt(d), rng, unseen)
         with np.errstate(over="ignore", invalid="ignore"):
             self.change(draw)
+            if problem.latent:  # values are what has become of the keys
+                draw.v = draw.k[..., :dv]
             scale = float(np.float32(draw.scale))
             q = _rounded(draw.q, problem.dtype)
             k, v = (_rounded(x, problem.key_dtype) for x in (draw.k, draw.v))
-        return q, k, v, scale
+        return q, k, k[..., :dv] if problem.latent else v, scale
 
 
 def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:

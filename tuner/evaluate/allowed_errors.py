@@ -45,7 +45,7 @@ import numpy as np
 
 from ...gen.problem import Problem
 from ...gen.promise import LEAST, Promise
-from ..cards.dtypes import largest, smallest
+from ..cards.dtypes import numpy_dtype, smallest
 from .asked_pairs import LEAST_SCORE, AskedPairs
 from .error_bounds import element_factor, lse_bound, tanh_error
 from .score_rounding import UNIT
@@ -183,7 +183,7 @@ class _Rows:
         lse_slack = np.where(self._mattering(scores, eta), eta, 0.0).max(axis=-1) + self._sink_error()
         lse_slack += lse_bound(problem, 0.0) * np.maximum(1.0, np.abs(lse))
         return {
-            "o": np.where(np.abs(o) > largest(problem.output_dtype), np.copysign(np.inf, o), o),
+            "o": np.where(self._overflows_in(problem.output_dtype, o), np.copysign(np.inf, o), o),
             "lse": lse,
             "measure": self._averages(p, np.abs(self.v)),
             "slack": slack,
@@ -200,6 +200,12 @@ class _Rows:
         products = (self.q[:, None, :] * self.k).sum(axis=-1) if exact else self.q @ self.k.T
         scores = np.where(self.seen, products * self.scale, -np.inf)
         return scores, np.where(self.seen, np.abs(self.q) @ np.abs(self.k).T, 0.0)
+
+    @staticmethod
+    def _overflows_in(dtype: str, x: np.ndarray) -> np.ndarray:
+        """Where numbers round to infinity in a type: beyond its largest one by half a unit of that."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.isinf(x.astype(numpy_dtype(dtype)))
 
     def _overflows(self, sizes: np.ndarray) -> np.ndarray:
         """Which scores float32 may not hold, scaled or not."""
