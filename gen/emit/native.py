@@ -26,13 +26,14 @@ _CONVERSIONS = {
 def program(problem: Problem, variant: Variant, sm: str, stem: str | None = None) -> str:
     """Returns the text that makes a kernel's .cu a program when it is put behind it: the program reads
     batches of Q, K and V, or sequences of lengths of their own, from one file and writes O to another, both
-    in float32 whatever the kernel's type, and prints what took how long.
+    in float32 whatever the kernel's type, and prints what took how long. One of gradients draws what it
+    computes from, and checks itself.
 
     ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``. ``stem`` is the file's name
     without its suffix, by default the problem's.
     """
     return _render(
-        "native/program.cu.jinja",
+        f"native/{'gradients_' if problem.backward else ''}program.cu.jinja",
         problem,
         apart=problem.head_dim_v != problem.head_dim,
         half=problem.dtype != "f32",

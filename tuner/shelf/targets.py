@@ -54,6 +54,11 @@ def with_program(emitted: Emitted, target: Path) -> str:
     Raises UsageError for kernels that it could not call.
     """
     _check_native(emitted.problem)
+    if emitted.problem.backward and not emitted.problem.scoring.is_plain:
+        raise UsageError(
+            "--main makes programs of gradients that check themselves under the causal mask or none; "
+            f"{emitted.problem.name} is called by the launcher in the plain .cu"
+        )
     return emitted.text + program(emitted.problem, emitted.variant, emitted.sm, target.stem)
 
 
@@ -65,6 +70,11 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
             f"{target.name!r} cannot name a library; choose letters, digits and _, as in best.cu"
         )
     _check_native(emitted.problem)
+    if emitted.problem.backward:
+        raise UsageError(
+            f"--cmake makes no libraries of gradients; {emitted.problem.name} is called by the launcher in "
+            "the plain .cu, and --main makes a program of it"
+        )
     files = library_files(emitted.problem, emitted.variant, emitted.sm, target.stem)
     beside = {target.with_name(name): text for name, text in files.items()}
     for path in beside:

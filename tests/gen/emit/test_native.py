@@ -17,6 +17,7 @@ from flashgen.gen.emit.native import library, program
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.simt_backward.family import SimtBackward
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -502,3 +503,22 @@ def test_emit_refuses(
     assert result.exit_code == 2 and message in " ".join(result.output.split())
     assert Path("lib/CMakeLists.txt").read_text() == "project(mine)\n"
     assert [path.name for path in tmp_path.rglob("*.*")] == ["CMakeLists.txt"]
+
+
+@pytest.mark.parametrize("problem", [Problem(backward=True, head_dim=16, head_dim_v=8, causal=True)], ids=str)
+def test_a_program_of_gradients_checks_itself(problem: Problem, tmp_path: Path) -> None:
+    kernel = render(SimtBackward(br=16, bc=16, threads_per_block=64, lanes=8, vec=1), problem, H200)
+    text = emit_cuda(kernel, device="H200") + program(problem, kernel.variant, kernel.sm)
+    (tmp_path / "best.cu").write_text(text)
+    emulated([tmp_path / "best.cu"], tmp_path / "best")
+    done = run(tmp_path / "best", 1, 2, 1, 30, 17)  # whose first rows see nothing
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.search(r"dq (\S+), dk (\S+), dv (\S+), (\S+) allowed", done.stdout)
+    assert told is not None and all(0 < float(each) <= float(told[4]) for each in told.groups()[:3])
+    assert run(tmp_path / "best", 1, 3).returncode == run(tmp_path / "best", 1, 3, 2, 4, 4).returncode == 2
+    # What is wrong is told of: weights of every other key are left out.
+    wrong = text.replace("key < seen.end", "key < seen.end && key % 2 == 0")
+    assert wrong != text
+    (tmp_path / "wrong.cu").write_text(wrong)
+    emulated([tmp_path / "wrong.cu"], tmp_path / "wrong")
+    assert run(tmp_path / "wrong").returncode == 1
