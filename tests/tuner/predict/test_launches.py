@@ -18,7 +18,11 @@ from flashgen.tuner.predict.cost_model import predict
 H200 = PRESETS["h200"]
 PROBLEM = Problem(dtype="bf16", head_dim=64, backward=True)
 SIMT, MMA = SimtBackward(br=64, bc=64, threads_per_block=256, lanes=16), MmaBackward()
-WAYS: list[tuple[Variant, Problem]] = [(MMA, PROBLEM), (SIMT, replace(PROBLEM, dtype="f32"))]
+WAYS: dict[str, tuple[Variant, Problem]] = {
+    "mma": (MMA, PROBLEM),
+    "simt": (SIMT, replace(PROBLEM, dtype="f32")),
+}
+SUMMED = MmaBackward(dq_path="atomics", key_warps=2, column_warps=2)
 
 
 def work_of(variant: Variant, problem: Problem) -> LaunchesWork:
@@ -27,18 +31,22 @@ def work_of(variant: Variant, problem: Problem) -> LaunchesWork:
     return found
 
 
-@pytest.mark.parametrize(("variant", "problem"), WAYS, ids=["mma", "simt"])
-def test_seven_products_are_counted(variant: Variant, problem: Problem) -> None:
-    """Of all pairs of rows and keys: five of the gradients, and two computed again."""
+@pytest.mark.parametrize(
+    ("variant", "problem", "products"),
+    [*((*way, 7) for way in WAYS.values()), (SUMMED, PROBLEM, 5)],
+    ids=[*WAYS, "sums in memory"],
+)
+def test_products_are_counted(variant: Variant, problem: Problem, products: int) -> None:
+    """Of all pairs of rows and keys: five of the gradients, and two computed again where none is summed."""
     flops = 0.0
     for launch in work_of(variant, problem).launches:
         mean = launch.work.mean
         per_block = 32 * 2 * mean.ffma if problem.dtype == "f32" else 16 * 8 * 16 * 2 * mean.products
         flops += launch.work.blocks * per_block
-    assert flops == pytest.approx(problem.flops * 7 / 5, rel=0.002)
+    assert flops == pytest.approx(problem.flops * products / 5, rel=0.002)
 
 
-@pytest.mark.parametrize(("variant", "problem"), WAYS, ids=["mma", "simt"])
+@pytest.mark.parametrize(("variant", "problem"), WAYS.values(), ids=WAYS)
 def test_walks_follow_what_rows_see(variant: Variant, problem: Problem) -> None:
     def tiles(asked: Problem) -> list[float]:
         return [each.work.blocks * each.work.mean_tiles for each in work_of(variant, asked).launches]
@@ -53,7 +61,7 @@ def test_walks_follow_what_rows_see(variant: Variant, problem: Problem) -> None:
     assert tiles(grouped) == full
 
 
-@pytest.mark.parametrize(("variant", "problem"), WAYS, ids=["mma", "simt"])
+@pytest.mark.parametrize(("variant", "problem"), WAYS.values(), ids=WAYS)
 def test_a_time_is_that_of_all_launches(variant: Variant, problem: Problem) -> None:
     found = predict(variant, problem, H200)
     us = [each.median_us for each in (predict(variant, replace(problem, batch=n), H200) for n in (4, 8))]
