@@ -20,6 +20,8 @@ from .simt_backward.family import SimtBackward
 from .simt_backward.work import simt_backward_work
 from .wgmma.family import Wgmma
 from .wgmma.work import wgmma_work
+from .wgmma_backward.family import WgmmaBackward
+from .wgmma_backward.work import wgmma_backward_work
 
 #: Imported so that every family's count of work is registered where a family is.
 COUNTS_OF_WORK = (
@@ -30,9 +32,11 @@ COUNTS_OF_WORK = (
     simt_work,
     simt_backward_work,
     wgmma_work,
+    wgmma_backward_work,
 )
 FAMILIES: dict[str, type[Variant]] = {
-    family.family: family for family in (Ladder, Latent, Mma, MmaBackward, Simt, SimtBackward, Wgmma)
+    family.family: family
+    for family in (Ladder, Latent, Mma, MmaBackward, Simt, SimtBackward, Wgmma, WgmmaBackward)
 }
 #: The family that comes first where several serve.
 FIRST_FAMILY = "simt"

@@ -28,6 +28,7 @@ HOME_CARDS = {
     "mma": "a100",
     "mma-backward": "a100",
     "wgmma": "h200",
+    "wgmma-backward": "h200",
     "latent": "h200",
 }
 #: Precisions that a family of these has under another name already.

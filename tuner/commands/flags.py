@@ -27,7 +27,7 @@ DEFAULT_OUT = Path("out")
 NO_SHAPES = Shapes()
 MAX_SEED = 2**32 - 1
 #: Written out: importing the families takes longer than all of `--help`.
-FAMILY_NAMES = "simt, mma, wgmma, latent, ladder, simt-backward, mma-backward"
+FAMILY_NAMES = "simt, mma, wgmma, latent, ladder, simt-backward, mma-backward, wgmma-backward"
 
 
 # -- cards, families and their parameters --------------------------------------------------------------------

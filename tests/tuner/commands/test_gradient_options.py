@@ -70,6 +70,7 @@ def test_families_follow_the_operation() -> None:
         return [family.family for family in serving_families(problem, PRESETS[card])]
 
     assert names(GRADIENTS, "a100") == ["mma-backward"]
+    assert names(GRADIENTS, "h200") == ["mma-backward", "wgmma-backward"]
     assert names(replace(GRADIENTS, dtype="f32"), "gtx-1080") == ["simt-backward"]
     assert names(replace(GRADIENTS, backward=False), "a100") == ["mma"]
     with pytest.raises(NotServed) as told:

@@ -6,9 +6,12 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from flashgen.gen.families.mma.work import WIDE_FLOPS
 from flashgen.gen.families.mma_backward.family import MmaBackward
 from flashgen.gen.families.simt_backward.family import SimtBackward
-from flashgen.gen.limits import PRESETS
+from flashgen.gen.families.wgmma.work import WGMMA_FLOPS_PER_CLOCK
+from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
+from flashgen.gen.limits import PRESETS, WARP
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import Scoring
 from flashgen.gen.variant import Variant
@@ -21,6 +24,7 @@ SIMT, MMA = SimtBackward(br=64, bc=64, threads_per_block=256, lanes=16), MmaBack
 WAYS: dict[str, tuple[Variant, Problem]] = {
     "mma": (MMA, PROBLEM),
     "simt": (SIMT, replace(PROBLEM, dtype="f32")),
+    "wgmma": (WgmmaBackward(), PROBLEM),
 }
 SUMMED = MmaBackward(dq_path="atomics", key_warps=2, column_warps=2)
 
@@ -41,8 +45,12 @@ def test_products_are_counted(variant: Variant, problem: Problem, products: int)
     flops = 0.0
     for launch in work_of(variant, problem).launches:
         mean = launch.work.mean
-        per_block = 32 * 2 * mean.ffma if problem.dtype == "f32" else 16 * 8 * 16 * 2 * mean.products
-        flops += launch.work.blocks * per_block
+        per_block = {
+            "simt-backward": WARP * 2 * mean.ffma,
+            "mma-backward": WIDE_FLOPS * mean.products,
+            "wgmma-backward": WGMMA_FLOPS_PER_CLOCK / 4 * mean.tensor,
+        }
+        flops += launch.work.blocks * per_block[variant.family]
     assert flops == pytest.approx(problem.flops * products / 5, rel=0.002)
 
 

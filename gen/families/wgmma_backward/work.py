@@ -1,0 +1,150 @@
+"""What a `WgmmaBackward` kernel makes a card do, counted along its template: a consumer's warps one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...limits import WARP, DeviceLimits
+from ...problem import ITEM_BYTES, Problem
+from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, count_work
+from ..gradient_work import (
+    bytes_of_keys,
+    bytes_of_rows,
+    masked_share,
+    moved_by_keys,
+    moved_by_rows,
+    moved_by_statistics,
+    scoring_counts,
+    walk_of_keys,
+    walk_of_rows,
+)
+from ..wgmma.parameters import GROUP, GROUP_ROWS
+from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
+from .family import WgmmaBackward
+from .parameters import HEAVIEST_FIRST
+
+#: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
+GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
+#: Columns that an instruction multiplies along.
+DEPTH = 16
+#: Instructions of a warp around one tile: barriers, descriptors, the loop.
+ALU_PER_TILE = 60
+
+
+@count_work.register
+def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -> LaunchesWork:
+    """Returns the work of a kernel of this family on a problem and a card."""
+    threads_of_rows, smem_of_rows, _ = variant.blocks_of_queries(problem)
+    launches = (
+        _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits),
+        _launch(_of_keys(variant, problem), variant.threads(), variant.smem_bytes(problem, limits), limits),
+    )
+    return LaunchesWork(launches, others=1, moved_bytes=moved_by_statistics(problem))
+
+
+def _launch(work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits) -> LaunchWork:
+    return LaunchWork(work, threads, smem_bytes, limits.registers_per_sm // threads // 8 * 8)
+
+
+def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
+    """Blocks that keep keys: two products of each tile of rows make weights, two more the gradients."""
+    d, dv, br = problem.head_dim, problem.head_dim_v, variant.br
+    both = d + dv
+    # Apart, either of two warpgroups makes one product of each kind, and weights go through shared memory.
+    share = 2 if variant.apart else 1
+    compute = _products(br, both / share) + _summed(br, both / share) + _weights(br)
+    if variant.apart:
+        compute += Counts(accesses=br / 16, wavefronts=br / 2, barriers=1)
+    warps = variant.consumers * GROUP_WARPS
+    block = BlockWork(
+        once=_moved(2 * bytes_of_keys(problem, variant.bc)),
+        per_tile=Counts(l2_bytes=bytes_of_rows(problem, br)),
+        per_warp_tile=compute,
+        walks=walk_of_keys(problem, variant.bc, br, warps),
+        heads=problem.batch * problem.num_kv_heads,
+        warps=warps,
+        heads_share_keys=False,
+        heads_interleaved=variant.order == HEAVIEST_FIRST,
+        moved_bytes=moved_by_keys(problem),
+        passing_bytes=problem.group * bytes_of_rows(problem, problem.seqlen_q),
+    )
+    return _with_waits(block, problem, (variant.bc, br), min(variant.q_stages, variant.dout_stages))
+
+
+def _of_rows(variant: WgmmaBackward, problem: Problem) -> BlockWork:
+    """Blocks that keep query rows: three products of each tile of keys."""
+    d, dv, keys = problem.head_dim, problem.head_dim_v, variant.keys
+    warps = variant.row_consumers * GROUP_WARPS
+    written = variant.rows * d * ITEM_BYTES[problem.dtype]
+    block = BlockWork(
+        once=_moved(bytes_of_rows(problem, variant.rows) + written),
+        per_tile=Counts(l2_bytes=bytes_of_keys(problem, keys)),
+        per_warp_tile=_products(keys, d + dv) + _summed(keys, d) + _weights(keys),
+        walks=walk_of_rows(problem, variant.rows, keys, warps),
+        heads=problem.batch * problem.num_q_heads,
+        warps=warps,
+        heads_interleaved=variant.order == HEAVIEST_FIRST,
+        moved_bytes=moved_by_rows(problem),
+        passing_bytes=bytes_of_keys(problem, problem.seqlen_k),
+    )
+    return _with_waits(block, problem, (variant.rows, keys), min(variant.k_stages, variant.v_stages))
+
+
+def _products(passing: int, columns: float) -> Counts:
+    """A warp's share of products of 64 rows that stay with what passes by: both are read from shared
+    memory."""
+    flops = 2 * GROUP_ROWS * passing * columns
+    return _multiplied(flops, columns / DEPTH, 2 * columns * (GROUP_ROWS + passing))
+
+
+def _summed(passing: int, columns: float) -> Counts:
+    """A warp's share of sums over what passes by, whose weights are in registers."""
+    flops = 2 * GROUP_ROWS * passing * columns
+    packed = Counts(alu=GROUP_ROWS * passing / GROUP / 2)
+    return _multiplied(flops, passing / DEPTH, 2 * passing * columns) + packed
+
+
+def _multiplied(flops: float, instructions: float, num_bytes: float) -> Counts:
+    return Counts(
+        products=instructions,
+        # Of a warpgroup's product each scheduler has a quarter, as it has one of its warps.
+        tensor=flops / WGMMA_FLOPS_PER_CLOCK,
+        wavefronts=num_bytes / 128 / GROUP_WARPS,
+    )
+
+
+def _weights(passing: int) -> Counts:
+    """What a warp makes of its scores, and of the gradients of its weights."""
+    weights, known = GROUP_ROWS * passing / GROUP, passing / 2
+    return Counts(
+        ffma=weights,
+        alu=2 * weights + ALU_PER_TILE,
+        exp=weights,
+        accesses=known,
+        wavefronts=known,
+        delivered=known,
+        shared_waits=3,
+    )
+
+
+def _with_waits(block: BlockWork, problem: Problem, tiles: tuple[int, int], stages: int) -> BlockWork:
+    """The same with what masks and changes of scores ask of a warp, and what a warp waits for where no tile
+    is copied ahead; ``tiles`` are what a block keeps and what passes by."""
+    masked = masked_share(problem, *tiles, block.mean_tiles)
+    asked = scoring_counts(problem, 2, tiles[1] / 4, masked=masked, warp_rows=LANE_ROWS, approximate=True)
+    compute = block.per_warp_tile + asked
+    late = Counts(barriers=0.5, global_waits=1.0 if stages == 1 else 0.0)
+    return replace(block, per_tile=block.per_tile + late, per_warp_tile=compute)
+
+
+def _moved(num_bytes: float) -> Counts:
+    """What a block keeps, read, and the gradients of it, written."""
+    accesses = num_bytes / (8 * WARP)
+    return Counts(
+        alu=4 * accesses,
+        accesses=accesses,
+        wavefronts=2 * num_bytes / 128,
+        l2_bytes=num_bytes,
+        global_waits=2,
+        barriers=1,
+    )
