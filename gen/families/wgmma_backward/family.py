@@ -7,7 +7,10 @@ gradients of outputs pass by through stages in shared memory, each read by colum
 sums from one swizzled tile.
 
 Gradients of queries are made by another launch, which keeps query rows and lets keys pass by: two products
-more of seven, for which nothing is added up in memory, and the same bits come out every run.
+more of seven, for which nothing is added up in memory, and the same bits come out every run. Or by the blocks
+that keep keys: gradients of scores then also pass through shared memory, from which consumers take all keys'
+for rows, or columns, of their own; the copy engine, or the threads, add what comes out to sums in memory, in
+whatever order, and a last launch reads these.
 
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory.
@@ -18,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ...launch import Launch
+from ...launch import QUERIES_ROLE, Launch
 from ...limits import DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
@@ -51,13 +54,15 @@ class WgmmaBackward(RuledParameters):
         return replace(super().launch(problem, limits), tensor_maps=self.tensor_maps())
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
-        statistics, queries, keys = super().launches(problem, limits)
-        return (statistics, replace(queries, tensor_maps=self.tensor_maps()), keys)
+        made = super().launches(problem, limits)
+        maps = self.tensor_maps()
+        return tuple(replace(each, tensor_maps=maps) if each.role == QUERIES_ROLE else each for each in made)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)
         return {
             **super().constants(problem, limits),
+            "query_share": self.query_share(problem),
             "smem_of_rows": smem_of_rows,
             "row_threads": row_threads,
             "d_chunks": chunks(problem.head_dim),

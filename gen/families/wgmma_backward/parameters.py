@@ -11,7 +11,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...variant import param
 from ..gradients import GradientVariant
 from ..wgmma.parameters import GROUP, GROUP_ROWS
-from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK_BYTES, chunks
+from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
 
 #: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
 PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
@@ -20,6 +20,9 @@ PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE = 32, 8
 #: When weights are multiplied: once their gradients are there, too, or beside the making of these.
 TOGETHER, WEIGHTS_FIRST = "together", "weights_first"
+#: Where the gradients of queries are made: by a launch that keeps these, the same bits every run, or by the
+#: blocks that keep keys, which add them up in memory, by the copy engine or by instructions of threads.
+LAUNCH, BULK, ATOMICS = "launch", "bulk", "atomics"
 #: In which order blocks start: all tiles of a head one behind the other, or the heaviest tiles of all heads.
 BY_HEAD, HEAVIEST_FIRST = "by_head", "heaviest_first"
 
@@ -35,6 +38,13 @@ class Parameters(GradientVariant):
     br: int = param(64, 128, 80, 96, 112, 48, 32, doc="query rows that pass by them")
     q_stages: int = param(2, 1, 3, doc="tiles of queries in shared memory")
     dout_stages: int = param(2, 1, 3, doc="tiles of gradients of outputs in shared memory")
+    dq_path: str = param(
+        LAUNCH,
+        BULK,
+        ATOMICS,
+        doc="who makes queries' gradients: a launch, or blocks of keys by sums in memory",
+    )
+    ds_stages: int = param(2, 1, doc="tiles of gradients of scores in shared memory, where blocks of keys do")
     rows: int = param(128, 64, 192, doc="query rows that a block of the other launch keeps")
     keys: int = param(64, 128, 80, 96, 112, 48, 32, doc="keys that pass by them")
     k_stages: int = param(2, 1, 3, doc="tiles of keys in shared memory")
@@ -55,6 +65,26 @@ class Parameters(GradientVariant):
         return self.rows // GROUP_ROWS
 
     @property
+    def sums_queries(self) -> bool:
+        """Whether blocks of keys add up the gradients of queries in memory."""
+        return self.dq_path != LAUNCH
+
+    def summed_columns(self, problem: Problem) -> int:
+        return problem.head_dim if self.sums_queries else 0
+
+    def query_share(self, problem: Problem) -> tuple[int, int]:
+        """Returns what a consumer makes of the gradients of the rows that pass by: so many times 64 rows, and
+        so many columns, which may be more than there are; nothing of either where they cannot be shared."""
+        tiles, columns = self.br // GROUP_ROWS, chunks(problem.head_dim)
+        if self.br % GROUP_ROWS or self.apart:
+            return 0, 0
+        if tiles % self.consumers == 0:
+            return tiles // self.consumers, problem.head_dim
+        if columns % self.consumers == 0:
+            return tiles, columns // self.consumers * CHUNK
+        return 0, 0
+
+    @property
     def statistics_tile(self) -> int:
         return self.br
 
@@ -71,12 +101,12 @@ class Parameters(GradientVariant):
     @property
     def row_box(self) -> int:
         """The query rows that one copy brings: both launches tile them by whole ones."""
-        return gcd(self.br, self.rows)
+        return self.br if self.sums_queries else gcd(self.br, self.rows)
 
     @property
     def key_box(self) -> int:
         """The keys that one copy brings."""
-        return gcd(self.keys, self.bc)
+        return self.bc if self.sums_queries else gcd(self.keys, self.bc)
 
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Returns the arrays as the copy engine reads them, for both launches alike."""
@@ -88,11 +118,19 @@ class Parameters(GradientVariant):
         tiles = self.bc * (d + dv) + self.br * (self.q_stages * d + self.dout_stages * dv)
         if self.apart:
             tiles += 2 * self.br * self.bc // GROUP_ROWS  # weights on their way from one warpgroup to another
+        if self.sums_queries:
+            tiles += self.ds_stages * self.br * chunks(self.bc)  # gradients of scores
+        sums = 0
+        if self.dq_path == BULK:
+            share_tiles, columns = self.query_share(problem)
+            sums = ITEM_BYTES["f32"] * self.consumers * share_tiles * GROUP_ROWS * columns
         statistics = ITEM_BYTES["f32"] * self.br * (self.q_stages + self.dout_stages)
-        return _storage(CHUNK_BYTES * tiles + statistics, 1 + 2 * (self.q_stages + self.dout_stages))
+        return _storage(CHUNK_BYTES * tiles + sums + statistics, 1 + 2 * (self.q_stages + self.dout_stages))
 
     def smem_bytes_of_rows(self, problem: Problem) -> int:
-        """Returns the bytes of shared memory of a block that keeps query rows."""
+        """Returns the bytes of shared memory of a block that keeps query rows; 0 without such blocks."""
+        if self.sums_queries:
+            return 0
         d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
         tiles = self.rows * (d + dv) + self.keys * (self.k_stages * d + self.v_stages * dv)
         return _storage(CHUNK_BYTES * tiles, 1 + 2 * (self.k_stages + self.v_stages))
@@ -104,10 +142,15 @@ class Parameters(GradientVariant):
     def needed_registers(self, problem: Problem) -> int:
         """Returns what a thread of a consumer needs where keys are kept: for sums, products and the rest."""
         d, dv = problem.head_dim // 2, problem.head_dim_v // 2
-        return (max(d, dv) if self.apart else d + dv) + self.br + _beside(problem)
+        tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
+        products = self.br + (self.br // 4 if self.schedule == WEIGHTS_FIRST else 0)
+        passing = max(products, tiles * columns // 2 + self.br // 4)
+        return (max(d, dv) if self.apart else d + dv) + passing + _beside(problem)
 
     def needed_registers_of_rows(self, problem: Problem) -> int:
-        """Returns what a thread of a consumer needs where query rows are kept."""
+        """Returns what a thread of a consumer needs where query rows are kept; 0 without such blocks."""
+        if self.sums_queries:
+            return 0
         return problem.head_dim // 2 + self.keys + _beside(problem)
 
 

@@ -12,6 +12,9 @@ from ..wgmma.parameters import GROUP
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from .parameters import WEIGHTS_FIRST, Parameters, consumer_registers, launch_registers
 
+#: Parameters of the launch that keeps query rows.
+_OF_ROWS = frozenset({"rows", "keys", "k_stages", "v_stages"})
+
 
 @dataclass(frozen=True)
 class RuledParameters(Parameters):
@@ -31,7 +34,7 @@ class RuledParameters(Parameters):
             return f"{threads} threads leave a consumer's {limits.registers_per_sm // threads}"
         return None
 
-    @rule("registers", after="br")
+    @rule("registers", after="schedule")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _lacks_registers(self.needed_registers(problem), self.threads(), limits)
 
@@ -43,7 +46,7 @@ class RuledParameters(Parameters):
     @rule("registers", after="keys")
     def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
-        columns = max(problem.head_dim, problem.head_dim_v, self.br, self.keys)
+        columns = max(problem.head_dim, problem.head_dim_v, self.br, 0 if self.sums_queries else self.keys)
         threads = max(self.threads(), GROUP * (1 + self.row_consumers))
         needed, given = columns // 2 + REGISTERS_BESIDE_SUMS, launch_registers(threads, limits)
         if needed > given:
@@ -52,7 +55,7 @@ class RuledParameters(Parameters):
             )
         return None
 
-    @rule("shared memory", after="dout_stages")
+    @rule("shared memory", after="ds_stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return limits.lacks_shared_memory(self.smem_bytes(problem, limits))
 
@@ -66,6 +69,36 @@ class RuledParameters(Parameters):
             return f"schedule={self.schedule}: a change of scores is differentiated where it is made"
         if self.schedule == WEIGHTS_FIRST and self.apart:
             return f"schedule={self.schedule}: apart, a warpgroup has nothing else to do with its weights"
+        return None
+
+    @rule("divisibility", after="dq_path")
+    def _gradients_of_queries_are_shared(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_queries:
+            return None
+        if self.apart:
+            return f"dq_path={self.dq_path}: apart, no warpgroup has registers left for them"
+        if self.query_share(problem) == (0, 0):
+            return (
+                f"dq_path={self.dq_path}: {self.consumers} warpgroups cannot share {self.br} rows of "
+                f"{problem.head_dim} columns in tiles of 64 by 64"
+            )
+        return None
+
+    @rule("combination", after="ds_stages")
+    def _gradients_of_scores_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_queries and self.ds_stages != 2:
+            return f"ds_stages={self.ds_stages}: with dq_path={self.dq_path} they stay in registers"
+        return None
+
+    @rule("combination", after="v_stages")
+    def _kept_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_queries:
+            return None
+        for parameter in self.parameters():
+            value = getattr(self, parameter.name)
+            if parameter.name in _OF_ROWS and value != parameter.default:
+                told = f"{parameter.name}={value}"
+                return f"dq_path={self.dq_path}: no launch keeps query rows, of which {told} is"
         return None
 
     @rule("short sequence", after="bc", advisory=True)

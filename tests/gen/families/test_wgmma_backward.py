@@ -28,6 +28,7 @@ H200 = PRESETS["h200"]
 PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
 SMALL = WgmmaBackward(bc=64, br=32, rows=64, keys=32)
 APART = replace(SMALL, apart=True)
+COLUMNS = "sums by the copy engine, shared by columns"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
@@ -40,12 +41,29 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     ),
     "apart": (replace(APART, br=48), replace(PROBLEM, head_dim=72, head_dim_v=40)),
     "apart, wide rows": (APART, replace(PROBLEM, head_dim=256, head_dim_v=256)),
+    "sums by the copy engine, shared by rows": (
+        WgmmaBackward(br=128, dq_path="bulk", schedule="together"),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    COLUMNS: (
+        WgmmaBackward(dq_path="bulk", ds_stages=1, schedule="weights_first"),
+        replace(PROBLEM, head_dim=96, head_dim_v=72),
+    ),
+    "sums by threads": (
+        WgmmaBackward(dq_path="atomics", order="heaviest_first"),
+        replace(PROBLEM, dtype="f16", head_dim=128, head_dim_v=128),
+    ),
     "three consumers": (
         WgmmaBackward(bc=192, br=48, rows=192, order="heaviest_first"),
         replace(PROBLEM, head_dim=64, head_dim_v=64),
     ),
 }
-SCORED = [(apart, name) for name in SCORINGS if name != "plain" for apart in (False, True)]
+SCORED_BY = {
+    "launch": SMALL,
+    "apart": APART,
+    "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
+}
+SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_BY]
 
 
 def kernel_of(way: str, **asked: object) -> Kernel:
@@ -74,15 +92,14 @@ def test_gradients_are_right_at_all_lengths(way: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("apart", "name"), sampled(SCORED, 1, thorough=5))
-def test_masks_and_changes_of_scores_are_differentiated(apart: bool, name: str) -> None:
+@pytest.mark.parametrize(("way", "name"), sampled(SCORED, 1, thorough=5))
+def test_masks_and_changes_of_scores_are_differentiated(way: str, name: str) -> None:
     problem = replace(PROBLEM, head_dim=32, head_dim_v=32, scoring=SCORINGS[name], causal=name != "score")
-    kernel = render(APART if apart else SMALL, problem, H200)
-    assert check(kernel) < problem.tolerance
+    assert check(render(SCORED_BY[way], problem, H200)) < problem.tolerance
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(["f16", "apart"], 0))
+@pytest.mark.parametrize("way", sampled(["f16", "apart", COLUMNS], 0))
 def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
     check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
 
@@ -97,6 +114,13 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             ("f16", "if (is_partial(args, batch, first, ", "if (false && is_partial(args, batch, first, "),
             ("f16", "first_row -= first_row % kPassingRows", "first_row += 16"),
             ("f16", "smem.lse[0]), q_full", "smem.lse[0]) / 2, q_full"),
+            (
+                COLUMNS,
+                "named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);\n      float",
+                "float",
+            ),
+            (COLUMNS, "[share_column / kChunk]", "[0]"),
+            (COLUMNS, "if (lane == 0) tma_wait_read<0>();", ""),
             ("apart", "if (n + 1 < count) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -131,6 +155,15 @@ def test_what_cannot_run_is_told() -> None:
         render(WgmmaBackward(), PROBLEM, PRESETS["a100"])
 
 
+def test_sums_are_taken_by_whole_warpgroups() -> None:
+    with pytest.raises(Illegal, match="2 warpgroups cannot share 64 rows of 64 columns in tiles of 64 by 64"):
+        render(WgmmaBackward(dq_path="bulk"), replace(PROBLEM, head_dim=64, head_dim_v=64), H200)
+    with pytest.raises(Illegal, match="dq_path=bulk: no launch keeps query rows, of which keys=32 is"):
+        render(WgmmaBackward(dq_path="bulk", keys=32), replace(PROBLEM, head_dim=128, head_dim_v=128), H200)
+    kernel = kernel_of("sums by threads")
+    assert [each.role for each in kernel.launches] == ["statistics", "kernel", "postprocess"]
+
+
 def test_the_workspace_is_filled_up_to_whole_tiles() -> None:
     kernel = kernel_of("f16")
     # Two numbers of each of 12 heads' 128 rows: 100, filled up to tiles of 32.
@@ -143,6 +176,8 @@ FULL = {
     "64, three consumers": (WgmmaBackward(bc=192, br=64, rows=192), 64, 64),
     "128": (WgmmaBackward(br=80, keys=128, k_stages=1), 128, 128),
     "128, weights first": (WgmmaBackward(schedule="weights_first"), 128, 128),
+    "64, sums": (WgmmaBackward(br=128, dq_path="bulk"), 64, 64),
+    "128, sums": (WgmmaBackward(dq_path="bulk", schedule="weights_first"), 128, 128),
     "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
 }
 
