@@ -36,6 +36,9 @@ class Parameters(GradientVariant):
         False, True, doc="of 64 keys one warpgroup makes dv and another dk, which takes fewer registers"
     )
     br: int = param(64, 128, 80, 96, 112, 48, 32, doc="query rows that pass by them")
+    schedule: str = param(
+        TOGETHER, WEIGHTS_FIRST, doc="products with weights: beside those of their gradients, or before"
+    )
     q_stages: int = param(2, 1, 3, doc="tiles of queries in shared memory")
     dout_stages: int = param(2, 1, 3, doc="tiles of gradients of outputs in shared memory")
     dq_path: str = param(
@@ -49,9 +52,6 @@ class Parameters(GradientVariant):
     keys: int = param(64, 128, 80, 96, 112, 48, 32, doc="keys that pass by them")
     k_stages: int = param(2, 1, 3, doc="tiles of keys in shared memory")
     v_stages: int = param(2, 1, 3, doc="tiles of values in shared memory")
-    schedule: str = param(
-        TOGETHER, WEIGHTS_FIRST, doc="products with weights: beside those of their gradients, or before"
-    )
     order: str = param(BY_HEAD, HEAVIEST_FIRST, doc="blocks that start together: of a head, or the heaviest")
 
     @property

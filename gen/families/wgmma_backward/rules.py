@@ -34,7 +34,7 @@ class RuledParameters(Parameters):
             return f"{threads} threads leave a consumer's {limits.registers_per_sm // threads}"
         return None
 
-    @rule("registers", after="schedule")
+    @rule("registers", after="dq_path")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _lacks_registers(self.needed_registers(problem), self.threads(), limits)
 
