@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from .append import NEW_ROWS, NEW_STARTS, ROTATED, TABLE_ROWS, TOTAL_NEW, Append, rotated_strides
+from .buffer_gradients import BufferGradient, buffer_gradients
 from .expression import Kind
 from .launch import Launch
 from .layout import DENSE, Layout
@@ -178,6 +179,8 @@ def argument_struct(
     if operation is BACKWARD or has_workspace:
         comment = "for what launches leave each other"
         addresses.append((Field(WORKSPACE, ADDRESS, pointee="float", comment=comment),))
+    if operation is BACKWARD:
+        addresses += [(_gradient_field(each),) for each in buffer_gradients(scores)]
     if scores.needs_lists:
         addresses.append((Field(TILE_LISTS, ADDRESS, pointee="int", comment="memory for lists of tiles"),))
         made.append((Field(LISTS_MADE, INT, comment="whether they are there from a call before"),))
@@ -193,6 +196,9 @@ def argument_struct(
     if has_key_scales:
         strides += [tuple(Field(name, LONG) for name in key_scale_strides(each)) for each in KEY_SCALES]
     strides += [tuple(Field(name, LONG) for name in each.strides) for each in scores.buffers if each.strides]
+    if operation is BACKWARD:
+        of_buffers = (each.strides for each in buffer_gradients(scores))
+        strides += [tuple(Field(name, LONG) for name in names) for names in of_buffers if names]
     sizes = tuple(Field(name, INT) for name in layout.sizes)
     more_sizes = [(Field(name, INT),) for each in scores.buffers for _, name in each.sizes]
     if append is not None:
@@ -209,6 +215,11 @@ def argument_struct(
         scalars = [(Field("scale", SINGLE, comment=usual.format(", usually")),)]
     scalars += [(replace(field, code=SINGLE),) for field, kind in numbers if kind is Kind.FLOAT]
     return ArgumentStruct("AttentionArgs", (*addresses, *strides, sizes, *made, *more_sizes, *scalars))
+
+
+def _gradient_field(gradient: BufferGradient) -> Field:
+    array = Array(gradient.name, "", "", "", FLOAT, is_output=True, is_optional=True)
+    return Field(gradient.name, ADDRESS, array, f"the gradient of {gradient.buffer.name}; null: not wanted")
 
 
 def _append_addresses(append: Append, layout: Layout) -> list[tuple[Field, ...]]:
@@ -336,6 +347,9 @@ def make_arguments(
     values["scale"] = scale
     values["value_scale"] = 1.0 if value_scale is None else value_scale
     values |= {TILE_LISTS: 0, LISTS_MADE: 0, PLAN: 0, PLAN_MADE: 0, WORKSPACE: workspace or 0}
+    if operation is BACKWARD:
+        for each in buffer_gradients(problem.scores):
+            values |= dict.fromkeys((each.name, *each.strides), 0)
     values |= {name: 0 for name, _ in layout.index_arrays}
     values |= {f"{name}_stride": 0 for name, _ in layout.table}
     for name in KEY_SCALES:

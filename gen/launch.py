@@ -26,6 +26,8 @@ APPEND_ROLE = "append"
 STATISTICS_ROLE, QUERIES_ROLE = "statistics", "queries"
 #: The role of the launch behind the main one, which finishes what its blocks have added up in memory.
 POSTPROCESS_ROLE = "postprocess"
+#: What the roles of launches begin with that make the gradients of arrays which scores read, before the name.
+BUFFER_ROLE = "gradient_of_"
 #: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
 _TILE_NAMES = {
     LISTS_ROLE: "kListRows",
@@ -70,6 +72,10 @@ class Launch:
     ``splits`` blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
     heads that share keys, a block for each; those of one head of keys are filled up with empty ones.
 
+    With ``keys_per_block`` each tile of rows has a block for each tile of so many keys, whichever are seen.
+
+    ``makes`` is the optional output without which nobody needs it.
+
     ``of_keys``: tiles are not of query rows but of keys, a block takes them for all query heads that share
     them.
 
@@ -96,6 +102,8 @@ class Launch:
     packed: bool = False
     rotates: bool = False
     of_keys: bool = False
+    keys_per_block: int | None = None
+    makes: str = ""
 
     @property
     def smem_alignment(self) -> int:
@@ -150,6 +158,8 @@ class Launch:
     @property
     def _tile_name(self) -> str:
         """What the kernel calls the rows of a tile."""
+        if self.keys_per_block is not None:
+            return "kPairRows"
         return "kBc" if self.of_keys else _TILE_NAMES.get(self.role, "kBr")
 
     @cached_property
@@ -168,6 +178,8 @@ class Launch:
             together = Constant(self.heads_per_block, "kHeadsPerBlock")
             return divided_up(self.heads * BATCH, together) * self.tiles
         tiles = self.heads if self.rows_per_block is None else self.tiles * self.heads
+        if self.keys_per_block is not None:
+            tiles = tiles * divided_up(KEYS, Constant(self.keys_per_block, "kPairKeys"))
         batches = Constant(1) if self.alike_batches else BATCH
         return tiles * batches * Constant(self.splits, "kSplits" if self.splits > 1 else "")
 

@@ -147,6 +147,12 @@ LATENT = replace(
     FORWARD, name="latent attention", arrays=tuple(each for each in FORWARD.arrays if each.name != "v")
 )
 
+
+def gradient_name(name: str) -> str:
+    """Returns what the gradient of an array is called that masks or changes of scores read."""
+    return f"d{name}"
+
+
 #: The gradients of `FORWARD`'s inputs, from its inputs and outputs and the gradients of these.
 BACKWARD = Operation(
     "backward",

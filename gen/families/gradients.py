@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..buffer_gradients import (
+    PAIR_COLUMNS,
+    PAIR_KEYS,
+    PAIR_ROWS,
+    PAIR_THREADS,
+    SINK_THREADS,
+    buffer_gradients,
+)
 from ..formula.derivative import derivative
 from ..launch import QUERIES_ROLE, Launch
 from ..limits import DeviceLimits
@@ -49,12 +57,13 @@ class GradientVariant(Variant):
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         """Returns those of the rows' statistics and of the queries' gradients, and `launch`, which stands
-        before what it adds up for."""
+        before what it adds up for; and those of the gradients of what scores read."""
         main = self.launch(problem, limits)
+        of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):
-            return (statistics_launch(), main, postprocess_launch())
+            return (statistics_launch(), main, postprocess_launch(), *of_buffers)
         queries = Launch(*self.blocks_of_queries(problem), role=QUERIES_ROLE)
-        return (statistics_launch(), queries, main)
+        return (statistics_launch(), queries, main, *of_buffers)
 
     def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
         """Returns what launches leave those behind them."""
@@ -77,5 +86,8 @@ class GradientVariant(Variant):
             "postprocess_threads": POSTPROCESS_THREADS,
             # Floats that a lane adds to memory at once.
             "summed_together": 4 if limits.arch >= VECTOR_SUMS else 1,
+            "buffer_gradients": buffer_gradients(problem.scores),
+            "pairs": {"threads": PAIR_THREADS, "rows": PAIR_ROWS, "keys": PAIR_KEYS, "columns": PAIR_COLUMNS},
+            "sink_threads": SINK_THREADS,
             "slope": derivative(change, SCORE.name) if change is not None else None,
         }

@@ -24,7 +24,7 @@ _WORDS_OF_KERNELS = """
     b h q k v o row key lse scale score batch lane warp causal layout stream out seqlen_q seqlen_k num_q_heads
     num_kv_heads value_scale return_lse window_left window_right always_keys chunk dilation softcap tile_lists
     tile_lists_made plan plan_made cu_seqlens_q cu_seqlens_k seqused_q seqused_k total_q total_k
-    page_table page_table_stride num_pages page_size max_pages
+    page_table page_table_stride num_pages page_size max_pages workspace dout dlse dq dk dv
 """
 #: Names that stand for something else in a kernel or in a module's call.
 TAKEN = frozenset(_WORDS_OF_KERNELS.split())

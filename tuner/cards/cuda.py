@@ -31,7 +31,7 @@ from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import inputs_of, numpy_dtype, require_inputs
 from .guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
 from .key_scales import key_scales, scale_strides
-from .score_values import score_values
+from .score_values import gradient_arrays, gradient_strides, of_four_axes, score_values
 from .sequences import (
     index_arrays,
     index_strides,
@@ -290,6 +290,11 @@ class CudaRunner:
         sizes = sizes_of_call(problem, q, inputs["k"], values)
         read = score_values(problem.scores, values, sizes)
         buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
+        of_buffers = gradient_arrays(problem.scores, read, sizes) if problem.backward else {}
+        for name, array in of_buffers.items():
+            whole = of_four_axes(array)
+            strides = tuple(stride // array.itemsize for stride in whole.strides)
+            placed[name] = image.add_output(name, whole.shape, strides, array.dtype)
         indices = index_arrays(problem, values)
         indices_at = {name: image.add_buffer(array) for name, array in indices.items()}
         new = new_arrays(problem, values)
@@ -308,11 +313,15 @@ class CudaRunner:
 
             arguments = make_arguments(
                 problem,
-                addresses({name: at for name, (at, _) in placed.items()}),
-                {name: strides for name, (_, strides) in placed.items()},
+                addresses({name: placed[name][0] for name in (*inputs, *outputs)}),
+                {name: placed[name][1] for name in (*inputs, *outputs)},
                 scale=scale,
                 sizes=sizes,
-                scoring=read.arguments(addresses(buffers_at)),
+                scoring={
+                    **read.arguments(addresses(buffers_at)),
+                    **addresses({name: placed[name][0] for name in of_buffers}),
+                    **gradient_strides(problem.scores, of_buffers),
+                },
                 sequences={**addresses(indices_at), **index_strides(indices)},
                 append={**append_numbers(problem, new), **addresses(new_at)},
                 key_scales={**addresses(scales_at), **scale_strides(scales)},
@@ -325,7 +334,12 @@ class CudaRunner:
         found = image.outputs(before, after)
         for name, grown in zip(caches, image.caches(after), strict=False):
             inputs[name][...] = grown
-        return dict(zip(outputs, found, strict=True))
+        shapes = {name: array.shape for name, array in of_buffers.items()}
+        names = (*outputs, *of_buffers)
+        return {
+            name: array.reshape(shapes.get(name, array.shape))
+            for name, array in zip(names, found, strict=True)
+        }
 
     def _arena_of(self, floats: int) -> int:
         """The address of device memory for at least so many floats, kept between calls."""

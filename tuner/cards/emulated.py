@@ -49,7 +49,7 @@ from .device import Timing
 from .dtypes import inputs_of, numpy_dtype, require_inputs
 from .guarded_arrays import ABSENT, GuardedArray
 from .key_scales import key_scales, scale_strides
-from .score_values import score_values
+from .score_values import gradient_arrays, gradient_strides, of_four_axes, score_values
 from .sequences import index_arrays, index_strides, rows_of_sequences, sizes_of_call
 
 PREFIX = "sim:"
@@ -322,6 +322,11 @@ class SimRunner:
             ints = build.kernel.num_list_ints(sizes)
             buffers[TILE_LISTS] = GuardedArray.like(np.empty((1, max(1, ints)), np.int32), copy=False)
             scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}
+        of_buffers = gradient_arrays(problem.scores, read, sizes) if problem.backward else {}
+        made = {
+            name: GuardedArray.like(of_four_axes(array), copy=False) for name, array in of_buffers.items()
+        }
+        scoring |= {**_addresses(made), **gradient_strides(problem.scores, of_buffers)} if made else {}
         new = new_arrays(problem, values)
         appended = {name: GuardedArray.like(array) for name, array in new.items() if array.size}
         if problem.append is not None and problem.append.rotary:
@@ -342,7 +347,7 @@ class SimRunner:
             key_scales={**_addresses(of_keys), **scale_strides(scales)},
             workspace=_addresses(scratch).get(WORKSPACE),
         )
-        buffers = {**sequences, **of_keys, **buffers, **appended, **scratch}
+        buffers = {**sequences, **of_keys, **buffers, **appended, **scratch, **made}
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
         for name, array in (*arrays.items(), *buffers.items()):
@@ -352,9 +357,12 @@ class SimRunner:
             if problem.operation.array(name).rows == "seqlen_q":
                 rows = rows_of_sequences(problem, values, array.shape[2])
             arrays[name].check_written(name, build.kernel, rows)
+        for name, array in made.items():
+            array.check_written(name, build.kernel, np.ones(array.view.shape[2], bool))
+            of_buffers[name][...] = array.view.reshape(of_buffers[name].shape)
         for name, array in (*outputs.items(), *((name, inputs[name]) for name in caches)):
             array[...] = arrays[name].view
-        return dict(outputs)
+        return {**outputs, **of_buffers}
 
     def _config(self) -> _Config:
         return _Config(

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...gen.buffer_gradients import buffer_gradients
 from ...gen.expression import Kind
 from ...gen.problem import Problem
 from ...gen.scores import Buffer, Scalar, Scores
@@ -51,6 +52,35 @@ def by_keyword(keywords: Mapping[str, Sequence[str]], values: Mapping[str, Any])
         keyword: values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
         for keyword, names in keywords.items()
     }
+
+
+def gradient_arrays(scores: Scores, read: ScoreValues, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Returns arrays for the gradients of what ``scores`` read, float32 and unwritten, by the names of a
+    kernel's arguments: of the lengths that are read, 1 along what ``read`` repeats."""
+    found = {}
+    for each in buffer_gradients(scores):
+        array = read.arrays[each.buffer.name]
+        repeated = [stride == 0 for stride in (*array.strides[:-1], array.itemsize)]
+        lengths = [
+            max((sizes[name] for name in names), default=array.shape[i])
+            for i, names in enumerate(each.buffer.axes)
+        ]
+        shape = [1 if alike else length for alike, length in zip(repeated, lengths, strict=True)]
+        found[each.name] = np.empty(shape, np.float32)
+    return found
+
+
+def gradient_strides(scores: Scores, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Returns the strides that a kernel is told of such ``arrays``, by the names of its arguments."""
+    found: dict[str, int] = {}
+    for each in buffer_gradients(scores):
+        found |= dict(zip(each.strides, _strides(arrays[each.name]), strict=True))
+    return found
+
+
+def of_four_axes(array: np.ndarray) -> np.ndarray:
+    """Returns the array with axes of length 1 in front, as guarded memory has arrays."""
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 def values_as_read(problem: Problem, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,16 @@ T __ldg(const T* address) {
   return *address;
 }
 
+// Adds to memory to which other blocks add, too; returns what was there.
+inline float atomicAdd(float* address, float value) {
+  float before, after;
+  __atomic_load(address, &before, __ATOMIC_RELAXED);
+  do {
+    after = before + value;
+  } while (!__atomic_compare_exchange(address, &before, &after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return before;
+}
+
 // ---- barriers and warp-wide functions ----------------------------------------------------------------------------
 // The last parameter is the line of the call, for messages.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.expression import Load
 from ...gen.scores import BATCH, HEAD, KEY, NUM_KEYS, NUM_ROWS, QUERY, SCORE, Scores, laid_over
 from .score_rounding import UNIT, Rounded, rounded_change
 
@@ -85,6 +86,27 @@ class AskedPairs:
         }
         values = laid_over(self.values, names)
         return rounded_change(self.scores.change, values, errors, tanh_error=tanh_error)
+
+    def index_of(self, load: Load, b: int, h: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Returns which element of a buffer, counted one after the other, each pair of a head reads,
+        ``(rows, keys)``."""
+        names = {
+            BATCH.name: self.first[0] + b,
+            HEAD.name: self.first[1] + h,
+            QUERY.name: rows[:, None],
+            KEY.name: keys[None, :],
+            NUM_ROWS.name: self.seqlen_q,
+            NUM_KEYS.name: self.seqlen_k,
+        }
+        values, shape = laid_over(self.values, names), np.shape(self.values[load.buffer])
+        places = (np.asarray(index.value(values)) for index in load.indices)
+        # Negative ones count from the end; what is outside is the nearest that there is.
+        within = (
+            np.clip(np.where(place < 0, place + length, place), 0, length - 1)
+            for place, length in zip(places, shape, strict=True)
+        )
+        found = np.ravel_multi_index(np.broadcast_arrays(*within), shape)
+        return np.broadcast_to(found, (len(rows), len(keys)))
 
     def sinks(self) -> np.ndarray:
         """Returns the sink of each head; -inf where there are none."""

@@ -13,6 +13,7 @@ from ...gen.promise import promise_of
 from ..build.protocol import Build
 from ..cards.device import Runner
 from ..cards.dtypes import numpy_dtype
+from ..cards.score_values import of_four_axes
 from . import reference
 from .cases import Case
 from .comparison import WrongResult
@@ -64,7 +65,9 @@ def check_gradients(
     )
     found = runner.differentiate(build, arrays, scale=scale, values=values)
     errors = [
-        compare_gradient(found[name], each, expected, problem, f"{name}, {case.name}")
+        compare_gradient(
+            found[name], each.summed_to(found[name].shape), expected, problem, f"{name}, {case.name}"
+        )
         for name, each in wanted.items()
     ]
     return max(errors)
@@ -83,6 +86,7 @@ def compare_gradient(
     """Returns the largest ‖found - wanted‖ over its spread of a head, 0 where scores are beyond
     `has_ordinary_scores`; ``expected`` is what the forward pass makes of the inputs. Raises `WrongResult` for
     anything that rounding does not explain, NaN and infinity included."""
+    found, wanted = of_four_axes(found), Gradient(of_four_axes(wanted.value), of_four_axes(wanted.spread))
     sizes = (expected.max_score, expected.change_error, expected.sink_score)
     bound = ROUNDINGS * weight_bound(problem, expected)
     largest = np.abs(wanted.value).max(axis=(2, 3), keepdims=True, initial=0.0)

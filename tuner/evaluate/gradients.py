@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.buffer_gradients import buffer_gradients
+from ...gen.expression import Load
 from ...gen.formula.derivative import derivative
 from ...gen.scores import FULL, SCORE, Scores
 from .asked_pairs import AskedPairs
@@ -34,6 +36,16 @@ class Gradient:
     def of(cls, array: np.ndarray) -> Gradient:
         return cls(np.zeros(array.shape), np.zeros(array.shape))
 
+    def summed_to(self, shape: tuple[int, ...]) -> Gradient:
+        """Returns the gradient of an array of that shape, which this one's was made of: repeated where it has
+        length 1, and then cut."""
+        value, squares = self.value, np.square(self.spread)
+        for axis, length in enumerate(shape):
+            if length == 1 < value.shape[axis]:
+                value, squares = (x.sum(axis, keepdims=True) for x in (value, squares))
+        cut = tuple(slice(0, length) for length in shape)
+        return Gradient(value[cut], np.sqrt(squares + np.square(value) * (value.size < self.value.size))[cut])
+
 
 def gradients(
     q: np.ndarray,
@@ -45,16 +57,19 @@ def gradients(
     dlse: np.ndarray | None = None,
     scores: Scores = FULL,
     values: Mapping[str, Any] | None = None,
+    first_batch: int = 0,
     unit: float = UNIT,
     tanh_error: float = 0.0,
 ) -> dict[str, Gradient]:
     """Computes the gradients ``dq``, ``dk`` and ``dv`` of a sum over softmax(scale · q kᵀ) v times ``dout``,
-    and over its log-sum-exp times ``dlse`` where that is given.
+    and over its log-sum-exp times ``dlse`` where that is given; and those of the arrays of floats among
+    ``values`` on which scores depend, of their shapes, by the names of `gen.operation.gradient_name`.
 
     Arrays are (batch, heads, seqlen, head_dim), heads of k and v grouped; ``scores`` and ``values`` are as in
-    `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``. ``unit`` is the relative error of a
-    term that spreads are of: where a change of scores flattens, how fast it rises is known less well, and
-    counts more. Rows whose ``dout`` and ``dlse`` are nothing add nothing, and take no time.
+    `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``; the first batch of q is
+    ``first_batch`` there. ``unit`` is the relative error of a term that spreads are of: where a change of
+    scores flattens, how fast it rises is known less well, and counts more. Rows whose ``dout`` and ``dlse`` are
+    nothing add nothing, and take no time.
     """
     batch, num_q_heads, seqlen_q, _ = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
@@ -63,13 +78,15 @@ def gradients(
     if scores.change is not None:
         rates = replace(scores, change=derivative(scores.change, SCORE.name))
     found = {"dq": Gradient.of(q), "dk": Gradient.of(k), "dv": Gradient.of(v)}
+    of_buffers = buffer_gradients(scores)
+    found |= {each.name: Gradient.of(np.asarray(asked.values[each.buffer.name])) for each in of_buffers}
     step = max(1, MAX_SCORE_BYTES // (8 * max(1, seqlen_k)))
     given = np.any(dout, axis=-1) if dlse is None else np.any(dout, axis=-1) | (dlse != 0)
     for b, h, first in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
         part = np.flatnonzero(given[b, h])[first * step : (first + 1) * step]
         if not part.size:
             continue
-        at, kv_head = (b, h, part), h // (num_q_heads // num_kv_heads)
+        at, kv_head = (first_batch + b, h, part), h // (num_q_heads // num_kv_heads)
         terms = _Terms.of(
             asked, rates, at, scale, q[b, h, part], k[b, kv_head], v[b, kv_head], dout[b, h, part],
             0.0 if dlse is None else np.asarray(dlse, np.float64)[b, h, part, None], unit, tanh_error,
@@ -77,6 +94,13 @@ def gradients(
         terms.add_queries(found["dq"], (b, h, part))
         terms.add_keys(found["dk"], (b, kv_head))
         terms.add_values(found["dv"], (b, kv_head))
+        for each in of_buffers:
+            if each.is_of_sinks:
+                terms.add_sink(found[each.name], h)
+            for load, rate in each.rates:
+                terms.add_elements(
+                    found[each.name], replace(asked, scores=replace(scores, change=rate)), load
+                )
     for each in found.values():
         np.sqrt(each.spread, out=each.spread)
     return found
@@ -84,9 +108,14 @@ def gradients(
 
 @dataclass(frozen=True)
 class _Terms:
-    """What gradients are sums over, of some rows of a head: (rows, keys). ``errors`` are what each gradient
-    of a score may be off by, and ``shared`` what all of a row may be."""
+    """What gradients are sums over, of some rows ``at`` a batch and a head: (rows, keys). ``of_changed`` are
+    the gradients of what became of scores, ``changed_errors`` what each may be off by, and ``row_errors``
+    what all of a row may be, of their weights; ``of_scores``, ``errors`` and ``shared`` the same of products
+    of queries and keys. ``sink_weights`` are what a sink weighs in rows, and ``deltas`` what gradients of
+    weights are less by."""
 
+    at: tuple[int, int, np.ndarray]
+    products: np.ndarray
     query: np.ndarray
     key: np.ndarray
     given: np.ndarray
@@ -94,6 +123,13 @@ class _Terms:
     of_scores: np.ndarray
     errors: np.ndarray
     shared: np.ndarray
+    of_changed: np.ndarray
+    changed_errors: np.ndarray
+    row_errors: np.ndarray
+    sink_weights: np.ndarray
+    deltas: np.ndarray
+    unit: float
+    tanh_error: float
 
     @classmethod
     def of(
@@ -135,12 +171,32 @@ class _Terms:
         of_weights = given @ value.T
         delta = (weights * of_weights).sum(axis=-1, keepdims=True) - dlse
         slopes, doubts = (np.where(weights > 0.0, x, 0.0) for x in (slopes, doubts))
-        of_scores = weights * (of_weights - delta) * slopes
+        of_changed = weights * (of_weights - delta)
         rounded = np.sqrt(np.square(given) @ np.square(value).T)
-        errors = weights * (np.abs(of_weights - delta) + rounded) * (np.abs(slopes) + doubts)
+        changed_errors = weights * (np.abs(of_weights - delta) + rounded)
         shared = np.sqrt(np.square(given * (weights @ value)).sum(axis=-1, keepdims=True)) + np.abs(dlse)
-        scaled = (scale * x for x in (of_scores, errors, shared * weights * slopes))
-        return cls(query, key, given, weights, *scaled)
+        errors = changed_errors * (np.abs(slopes) + doubts)
+        of_scores, scaled_errors, scaled_shared = (
+            scale * x for x in (of_changed * slopes, errors, shared * weights * slopes)
+        )
+        return cls(
+            at=at,
+            products=products,
+            query=query,
+            key=key,
+            given=given,
+            weights=weights,
+            of_scores=of_scores,
+            errors=scaled_errors,
+            shared=scaled_shared,
+            of_changed=of_changed,
+            changed_errors=changed_errors,
+            row_errors=shared,
+            sink_weights=np.exp(sink - top) / np.where(total > 0.0, total, 1.0),
+            deltas=delta,
+            unit=unit,
+            tanh_error=tanh_error,
+        )
 
     def add_queries(self, gradient: Gradient, where: tuple[Any, ...]) -> None:
         """Adds what keys make of the rows' gradients."""
@@ -162,3 +218,32 @@ class _Terms:
         """Adds what the rows make of values' gradients."""
         gradient.value[where] += self.weights.T @ self.given
         gradient.spread[where] += np.square(self.weights).T @ np.square(self.given)
+
+    def add_sink(self, gradient: Gradient, head: int) -> None:
+        """Adds what the rows make of their head's sink."""
+        terms = -self.sink_weights * self.deltas
+        errors = self.sink_weights * (np.abs(self.deltas) + self.row_errors)
+        gradient.value[head] += terms.sum()
+        gradient.spread[head] += np.square(errors).sum() + terms.sum() ** 2
+
+    def add_elements(self, gradient: Gradient, rates: AskedPairs, load: Load) -> None:
+        """Adds what the pairs make of elements of an array, ``rates`` being how fast scores rise with
+        them."""
+        b, h, rows = self.at
+        keys = np.arange(rates.seqlen_k)
+        errors = UNIT * np.abs(self.products)
+        found = rates.change(b, h, self.products, errors, rows, keys, self.tanh_error)
+        rate, doubt = (
+            np.where(self.weights > 0.0, x, 0.0)
+            for x in (found.value, (found.inherited + found.own) / self.unit)
+        )
+        place = rates.index_of(load, b, h, rows, keys)
+        value, spread = gradient.value.reshape(-1), gradient.spread.reshape(-1)
+        terms = np.bincount(place.reshape(-1), (self.of_changed * rate).reshape(-1), value.size)
+        value += terms
+        squares = np.square(self.changed_errors * (np.abs(rate) + doubt))
+        spread += np.bincount(place.reshape(-1), squares.reshape(-1), value.size) + np.square(terms)
+        # What all pairs of a row are off by together.
+        groups, of_group = np.unique(np.arange(len(rows))[:, None] * value.size + place, return_inverse=True)
+        together = np.bincount(of_group.reshape(-1), (self.row_errors * self.weights * rate).reshape(-1))
+        np.add.at(spread, groups % value.size, np.square(together))
