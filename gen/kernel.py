@@ -63,7 +63,8 @@ class Kernel:
 
     def num_plan_ints(self, sizes: Mapping[str, int]) -> int:
         """Returns how many 32-bit integers its plan takes, on packed sequences of those sizes by name."""
-        return Plan(self.launch).ints.value(sizes) if self.launch.packed else 0
+        plan = Plan.of_launches(self.launches)
+        return plan.ints.value(sizes) if plan is not None else 0
 
     def workspace_bytes(self, sizes: Mapping[str, int]) -> int:
         """Returns the bytes of its workspace, on arrays of those sizes by name."""

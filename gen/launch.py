@@ -38,6 +38,8 @@ _TILE_NAMES = {
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
 #: Of packed sequences also the queries of all of them.
 TOTAL_ROWS = Name("total_q", positive=True)
+#: And of the backward pass the keys.
+TOTAL_KEYS = Name("total_k", positive=True)
 #: New rows of each sequence, or of all packed ones, where they are appended.
 NEW_ROWS, TOTAL_NEW = (Name(each, nonnegative=True) for each in ("seqlen_new", "total_new"))
 
@@ -124,7 +126,7 @@ class Launch:
     def rows(self) -> Expression:
         """The query rows, or keys, that are dealt out in tiles, for each of `heads`."""
         if self.of_keys:
-            return KEYS
+            return TOTAL_KEYS if self.packed else KEYS
         rows = TOTAL_ROWS if self.packed else ROWS
         return rows * (Q_HEADS // KV_HEADS) if self.pack_heads else rows
 
@@ -144,7 +146,7 @@ class Launch:
     def tiles(self) -> Expression:
         """The tiles of rows of one head that have a block each, empty ones that fill a cluster included; of
         packed sequences, of all together, and as many as there may be whatever their lengths."""
-        if self.packed:
+        if self.packed and self.role != STATISTICS_ROLE:  # which knows of rows alone, not whose they are
             assert self.rows_per_block is not None and self.cluster == 1
             # Each sequence's last tile may have a single row.
             return self.rows // Constant(self.rows_per_block, self._tile_name) + BATCH
@@ -195,7 +197,7 @@ class Launch:
     def sizes_of_grid(self) -> tuple[str, ...]:
         """The sizes of which the number of blocks is made, by name."""
         used = self.blocks.names()
-        counted = (*GRID_SIZES, KEYS.name, TOTAL_ROWS.name, NEW_ROWS.name, TOTAL_NEW.name)
+        counted = (*GRID_SIZES, KEYS.name, TOTAL_ROWS.name, TOTAL_KEYS.name, NEW_ROWS.name, TOTAL_NEW.name)
         return tuple(name for name in counted if name in used)
 
     def grid(self, sizes: Sizes) -> int:

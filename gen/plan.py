@@ -8,10 +8,11 @@ lengths do: all layers of a model may use one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .expression import Expression
-from .launch import PLAN_ROLE, Launch
+from .launch import MAIN_ROLE, PLAN_ROLE, QUERIES_ROLE, Launch
 
 #: Threads of a block that plans, one for each sequence, and what it keeps of each in shared memory.
 THREADS, BYTES_OF_SEQUENCE = 128, 8
@@ -21,11 +22,21 @@ ITEM_INTS = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of kernels with such a ``main`` launch."""
+    """The plan of kernels with such a ``main`` launch; ``of_keys`` is another one, whose blocks take tiles of
+    keys: these are listed behind the others, those sequences first that have the most rows."""
 
     main: Launch
+    of_keys: Launch | None = None
     threads: int = THREADS
     item_ints: int = ITEM_INTS
+
+    @classmethod
+    def of_launches(cls, launches: Iterable[Launch]) -> Plan | None:
+        """Returns the plan of a kernel with such launches; None where they take no items."""
+        taking = {each.role: each for each in launches if each.packed}
+        if (main := taking.get(MAIN_ROLE)) is None:
+            return None
+        return cls(taking[QUERIES_ROLE], main) if main.of_keys else cls(main)
 
     @property
     def launch(self) -> Launch:
@@ -46,11 +57,14 @@ class Plan:
 
     @property
     def ints(self) -> Expression:
-        """How many 32-bit integers it takes, in the sizes of a problem: the items behind their number."""
-        return (self.items + 1) * self.item_ints
+        """How many 32-bit integers it takes, in the sizes of a problem: the items behind their number, and
+        those of keys behind theirs."""
+        rows = (self.items + 1) * self.item_ints
+        return rows if self.of_keys is None else rows + (self.of_keys.tiles + 1) * self.item_ints
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """The sizes of which that is made, by name."""
         used = self.ints.names()
-        return tuple(name for name in self.main.sizes_of_grid if name in used)
+        grids = (each.sizes_of_grid for each in (self.main, self.of_keys) if each is not None)
+        return tuple(dict.fromkeys(name for grid in grids for name in grid if name in used))

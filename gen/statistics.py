@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from .expression import Constant, divided_up
-from .launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, Launch
+from .launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, TOTAL_ROWS, Launch
 from .workspace import Region
 
 #: Threads of a block that makes statistics, a warp for each row.
 STATISTICS_THREADS, STATISTICS_ROWS = 256, 8
 
 
-def statistics_launch() -> Launch:
-    """Returns the launch that makes them."""
-    return Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=STATISTICS_ROLE)
+def statistics_launch(*, packed: bool) -> Launch:
+    """Returns the launch that makes them, of one row after the other whatever its sequence where those are
+    ``packed``."""
+    return Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=STATISTICS_ROLE, packed=packed)
 
 
-def statistics_regions(tile: int = 1) -> tuple[Region, ...]:
-    """Returns where in a workspace they are: of each head's rows, filled up to whole tiles of so many."""
+def statistics_regions(tile: int = 1, *, packed: bool = False) -> tuple[Region, ...]:
+    """Returns where in a workspace they are: of each head's rows, filled up to whole tiles of so many; where
+    sequences are ``packed``, of those of all."""
     rows = BATCH * Q_HEADS * (divided_up(ROWS, Constant(tile)) * tile if tile > 1 else ROWS)
+    if packed:
+        rows = Q_HEADS * TOTAL_ROWS
     return (
         Region("lse", rows, "the log-sum-exp in powers of two"),
         Region("delta", rows, "what gradients of scores are less by"),

@@ -16,6 +16,7 @@ from ..buffer_gradients import (
 from ..formula.derivative import derivative
 from ..launch import QUERIES_ROLE, Launch
 from ..limits import DeviceLimits
+from ..plan import Plan
 from ..problem import Problem
 from ..query_sums import POSTPROCESS_ROWS, POSTPROCESS_THREADS, postprocess_launch, query_sums_region
 from ..scores import SCORE
@@ -53,23 +54,37 @@ class GradientVariant(Variant):
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         """Returns the launch that makes the gradients of keys and values."""
         smem_bytes = self.smem_bytes(problem, limits)
-        return Launch(self.threads(), smem_bytes, self.rows_per_block(), of_keys=True)
+        packed = problem.layout.is_packed
+        return Launch(self.threads(), smem_bytes, self.rows_per_block(), of_keys=True, packed=packed)
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
-        """Returns those of the rows' statistics and of the queries' gradients, and `launch`, which stands
-        before what it adds up for; and those of the gradients of what scores read."""
-        main = self.launch(problem, limits)
+        """Returns those of a plan where sequences are packed, of the rows' statistics and of the queries'
+        gradients, and `launch`, which stands before what it adds up for; and those of the gradients of what
+        scores read."""
+        main, plan = self.launch(problem, limits), self.plan(problem, limits)
+        planned = () if plan is None else (plan.launch,)
+        statistics = statistics_launch(packed=problem.layout.is_packed)
         of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):
-            return (statistics_launch(), main, postprocess_launch(), *of_buffers)
-        queries = Launch(*self.blocks_of_queries(problem), role=QUERIES_ROLE)
-        return (statistics_launch(), queries, main, *of_buffers)
+            return (*planned, statistics, main, postprocess_launch(), *of_buffers)
+        return (*planned, statistics, self._queries(problem), main, *of_buffers)
+
+    def _queries(self, problem: Problem) -> Launch:
+        packed = problem.layout.is_packed
+        return Launch(*self.blocks_of_queries(problem), role=QUERIES_ROLE, packed=packed)
+
+    def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
+        """Returns the plan of both; None where a block's number says what it takes."""
+        if not problem.layout.is_packed:
+            return None
+        return Plan.of_launches((self._queries(problem), self.launch(problem, limits)))
 
     def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
         """Returns what launches leave those behind them."""
         columns = self.summed_columns(problem)
         sums = (query_sums_region(columns),) if columns else ()
-        return Workspace((*statistics_regions(self.statistics_tile), *sums))
+        regions = statistics_regions(self.statistics_tile, packed=problem.layout.is_packed)
+        return Workspace((*regions, *sums))
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> None:
         """Returns none: predicates are asked pair by pair."""

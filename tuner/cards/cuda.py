@@ -282,9 +282,8 @@ class CudaRunner:
             for name, x in inputs.items()
         }
         for name, (shape, strides, dtype) in outputs.items():
-            rows = None
-            if problem.operation.array(name).rows == "seqlen_q":
-                rows = rows_of_sequences(problem, values, shape[2])
+            of = problem.operation.array(name).rows[-1]
+            rows = rows_of_sequences(problem, values, shape[2], of)
             word = "the log-sum-exp" if name == "lse" else name
             placed[name] = image.add_output(word, shape, strides, dtype, rows)
         sizes = sizes_of_call(problem, q, inputs["k"], values)

@@ -353,9 +353,8 @@ class SimRunner:
         for name, array in (*arrays.items(), *buffers.items()):
             array.check(name, build.kernel)
         for name, array in outputs.items():
-            rows = np.ones(array.shape[2], bool)
-            if problem.operation.array(name).rows == "seqlen_q":
-                rows = rows_of_sequences(problem, values, array.shape[2])
+            of = problem.operation.array(name).rows[-1]
+            rows = rows_of_sequences(problem, values, array.shape[2], of)
             arrays[name].check_written(name, build.kernel, rows)
         for name, array in made.items():
             array.check_written(name, build.kernel, np.ones(array.view.shape[2], bool))

@@ -92,13 +92,15 @@ def sequence_slices(values: Mapping[str, Any], name: str) -> list[slice]:
     return [slice(start, start + max(0, int(n))) for start, n in zip(starts, lengths, strict=False)]
 
 
-def rows_of_sequences(problem: Problem, values: Mapping[str, Any] | None, total: int) -> np.ndarray:
-    """Returns which of ``total`` rows of queries are of a sequence, and so are written: bool, all where
-    sequences are as long as each other."""
+def rows_of_sequences(
+    problem: Problem, values: Mapping[str, Any] | None, total: int, name: str = "q"
+) -> np.ndarray:
+    """Returns which of ``total`` rows of queries, or by ``name`` of keys, are of a sequence, and so are
+    written: bool, all where sequences are as long as each other."""
     if not problem.layout.is_packed:
         return np.ones(total, bool)
     rows = np.zeros(total, bool)
-    for each in sequence_slices(values or {}, "q"):
+    for each in sequence_slices(values or {}, name):
         rows[each] = True
     return rows
 

@@ -4,6 +4,7 @@ pass has left rounded."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..build.protocol import Build
 from ..cards.device import Runner
 from ..cards.dtypes import numpy_dtype
 from ..cards.score_values import of_four_axes
+from ..cards.sequences import sequence_slices
 from . import reference
 from .cases import Case
 from .comparison import WrongResult
@@ -42,35 +44,74 @@ def check_gradients(
     v, 0 where scores are beyond `has_ordinary_scores`. Raises `WrongResult`."""
     problem = build.kernel.problem
     q, k, v = inputs
-    expected = reference.attention(
-        q, k, v, scale=scale, scores=problem.scores, values=values, tanh_error=tanh_error(problem)
-    )
-    given = rng.standard_normal(expected.o.shape, dtype=np.float32).astype(numpy_dtype(problem.output_dtype))
-    arrays = {"q": q, "k": k, "v": v, "dout": given}
-    # As the forward pass leaves them: rounded.
-    arrays |= {"o": expected.o.astype(given.dtype), "lse": expected.lse.astype(np.float32)}
-    if case.want_lse:
-        arrays["dlse"] = rng.standard_normal(expected.lse.shape, dtype=np.float32)
-    wanted = gradients(
-        q,
-        k,
-        v,
-        given,
-        scale=scale,
-        dlse=arrays.get("dlse"),
-        scores=problem.scores,
-        values=values,
-        unit=weight_bound(problem, expected),
-        tanh_error=tanh_error(problem),
-    )
-    found = runner.differentiate(build, arrays, scale=scale, values=values)
-    errors = [
-        compare_gradient(
-            found[name], each.summed_to(found[name].shape), expected, problem, f"{name}, {case.name}"
+    parts = _parts(problem, values, inputs)
+    expected = [
+        reference.attention(
+            *each.of(inputs),
+            scale=scale,
+            scores=problem.scores,
+            values=values,
+            first=(each.number, 0),
+            tanh_error=tanh_error(problem),
         )
-        for name, each in wanted.items()
+        for each in parts
     ]
-    return max(errors)
+    dtype = numpy_dtype(problem.output_dtype)
+    o = np.full((*q.shape[:3], v.shape[3]), np.nan, dtype)
+    lse, given = np.full(q.shape[:3], np.nan, np.float32), o.copy()
+    for each, exact in zip(parts, expected, strict=True):
+        # As the forward pass leaves them: rounded.
+        o[:, :, each.rows], lse[:, :, each.rows] = exact.o, exact.lse
+        given[:, :, each.rows] = rng.standard_normal(exact.o.shape, dtype=np.float32)
+    arrays = {"q": q, "k": k, "v": v, "dout": given, "o": o, "lse": lse}
+    if case.want_lse:
+        arrays["dlse"] = rng.standard_normal(lse.shape, dtype=np.float32)
+    found = runner.differentiate(build, arrays, scale=scale, values=values)
+    worst, of_buffers = 0.0, dict[str, Gradient]()
+    for each, exact in zip(parts, expected, strict=True):
+        wanted = gradients(
+            *each.of(inputs),
+            given[:, :, each.rows],
+            scale=scale,
+            dlse=arrays["dlse"][:, :, each.rows] if case.want_lse else None,
+            scores=problem.scores,
+            values=values,
+            first_batch=each.number,
+            unit=weight_bound(problem, exact),
+            tanh_error=tanh_error(problem),
+        )
+        for name, gradient in wanted.items():
+            if name not in ("dq", "dk", "dv"):
+                of_buffers[name] = gradient.plus(of_buffers.get(name))
+                continue
+            own = found[name][:, :, each.rows if name == "dq" else each.keys]
+            worst = max(worst, compare_gradient(own, gradient, exact, problem, f"{name}, {case.name}"))
+    largest = max(expected, key=lambda exact: weight_bound(problem, exact))
+    for name, gradient in of_buffers.items():
+        whole = gradient.summed_to(found[name].shape)
+        worst = max(worst, compare_gradient(found[name], whole, largest, problem, f"{name}, {case.name}"))
+    return worst
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A sequence of packed ones, by its number, or a whole batch: where its rows and keys are."""
+
+    number: int
+    rows: slice
+    keys: slice
+
+    def of(self, inputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
+        q, k, v = inputs
+        return q[:, :, self.rows], k[:, :, self.keys], v[:, :, self.keys]
+
+
+def _parts(problem: Problem, values: Mapping[str, Any], inputs: tuple[np.ndarray, ...]) -> list[_Part]:
+    """What attends to itself alone."""
+    if not problem.layout.is_packed:
+        return [_Part(0, slice(0, inputs[0].shape[2]), slice(0, inputs[1].shape[2]))]
+    places = zip(sequence_slices(values, "q"), sequence_slices(values, "k"), strict=True)
+    return [_Part(number, rows, keys) for number, (rows, keys) in enumerate(places)]
 
 
 def weight_bound(problem: Problem, expected: Reference) -> float:

@@ -36,6 +36,13 @@ class Gradient:
     def of(cls, array: np.ndarray) -> Gradient:
         return cls(np.zeros(array.shape), np.zeros(array.shape))
 
+    def plus(self, other: Gradient | None) -> Gradient:
+        """Returns the sum of two, whose errors are independent."""
+        if other is None:
+            return self
+        spread = np.hypot(self.spread, other.spread)
+        return Gradient(self.value + other.value, spread)
+
     def summed_to(self, shape: tuple[int, ...]) -> Gradient:
         """Returns the gradient of an array of that shape, which this one's was made of: repeated where it has
         length 1, and then cut."""

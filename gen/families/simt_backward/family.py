@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...layout import DENSE, PACKED
 from ...limits import DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
@@ -33,6 +34,7 @@ class SimtBackward(RuledParameters):
         precisions={"f32": ("auto", "ieee")},
         float32="computes by IEEE multiply-adds",
         operations=(BACKWARD,),
+        layouts=(DENSE, PACKED),
     )
 
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
