@@ -29,6 +29,8 @@ ROUNDINGS = 2.0
 LOST, LEAST = 2.0**-100, 2.0**-110
 #: How many of the least weights that a type has may be missing in an element.
 WEIGHTS = 16.0
+#: Arrays of queries, keys and values.
+_Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def check_gradients(
@@ -101,12 +103,12 @@ class _Part:
     rows: slice
     keys: slice
 
-    def of(self, inputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
+    def of(self, inputs: _Inputs) -> _Inputs:
         q, k, v = inputs
         return q[:, :, self.rows], k[:, :, self.keys], v[:, :, self.keys]
 
 
-def _parts(problem: Problem, values: Mapping[str, Any], inputs: tuple[np.ndarray, ...]) -> list[_Part]:
+def _parts(problem: Problem, values: Mapping[str, Any], inputs: _Inputs) -> list[_Part]:
     """What attends to itself alone."""
     if not problem.layout.is_packed:
         return [_Part(0, slice(0, inputs[0].shape[2]), slice(0, inputs[1].shape[2]))]

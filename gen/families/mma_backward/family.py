@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...layout import DENSE, PACKED
 from ...limits import WARP, DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
@@ -34,6 +35,7 @@ class MmaBackward(RuledParameters):
         precisions={"f16": ("auto",), "bf16": ("auto",)},
         float32="multiplies 16 bits alone",
         operations=(BACKWARD,),
+        layouts=(DENSE, PACKED),
     )
 
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:

@@ -53,6 +53,12 @@ class RuledParameters(Parameters):
                 return f"dq_path={self.dq_path}: no launch keeps query rows, of which {told} is"
         return None
 
+    @rule("combination", after="dq_path")
+    def _sequences_keep_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.layout.is_packed and self.dq_path != LAUNCH:
+            return f"dq_path={self.dq_path}: sums of packed sequences are not laid out; take {LAUNCH}"
+        return None
+
     @rule("divisibility", after="row_warps")
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _unsplit("rows", self.rows, self.row_warps)
