@@ -75,8 +75,8 @@ def gradients(
     Arrays are (batch, heads, seqlen, head_dim), heads of k and v grouped; ``scores`` and ``values`` are as in
     `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``; the first batch of q is
     ``first_batch`` there. ``unit`` is the relative error of a term that spreads are of: where a change of
-    scores flattens, how fast it rises is known less well, and counts more. Rows whose ``dout`` and ``dlse`` are
-    nothing add nothing, and take no time.
+    scores flattens, how fast it rises is known less well, and counts more. Rows whose ``dout`` and
+    ``dlse`` are nothing add nothing, and take no time.
     """
     batch, num_q_heads, seqlen_q, _ = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]

@@ -17,6 +17,8 @@ from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.gradients import Gradient, gradients
 
 from tests.gen.families.test_gradients import GTX_1080, PROBLEM, check, kernel_of
+from tests.gen.families.test_wgmma_backward import check as hopper_check
+from tests.gen.families.test_wgmma_backward import kernel_of as hopper_kernel_of
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, needs_compiler
 
@@ -36,11 +38,21 @@ SEEN = [("simt", "bias, sinks"), ("mma", "distances")]
 @needs_compiler
 @pytest.mark.parametrize(
     ("way", "name"),
-    [*SEEN, *sampled([(w, n) for w in ("simt", "mma") for n in SCORINGS if (w, n) not in SEEN], 0)],
+    [
+        *SEEN,
+        *sampled([(w, n) for w in ("simt", "mma") for n in SCORINGS if (w, n) not in SEEN], 0, thorough=8),
+    ],
 )
 def test_gradients_of_what_scores_read_are_those_of_float64(way: str, name: str) -> None:
     kernel = kernel_of(way, scoring=SCORINGS[name], causal=name != "distances")
     assert check(kernel) < kernel.problem.tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", sampled(["distances", "bias, sinks"], 0, thorough=1))
+def test_they_are_those_of_float64_on_hopper(name: str) -> None:
+    kernel = hopper_kernel_of("f16", scoring=SCORINGS[name], causal=True)
+    assert hopper_check(kernel) < kernel.problem.tolerance
 
 
 @needs_compiler
