@@ -9,13 +9,15 @@
 //   bc = 64                    keys that a block keeps, whose gradients it makes
 //   apart = true               of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 32                    query rows that pass by them
+//   schedule = together        products with weights: beside those of their gradients, or before
 //   q_stages = 1               tiles of queries in shared memory
 //   dout_stages = 1            tiles of gradients of outputs in shared memory
+//   dq_path = launch           who makes queries' gradients: a launch, or blocks of keys by sums in memory
+//   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
 //   keys = 32                  keys that pass by them
 //   k_stages = 1               tiles of keys in shared memory
 //   v_stages = 1               tiles of values in shared memory
-//   schedule = together        products with weights: beside those of their gradients, or before
 //   order = by_head            blocks that start together: of a head, or the heaviest
 
 #include <cuda_bf16.h>
@@ -381,7 +383,7 @@ __device__ __forceinline__ void find_rows(
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
-// There is room for a head's last tile as a whole, which is copied so.
+// A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
 __device__ __forceinline__ int filled_rows(const AttentionArgs& args) {
   return (args.seqlen_q + 31) / 32 * 32;
 }
@@ -512,6 +514,12 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   for (int x = lane; x < kDv; x += 32) sum = fmaf(__bfloat162float(o[x]), __bfloat162float(gradient[x]), sum);
 #pragma unroll
   for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  if (row == args.seqlen_q - 1) {
+    for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += 32) {
+      lse_of(args, batch, head)[filling] = kInfinity;
+      delta_of(args, batch, head)[filling] = 0.0f;
+    }
+  }
   if (lane != 0) return;
   const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
   const float lse = args.lse[place];
