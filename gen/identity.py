@@ -29,8 +29,9 @@ SAMPLE = Path(__file__).with_name("identity_sample.json")
 #: was renamed, proven by tests/support/machine_code.py. Trials of those are trials of today's kernels.
 SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     "ladder": ("c53782d6377f6c3f",),
-    # Before the sample had packed sequences and pages.
-    "simt": ("c10723c171fdbb23",),
+    # Before the samples had keys split over a workspace, and packed sequences and pages.
+    "mma": ("3aaa0a2c55812199",),
+    "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.
 IDENTITIES_OF_0_1_0: Mapping[str, str] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .expression import Constant, Expression, Name, divided_up
+from .expression import Constant, Expression, Name, divided_up, maximum
 from .limits import PORTABLE_CLUSTER, WARP
 from .operation import Sizes
 
@@ -21,6 +21,8 @@ LISTS_ROLE = "lists"
 PLAN_ROLE = "plan"
 #: The role of the launch that writes new keys and values into caches.
 APPEND_ROLE = "append"
+#: The role of the launch that puts together what blocks have left of shares of the keys.
+COMBINE_ROLE = "combine"
 #: Of the backward pass: the role of the launch that makes what each row of it shares, and of that which makes
 #: the gradients of the queries, where the main one makes those of keys and values.
 STATISTICS_ROLE, QUERIES_ROLE = "statistics", "queries"
@@ -83,6 +85,10 @@ class Launch:
 
     Where sequences are ``packed``, a block takes a tile of rows and a head of what a plan has listed.
 
+    ``workspace_splits`` blocks of no cluster take one tile, each with a range of keys, and leave what they
+    make of it in memory; of packed sequences as many at most, and of all sequences together no more than
+    ``wanted_blocks``, which fill the card, unless there are more tiles.
+
     ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
     batches or heads are alike, what it makes for one serves all. One that appends and ``rotates`` takes
     queries, too.
@@ -106,6 +112,8 @@ class Launch:
     of_keys: bool = False
     keys_per_block: int | None = None
     makes: str = ""
+    workspace_splits: int = 1
+    wanted_blocks: int = 0
 
     @property
     def smem_alignment(self) -> int:
@@ -165,6 +173,15 @@ class Launch:
         return "kBc" if self.of_keys else _TILE_NAMES.get(self.role, "kBr")
 
     @cached_property
+    def items(self) -> Expression:
+        """The most that a plan of packed sequences lists: tiles of rows, or shares of their keys, each of
+        which all heads have."""
+        if not self.wanted_blocks:
+            return self.tiles
+        heads = KV_HEADS if self.pack_heads else Q_HEADS
+        return maximum(self.tiles, Constant(self.wanted_blocks, "kWantedBlocks") // heads)
+
+    @cached_property
     def blocks(self) -> Expression:
         """Blocks of the grid along x before ``max_blocks`` limits them, in the sizes `GRID_SIZES`.
 
@@ -175,7 +192,7 @@ class Launch:
         if self.role == APPEND_ROLE:
             return divided_up(self.rows_appended, Constant(self.threads // WARP))
         if self.packed:
-            return self.tiles * self.heads * Constant(self.splits, "kSplits" if self.splits > 1 else "")
+            return self.items * self.heads * Constant(self.splits, "kSplits" if self.splits > 1 else "")
         if self.heads_per_block > 1:
             together = Constant(self.heads_per_block, "kHeadsPerBlock")
             return divided_up(self.heads * BATCH, together) * self.tiles
@@ -183,7 +200,8 @@ class Launch:
         if self.keys_per_block is not None:
             tiles = tiles * divided_up(KEYS, Constant(self.keys_per_block, "kPairKeys"))
         batches = Constant(1) if self.alike_batches else BATCH
-        return tiles * batches * Constant(self.splits, "kSplits" if self.splits > 1 else "")
+        splits = self.splits * self.workspace_splits
+        return tiles * batches * Constant(splits, "kSplits" if splits > 1 else "")
 
     @property
     def rows_appended(self) -> Expression:

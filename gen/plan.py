@@ -53,7 +53,7 @@ class Plan:
     @property
     def items(self) -> Expression:
         """How many items there may be, in the sizes of a problem."""
-        return self.main.tiles
+        return self.main.items
 
     @property
     def ints(self) -> Expression:

@@ -23,7 +23,8 @@ class TileLists:
     head or for all alike.
 
     Where rows are ``packed``, those of all query heads that share keys, heads are those of keys. Lists
-    ``by_plan`` are of the items that a plan lists of packed sequences.
+    ``by_plan`` are of the items that a plan lists of packed sequences, of so many that they make
+    ``wanted_blocks``.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class TileLists:
     by_head: bool
     packed: bool
     by_plan: bool = False
+    wanted_blocks: int = 0
 
     @property
     def launch(self) -> Launch:
@@ -45,6 +47,7 @@ class TileLists:
             alike_batches=not self.by_batch,
             alike_heads=not self.by_head,
             packed=self.by_plan,
+            wanted_blocks=self.wanted_blocks,
         )
 
     @property
@@ -66,5 +69,11 @@ def tile_lists(scores: Scores, main: Launch, keys: int) -> TileLists | None:
         return None
     rows = main.rows_per_block * main.cluster
     return TileLists(
-        rows, keys, scores.pairs_vary_by_batch, scores.vary_by_head, main.pack_heads, main.packed
+        rows,
+        keys,
+        scores.pairs_vary_by_batch,
+        scores.vary_by_head,
+        main.pack_heads,
+        main.packed,
+        main.wanted_blocks,
     )

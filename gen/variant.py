@@ -19,6 +19,7 @@ from .limits import DeviceLimits
 from .plan import Plan
 from .problem import Problem
 from .serves import Serves
+from .split_keys import combine_launch, workspace_of_splits
 from .tile_lists import TileLists, tile_lists
 from .work import Work, count_work
 from .workspace import Workspace
@@ -158,6 +159,26 @@ class Variant:
         """Returns how many shares the keys of a tile are split into, whose results are put together."""
         return self.blocks_per_tile()
 
+    def splits_by_workspace(self) -> int:
+        """Returns how many blocks of no cluster share a tile's keys by way of the workspace; of packed
+        sequences, how many at most."""
+        return 1
+
+    def wanted_blocks(self, limits: DeviceLimits) -> int:
+        """Returns how many blocks fill a card, over which the keys of packed sequences are split."""
+        return limits.num_sms
+
+    def partial_floats(self, problem: Problem) -> int:
+        """Returns how many 32-bit words a block leaves in the workspace where blocks share keys by that."""
+        raise NotImplementedError
+
+    def left_bytes(self, problem: Problem) -> float:
+        """Returns how many bytes a block leaves of the rows that there are; 0 where it shares no keys so."""
+        if self.splits_by_workspace() == 1:
+            return 0.0
+        rows = problem.seqlen_q * (problem.group if self.packs_heads() else 1)
+        return 4.0 * self.partial_floats(problem) * min(1.0, rows / (self.rows_per_block() or rows))
+
     def oldest_arch(self, arch: int) -> int | None:
         """Returns the first compute capability, times ten, with the instructions of what is rendered for
         ``arch``; None where any card has them."""
@@ -194,6 +215,10 @@ class Variant:
             pack_heads=self.packs_heads(),
             splits=self.blocks_per_tile(),
             packed=problem.layout.is_packed,
+            workspace_splits=self.splits_by_workspace(),
+            wanted_blocks=self.wanted_blocks(limits)
+            if problem.layout.is_packed and self.splits_by_workspace() > 1
+            else 0,
         )
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
@@ -203,7 +228,8 @@ class Variant:
         main = self.launch(problem, limits)
         if problem.append is not None:
             before.insert(0, problem.append.launch(main))
-        return (*before, main)
+        behind = [combine_launch(main)] if main.workspace_splits > 1 else []
+        return (*before, main, *behind)
 
     def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
         """Returns the plan of which block takes what; None where a block's number says it."""
@@ -211,7 +237,13 @@ class Variant:
 
     def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace | None:
         """Returns the memory that launches leave things for each other in; None where there is no need."""
-        return None
+        return self.workspace_of(problem, self.launch(problem, limits))
+
+    def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
+        """Returns the same of a kernel with such a main launch."""
+        if main.workspace_splits == 1:
+            return None
+        return workspace_of_splits(main, self.partial_floats(problem))
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> TileLists | None:
         """Returns which lists of tiles of keys the kernel walks; None where it walks all between bounds."""

@@ -142,6 +142,9 @@ class BlockWork(Work):
     """Bytes through device memory however much L2 holds; None for those of the problem."""
     passing_bytes: float | None = None
     """Bytes that pass by the blocks of one head, each of which reads them again; None for its K and V."""
+    left_bytes: float = 0.0
+    """Bytes that a block leaves for another launch, which puts together what blocks with the same rows made
+    of shares of the keys."""
 
     @property
     def blocks(self) -> int:
@@ -204,6 +207,43 @@ def heads_alike(problem: Problem) -> int:
     """Returns how many heads have the walks of `walk_tiles`: of all batches, or of packed sequences, whose
     walks are those of all, of one."""
     return problem.num_q_heads * (1 if problem.layout.is_packed else problem.batch)
+
+
+def shared_walks(
+    walks: tuple[Walk, ...], blocks: int, warps: int = 1, *, wanted: int | None = None
+) -> tuple[Walk, ...]:
+    """Returns walks that so many blocks share, and warps of each: what one block then does by turns of its
+    warps. With ``wanted`` walks are shared as a plan of packed sequences does: by so many blocks at most, and
+    all together by no more than are wanted."""
+    if wanted is None:
+        return tuple(_shared(walk, blocks, warps) for walk in walks)
+
+    def shares(tiles_each: int) -> list[int]:
+        return [min(blocks, max(1, -(-walk.tiles // tiles_each))) for walk in walks]
+
+    room = max(wanted, sum(walk.blocks for walk in walks))
+    below, enough = 0, max(walk.tiles for walk in walks) + 1
+    while enough - below > 1:
+        middle = (below + enough) // 2
+        made = sum(walk.blocks * share for walk, share in zip(walks, shares(middle), strict=True))
+        below, enough = (below, middle) if made <= room else (middle, enough)
+    return tuple(_shared(walk, share, warps) for walk, share in zip(walks, shares(enough), strict=True))
+
+
+def _shared(walk: Walk, blocks: int, warps: int) -> Walk:
+    """A walk that so many blocks share, and warps of each: what one block then does by turns of its warps."""
+    if blocks * warps == 1:
+        return walk
+
+    def share(tiles: int) -> int:
+        return -(-tiles // (blocks * warps))
+
+    return Walk(
+        walk.blocks * blocks,
+        share(walk.tiles),
+        share(walk.warp_tiles) * warps,
+        share(walk.paced_tiles) * warps,
+    )
 
 
 def sequences_alone(problem: Problem) -> Iterator[tuple[int, Problem]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..families import family_named
 from ..kernel import Kernel
-from ..launch import Launch, TensorMap
+from ..launch import MAIN_ROLE, Launch, TensorMap
 from ..limits import PRESETS
 from ..problem import Problem
 from ..scoring_words import scoring_words
@@ -70,9 +70,10 @@ def read_cuda(text: str) -> tuple[Kernel, str]:
     ]
     problem = Problem.from_dict(facts["problem"])
     variant = family_named(facts["family"]).from_dict(facts["variant"])
+    main = next(each for each in launches if each.role == MAIN_ROLE)
     # What launches leave each other follows from the rest; cards of an architecture are alike in it.
     card = min(PRESETS.values(), key=lambda each: abs(each.arch - facts["arch"]))
-    workspace = variant.workspace(problem, card)
+    workspace = variant.workspace_of(problem, main) or variant.workspace(problem, card)
     kernel = Kernel(problem, variant, facts["arch"], text, facts["entry"], tuple(launches), workspace)
     return kernel, facts["device"]
 
@@ -111,5 +112,14 @@ def _facts(made: Made) -> dict[str, Any]:
 
 def _launch_facts(launch: Launch) -> dict[str, Any]:
     """A launch's fields; without those that few have, where it has not."""
-    rare = ("alike_batches", "alike_heads", "packed", "rotates", "of_keys")
-    return {name: value for name, value in asdict(launch).items() if value or name not in rare}
+    rare = (
+        "alike_batches",
+        "alike_heads",
+        "packed",
+        "rotates",
+        "of_keys",
+        "workspace_splits",
+        "wanted_blocks",
+    )
+    usual = asdict(Launch(-1, -1, None))
+    return {name: value for name, value in asdict(launch).items() if value != usual[name] or name not in rare}

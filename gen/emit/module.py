@@ -182,7 +182,7 @@ def _render(
     problems = [each.kernel.problem for each in made]
     has_scales, scored = problems[0].has_scales, any(map(_reads_more, problems))
     # Kernels that read the same are told by one list of arguments.
-    kinds = {each.kernel.problem.scoring.stem: each.kernel for each in made}
+    kinds = {_kind(each.kernel): each.kernel for each in made}
     kernels = {_source_key(each): each.kernel for each in made}
     offer = offer_of(problems[0], scored=scored)
     imports, code = _imports_and_code(made, thin, scored)
@@ -243,6 +243,11 @@ def _render(
             **told,
         )
     )
+
+
+def _kind(kernel: Kernel) -> str:
+    """What kernels have in common that take the same arguments and read the same."""
+    return kernel.problem.scoring.stem + ("_workspace" if kernel.workspace else "")
 
 
 def _reads_more(problem: Problem) -> bool:
@@ -366,7 +371,7 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
     return {
         "name": problem.name,
         "class": "Scored" if _reads_more(problem) else "Tuned",
-        "kind": "" if alone else problem.scoring.stem,
+        "kind": "" if alone else _kind(kernel),
         "asked": value_literal(" ".join(scoring_options(problem.scoring))),
         "scalars": to_literal(
             {each.name: scalar_values(problem.scoring)[each.name] for each in problem.scores.scalars}
@@ -381,6 +386,7 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
         "device": to_literal({"name": made.device, "arch": kernel.arch}),
         "measurement": to_literal(carried),
         "vector": variant.access_width(problem),
+        "workspace_floats": variant.partial_floats(problem) if kernel.workspace else 0,
         "key_vector": variant.key_access_width(problem) if problem.has_key_scales else 0,
         "launches": [
             {

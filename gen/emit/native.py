@@ -42,6 +42,7 @@ def program(problem: Problem, variant: Variant, sm: str, stem: str | None = None
         architecture=architecture_option(sm),
         dtype_option="" if problem.dtype == "f32" else f"--dtype {problem.dtype} ",
         page_known=variant.knows_page_size(problem),
+        workspace=variant.splits_by_workspace() > 1,
     )
 
 
@@ -52,6 +53,7 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
     header = f"{stem}.h"
     access_bytes = variant.access_width(problem) * ITEM_BYTES[problem.dtype]
     shared: dict[str, Any] = {"stem": stem, "sm": sm, "words": class_words(problem)}
+    shared["workspace"] = variant.splits_by_workspace() > 1
     example = "library" if problem.layout is DENSE else "sequences"
     guard = f"FLASHGEN_{re.sub(r'[^A-Za-z0-9]', '_', stem).upper()}_H"
     return {
@@ -72,7 +74,7 @@ def _entry(problem: Problem) -> str:
     return f"attention_{problem.stem}"
 
 
-def _render(template: str, problem: Problem, **values: Any) -> str:
+def _render(template: str, problem: Problem, *, workspace: bool, **values: Any) -> str:
     number, element_header = ELEMENTS[problem.dtype]
     from_float, to_float = _CONVERSIONS[problem.dtype]
     return (
@@ -80,7 +82,8 @@ def _render(template: str, problem: Problem, **values: Any) -> str:
         .get_template(template)
         .render(
             problem=problem,
-            arguments=struct_of(problem),
+            arguments=struct_of(problem, has_workspace=workspace),
+            workspace=workspace,
             is_sequences=problem.layout is not DENSE,
             elements=VOID_ELEMENTS,
             entry=_entry(problem),

@@ -105,6 +105,7 @@ KERNELS: tuple[Tuned, ...] = (
             "rows_per_warp": 16,
             "key_warps": 8,
             "splits": 8,
+            "workspace_splits": 1,
             "bc": 16,
             "layout": "swizzled",
             "d_steps": "exact",

@@ -104,6 +104,7 @@ KERNELS: tuple[Tuned, ...] = (
             "rows_per_warp": 16,
             "key_warps": 2,
             "splits": 1,
+            "workspace_splits": 1,
             "bc": 16,
             "layout": "swizzled",
             "d_steps": "exact",

@@ -105,6 +105,7 @@ KERNELS: tuple[Tuned, ...] = (
             "rows_per_warp": 16,
             "key_warps": 4,
             "splits": 2,
+            "workspace_splits": 1,
             "bc": 16,
             "layout": "swizzled",
             "d_steps": "exact",

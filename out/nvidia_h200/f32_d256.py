@@ -104,6 +104,7 @@ KERNELS: tuple[Tuned, ...] = (
             "rows_per_warp": 16,
             "key_warps": 1,
             "splits": 1,
+            "workspace_splits": 1,
             "bc": 32,
             "layout": "padded",
             "d_steps": "exact",

@@ -99,6 +99,7 @@ KERNELS: tuple[Tuned, ...] = (
         variant={
             "family": "simt",
             "br": 256,
+            "workspace_splits": 1,
             "threads_per_block": 128,
             "lanes": 4,
             "bc": 48,

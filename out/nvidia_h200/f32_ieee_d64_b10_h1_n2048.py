@@ -99,6 +99,7 @@ KERNELS: tuple[Tuned, ...] = (
         variant={
             "family": "simt",
             "br": 160,
+            "workspace_splits": 1,
             "threads_per_block": 256,
             "lanes": 16,
             "bc": 128,

@@ -215,7 +215,13 @@ class Attention:
                 _wait_for_producers({q_stream, k_stream, v_stream, o_stream, *beside.streams}, handle)
             lse_address = 0 if lse is None else _address(lse)
             addresses = (q_address, k_address, v_address, o_address, lse_address)
-            _launch(plan, *addresses, scale, numbers, handle, output is not None)
+            workspace, words = None, plan.workspace_words
+            if words:
+                workspace = _empty(q, "float32", (words,), (1,), side_stream)
+            at = 0 if workspace is None else _address(workspace)
+            _launch(plan, *addresses, scale, numbers, handle, output is not None, at)
+            if isinstance(workspace, _Buffer):
+                workspace.free()  # once the launches have run
         return (out, lse) if return_lse else out
 
     def _fold(self, q: Any, scale: float | None, scales: tuple[float, float, float]) -> tuple[float, float]:

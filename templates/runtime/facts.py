@@ -62,6 +62,10 @@ class Launch:
     max_blocks: int | None = None
     """The most blocks launched, as many as the card it was tuned on runs at once, where each takes several
     tiles of rows; None: no limit."""
+    workspace_splits: int = 1
+    """Blocks of no cluster that share the keys of a tile of rows, and meet in the workspace."""
+    wanted_blocks: int = 0
+    """Blocks that fill the card, over which keys of packed sequences are split; 0: they are not."""
     alike_batches: bool = False
     """Whether what it makes for one batch serves all."""
     alike_heads: bool = False
@@ -72,6 +76,16 @@ class Launch:
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
     maps: tuple[TensorMap, ...] = ()
     """The maps of which the function's second parameter is made; empty where it has none."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it makes the products."""
+        return self.symbol.endswith("_kernel")
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether it reads queries as they are multiplied: rotated where the kernel rotates them."""
+        return self.is_main or self.symbol.endswith("_combine")
 
     @property
     def blocks_per_cluster(self) -> int:
@@ -105,6 +119,8 @@ class Tuned:
     """The same of k and v where they are of a type of their own; else 0."""
     launches: tuple[Launch, ...]
     """The launches that one call makes, one after the other."""
+    workspace_floats: int = 0
+    """32-bit words that each block of the main launch leaves in the workspace, for other launches."""
     tolerance: float
     """The largest norm(o - reference) / norm(reference) that a head of a right result has against float64."""
     oldest_arch: int | None = None
@@ -169,6 +185,11 @@ class Tuned:
     @functools.cached_property
     def has_maps(self) -> bool:
         return any(launch.maps for launch in self.launches)
+
+    @functools.cached_property
+    def main(self) -> Launch:
+        """The launch that makes the products."""
+        return next(launch for launch in self.launches if launch.is_main)
 
     @property
     def smem_bytes(self) -> int:

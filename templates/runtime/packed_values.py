@@ -84,11 +84,12 @@ class SequencePlan(_CardMemory):
         key = (plan.tuned, plan.device, *plan.sizes.values())
         if key == self._made_for:
             return True
-        main = plan.tuned.launches[-1]
+        main = plan.tuned.main
         assert main.rows_per_block is not None
         batch, heads, kv_heads, rows = plan.grid
         rows *= heads // max(kv_heads, 1) if main.pack_heads else 1
-        ints = (rows // main.rows_per_block + batch + 1) * _ITEM_INTS
+        shares = main.wanted_blocks // max(kv_heads if main.pack_heads else heads, 1)
+        ints = (max(rows // main.rows_per_block + batch, shares) + 1) * _ITEM_INTS
         if self._room is None or self._room[0] != plan.device or self._room[1] < ints:
             if not may_make:
                 raise ValueError(

@@ -31,6 +31,8 @@ _TOTALS = ("total_q", "total_k")
 _PAGE_STRIDES = {f"{array}_stride_page": f"{array}_stride_batch" for array in "kv"}
 _PAGE_SIZES = ("num_pages", "page_size", "max_pages")
 _PLAN, _PLAN_MADE = "plan", "plan_made"
+#: Where launches leave things for others of the same call; it takes multiples of so many 32-bit words.
+_WORKSPACE, _WORKSPACE_WORDS = "workspace", 64
 #: Where launches behind one that rotates queries read them.
 _ROTATED = "rotated_q"
 
@@ -73,6 +75,8 @@ class _Plan(NamedTuple):
     strides: tuple[int, ...]
     """The strides of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one
     entry."""
+    workspace_words: int
+    """The 32-bit words that a call needs for what its launches leave each other."""
     sizes: dict[str, int]
     grid: tuple[int, int, int, int]
     """The sizes by which blocks are counted."""
@@ -138,9 +142,10 @@ def _make_plan(
     grid = table.sizes_of_grid(sizes)
     tiles = [launch.tiles(*grid) for launch in tuned.launches]
     _, heads, num_rows = query.shape
-    rows = num_rows * (heads // max(kv_heads, 1)) if tuned.launches[-1].pack_heads else num_rows
+    rows = num_rows * (heads // max(kv_heads, 1)) if tuned.main.pack_heads else num_rows
     if max(*tiles, rows, num_keys) > _INT_MAX:
         raise ValueError(f"{max(tiles)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
+    words = tuned.workspace_floats * tiles[tuned.launches.index(tuned.main)]
     return _Plan(
         tuned=tuned,
         masked=masked,
@@ -148,6 +153,7 @@ def _make_plan(
         if all(tiles)
         else (),
         strides=strides,
+        workspace_words=-(-words // _WORKSPACE_WORDS) * _WORKSPACE_WORDS,
         sizes=sizes,
         grid=grid,
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
@@ -177,10 +183,11 @@ def _launch(
     beside: tuple[float, ...],
     handle: int,
     given: bool,
+    workspace: int = 0,
 ) -> None:
     """Launches a plan's kernel on arrays at these addresses, with what it reads `beside` them, on the stream
     of that handle. `o` was `given` or made for the call; `lse`, the log-sum-exp, is 0 where it is not
-    wanted."""
+    wanted. `workspace` is the address of the plan's `workspace_words`."""
     if not plan.has_keys:
         k = v = 0
     if given and o in (q, k, v):
@@ -196,6 +203,8 @@ def _launch(
         ready = _Ready(plan, handle)
     if scale != ready.scale or beside != ready.beside:
         ready.write_numbers(scale, beside)
+    if workspace:
+        ready.write_workspace(workspace)
     pushed = False
     ready.ask_context()
     if ready.context.value != ready.primary:
@@ -290,6 +299,10 @@ class _Ready:
             return self.in_order
         return self.in_order_again[tuple(bool(beside[place]) for place in self.made_at)]
 
+    def write_workspace(self, address: int) -> None:
+        for step in self.steps:
+            step.arguments.write_workspace(address)
+
     def write_numbers(self, scale: float | None, beside: tuple[float, ...]) -> None:
         for step in self.steps:
             step.write_numbers(self.default_scale if scale is None else scale, beside)
@@ -311,7 +324,7 @@ class _Step:
         self.arguments = _Arguments(self.launch.arguments)
         self.write, self.write_numbers = self.arguments.write_addresses, self.arguments.write_numbers
         names = _beside(self.launch.arguments)
-        rotates = _ROTATED in names and self.launch is plan.tuned.launches[-1]
+        rotates = _ROTATED in names and self.launch.reads_queries
         self.rotated_at = names.index(_ROTATED) if rotates else None
         """Where `beside` says of rotated queries that it is to take those; None where it takes q."""
         self.strides = plan.strides
@@ -352,6 +365,7 @@ class _Arguments:
         told = [names.index("scale"), *map(names.index, _beside(fields))]
         self.numbers = [struct.Struct(fields[i][1]).pack_into for i in told]
         self.places = [self.offset_of(i) for i in told]
+        self.workspace_at = self.offset_of(names.index(_WORKSPACE)) if _WORKSPACE in names else None
 
     def size_of(self, count: int) -> int:
         """Returns the bytes that the first `count` fields take, filled up as in an array of such structs."""
@@ -368,6 +382,11 @@ class _Arguments:
             if name in values:
                 struct.pack_into(format, self.buffer, self.offset_of(index), values[name])
 
+    def write_workspace(self, address: int) -> None:
+        """Writes where the workspace is, of a kernel that has one."""
+        if self.workspace_at is not None:
+            struct.pack_into("Q", self.buffer, self.workspace_at, address)
+
     def write_numbers(self, scale: float, beside: tuple[float, ...]) -> None:
         """Writes the scale, and what the kernel reads beside it in order."""
         for write, place, number in zip(self.numbers, self.places, (scale, *beside), strict=True):
@@ -376,7 +395,7 @@ class _Arguments:
 
 def _beside(fields: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """The names of what a kernel reads beside q, k, v, its outputs and the scale, in order."""
-    usual = {*_POINTERS, *_STRIDES, *_PAGE_STRIDES, *_SIZES, *_TOTALS, *_PAGE_SIZES, "scale"}
+    usual = {*_POINTERS, *_STRIDES, *_PAGE_STRIDES, *_SIZES, *_TOTALS, *_PAGE_SIZES, _WORKSPACE, "scale"}
     return tuple(name for name, _ in fields if name not in usual)
 
 

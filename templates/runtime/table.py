@@ -63,7 +63,7 @@ class _Table:
         self.output_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.output_dtype for tuned in kernels))
         self.has_scales = self.output_dtypes != self.dtypes
         for tuned in kernels:
-            _ = tuned.has_maps  # torch.compile reads what is there, and makes none of it
+            _ = tuned.has_maps, tuned.main  # torch.compile reads what is there, and makes none of it
 
     # ---- what there are kernels for
 

@@ -458,7 +458,7 @@ def _run(
     except AttributeError:
         current = torch.cuda.current_stream(plan.device).cuda_stream
     handle = current if stream is None else _stream_handle(stream)
-    given, lse = out is not None, None
+    given, lse, workspace = out is not None, None, None
     if handle == current:
         if plan.like_q and not given:
             out = torch.empty_like(q)
@@ -466,6 +466,8 @@ def _run(
             out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
         if return_lse:
             lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
+        if plan.workspace_words:
+            workspace = q.new_empty(plan.workspace_words, dtype=torch.float32)
     else:
         # Memory is handed out in the order of the current stream, so let that be the launch's.
         if handle in _DEFAULT_STREAMS:
@@ -477,6 +479,8 @@ def _run(
                 out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
             if return_lse:
                 lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
+            if plan.workspace_words:
+                workspace = q.new_empty(plan.workspace_words, dtype=torch.float32)
     if plan.blocks:
         _launch(
             plan,
@@ -487,5 +491,6 @@ def _run(
             beside,
             handle,
             given,
+            0 if workspace is None else workspace.data_ptr(),
         )
     return (out, lse) if return_lse else out

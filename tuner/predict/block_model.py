@@ -92,6 +92,8 @@ class Coefficients:
     #: Microseconds from one kernel's end to the next one's, its blocks' start and the constants' first read
     #: included.
     launch_us: float = 3.0
+    #: Microseconds from one launch of a kernel's to the next one's, which waits for its results.
+    next_launch_us: float = 2.0
 
 
 COEFFICIENTS = Coefficients()
@@ -144,12 +146,20 @@ def predict_blocks(
     cycles = _makespan(work, limits, resident, coefficients)
     busy = join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
     return Prediction(
-        median_us=busy + coefficients.launch_us,
+        median_us=busy + coefficients.launch_us + _combine_us(work, limits, coefficients),
         limiter=max(parts, key=lambda name: parts[name]),
         parts_us=parts,
         blocks_per_sm=resident,
         waves=per_sm / resident,
     )
+
+
+def _combine_us(work: BlockWork, limits: DeviceLimits, coefficients: Coefficients) -> float:
+    """Microseconds of the launch that puts shares of keys together, which pass through L2 and back."""
+    if not work.left_bytes:
+        return 0.0
+    bytes_per_us = coefficients.l2_bytes_per_cycle * limits.num_sms * limits.clock_mhz
+    return coefficients.next_launch_us + 2 * work.left_bytes * work.blocks / bytes_per_us
 
 
 def pipe_cycles(

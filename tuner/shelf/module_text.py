@@ -10,7 +10,7 @@ from typing import Any
 from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
 from ...gen.kernel import Kernel
-from ...gen.launch import APPEND_ROLE, Launch, TensorMap
+from ...gen.launch import APPEND_ROLE, MAIN_ROLE, Launch, TensorMap
 from ...gen.problem import Problem
 from ..files import read_text
 
@@ -73,7 +73,9 @@ def _kernel_of(facts: Mapping[str, ast.expr], source: str) -> tuple[Kernel, str]
     if not isinstance(launches, ast.Tuple):
         raise ValueError("a kernel's launches are no tuple")
     made = tuple(_launch_of(_arguments(each), entry, problem) for each in launches.elts)
-    return Kernel(problem, variant, device["arch"], source, entry, made), device["name"]
+    main = next(each for each in made if each.role == MAIN_ROLE)
+    workspace = variant.workspace_of(problem, main)
+    return Kernel(problem, variant, device["arch"], source, entry, made, workspace), device["name"]
 
 
 def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> Launch:

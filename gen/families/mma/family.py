@@ -189,6 +189,7 @@ class Mma(RuledParameters):
             "finds_units_together": self.finds_units_together(problem),
             "num_partial_results": self.num_partial_results,
             "partial_stride": self.partial_stride(problem),
+            "partial_floats": self.partial_floats(problem),
             "partial_width": min(4, self.access_width(problem)),
             "async_copy": limits.has_async_copy,
             "poly": EXP2_CUBIC,

@@ -12,6 +12,8 @@ from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, T
 
 #: What float32 is split into for `Mma.parts`.
 TF32, F16 = "tf32", "f16"
+#: Lanes that have sums of a row each.
+PARTIAL_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Parameters(Variant):
     )
     splits: int = param(
         1, 2, 4, 8, 16, doc="blocks of a cluster that share the keys of a tile of rows", implied=True
+    )
+    workspace_splits: int = param(
+        1, 2, 4, 8, 16, 32, 64, doc="blocks of no cluster that do so by way of the workspace", implied=True
     )
     bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")
     layout: str = param(PADDED, SWIZZLED, doc="how rows in shared memory avoid bank conflicts")
@@ -85,7 +90,17 @@ class Parameters(Variant):
         return min(problem.seqlen_k, keys_in_reach(problem) + moved)
 
     def key_shares(self) -> int:
-        return self.splits * self.key_warps
+        return self.splits * self.workspace_splits * self.key_warps
+
+    def splits_by_workspace(self) -> int:
+        return self.workspace_splits
+
+    def wanted_blocks(self, limits: DeviceLimits) -> int:
+        return limits.num_sms * self.min_blocks
+
+    def partial_floats(self, problem: Problem) -> int:
+        """Returns the floats of a partial result: of each row outputs, sums of four lanes, the maximum."""
+        return self.br * (self.partial_stride(problem) + PARTIAL_SUMS + 1)
 
     @property
     def warps(self) -> int:
@@ -176,8 +191,7 @@ class Parameters(Variant):
         of_tiles = ITEM_BYTES[problem.dtype] * of_queries + ITEM_BYTES[problem.key_dtype] * of_keys
         if self.finds_units_together(problem):
             of_tiles += whole(2 * 4 * self.warps, CHUNK_BYTES)
-        # A row's outputs, its sum by four lanes, its maximum.
-        of_partial_results = self.num_partial_results * self.br * 4 * (self.partial_stride(problem) + 4 + 1)
+        of_partial_results = self.num_partial_results * 4 * self.partial_floats(problem)
         return max(of_tiles, of_partial_results)
 
     def finds_units_together(self, problem: Problem) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...limits import MEMORY_LATENCY_NS, WARP, DeviceLimits
+from ...limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import first_rows_see_less
 from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
+from ...split_keys import no_need_to_split, splits_too_little
 from ...variant import rule
 from .decoding import FEW_ROWS, decodes
 from .layouts import (
@@ -80,6 +81,13 @@ class RuledParameters(Parameters):
             return f"splits={self.splits}: {limits.sm} forms clusters of {limits.max_cluster} blocks at most"
         return None
 
+    @rule("clusters", after="workspace_splits")
+    def _blocks_share_keys_by_one_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.splits > 1 and self.workspace_splits > 1:
+            by_cluster = f"the {self.splits} blocks of a cluster share keys already"
+            return f"workspace_splits={self.workspace_splits}: {by_cluster}"
+        return None
+
     @rule("layout", after="layout")
     def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.layout == SWIZZLED and (dim := unswizzled_head_dim(problem)):
@@ -136,8 +144,9 @@ class RuledParameters(Parameters):
     def _heads_are_packed_or_in_turn(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.heads > 1 and self.pack_heads:
             return f"heads={self.heads}: a block with heads side by side takes none in turn"
-        if self.heads > 1 and (self.key_warps > 1 or self.splits > 1):
+        if self.heads > 1 and self.key_shares() > 1:
             shared = f"key_warps={self.key_warps} splits={self.splits}"
+            shared += f" workspace_splits={self.workspace_splits}" if self.workspace_splits > 1 else ""
             return f"heads={self.heads}: keys that others have too ({shared}) are those of one head"
         return None
 
@@ -239,13 +248,27 @@ class RuledParameters(Parameters):
     def _multiprocessors_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.splits == 1:
             return None
-        alone = self._blocks(problem) // self.splits
+        alone = self._blocks(problem) // (self.splits * self.workspace_splits)
         enough = limits.num_sms * (ENOUGH_BLOCKS if decodes(problem) else 1)
         if alone >= limits.num_sms and not decodes(problem):
             return f"splits={self.splits}: {alone} blocks occupy {limits.num_sms} multiprocessors without"
         if self.splits * alone > enough:
             return f"splits={self.splits}: makes {self.splits * alone} blocks of {alone}, {enough} are enough"
         return None
+
+    @rule("shares of keys", after="workspace_splits", advisory=True)
+    def _blocks_fill_the_card(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        splits = self.workspace_splits
+        if 1 < splits <= min(limits.max_cluster, PORTABLE_CLUSTER) and not problem.layout.is_packed:
+            return f"workspace_splits={splits}: as many blocks of a cluster meet without a launch more"
+        heads = problem.num_kv_heads if self.pack_heads else problem.num_q_heads
+        alone = self._blocks(problem) // (self.splits * splits)
+        return no_need_to_split(splits, alone // heads, heads, problem, limits)
+
+    @rule("shares of keys", after="bc", advisory=True)
+    def _plans_split_as_is_needed(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        keys_of_share = self.key_warps * self.bc
+        return splits_too_little(self.workspace_splits, keys_of_share, self.keys_walked(problem), problem)
 
     @rule("shares of keys", after="bc", advisory=True)
     def _keys_suffice_for_all(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -358,7 +381,7 @@ class RuledParameters(Parameters):
         all_bytes = problem.batch * problem.num_kv_heads * walked * row_bytes
         wanted = min(limits.dram_gbps * MEMORY_LATENCY_NS, all_bytes) // limits.num_sms
         blocks = self._blocks(problem)
-        keys = min(self.tiles_ahead * self.bc, walked / self.splits)
+        keys = min(self.tiles_ahead * self.bc, walked / (self.splits * self.workspace_splits))
         under_way = int(min(self.min_blocks, blocks / limits.num_sms) * keys * row_bytes)
         if under_way < wanted:
             return f"{under_way} bytes per SM under way, {wanted} wanted for the bandwidth of device memory"
@@ -367,7 +390,8 @@ class RuledParameters(Parameters):
     def _blocks(self, problem: Problem) -> int:
         """Returns the blocks of a launch."""
         heads = problem.num_kv_heads if self.pack_heads else problem.num_q_heads
-        return problem.batch * heads * -(-self.query_rows(problem) // self.br) * self.splits
+        splits = self.splits * self.workspace_splits
+        return problem.batch * heads * -(-self.query_rows(problem) // self.br) * splits
 
     def _registers_allowed(self, limits: DeviceLimits, blocks: int) -> int:
         """Registers per thread with so many blocks resident: a warp lives in one of four partitions."""

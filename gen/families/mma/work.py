@@ -7,7 +7,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...scoring_work import mask_counts, pair_counts
 from ...seen_tiles import partial_share
 from ...tile_change import changed_tile
-from ...work import BlockWork, Counts, Walk, count_work, heads_alike, walk_tiles
+from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
 from .decoding import decodes
 from .family import Mma
 
@@ -46,8 +46,14 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
     packed = problem.group if variant.pack_heads else 1
     row_warps = variant.warps // variant.key_warps
     walks = walk_tiles(problem, variant.br, variant.bc, row_warps, skips=True, packed=packed)
-    walks = tuple(_shared(walk, variant.splits, variant.key_warps) for walk in walks)
     heads = heads_alike(problem) // packed
+    shares = variant.splits * variant.workspace_splits
+    wanted = (
+        variant.wanted_blocks(limits) // heads
+        if problem.layout.is_packed and variant.workspace_splits > 1
+        else None
+    )
+    walks = shared_walks(walks, shares, variant.key_warps, wanted=wanted)
     blocks = sum(walk.blocks for walk in walks)
     tiles = max(1.0, sum(walk.blocks * walk.tiles for walk in walks) / blocks)
     compute = _per_warp_tile(variant, problem, limits, tiles) + _scoring(variant, problem, tiles)
@@ -58,7 +64,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
     once = _once(variant, problem)
     if variant.key_shares() > 1:
         once = once + _parts(variant, problem)
-    wanted = variant.registers(problem, limits) + (SPARE_FLOAT32 if problem.dtype == "f32" else SPARE_HALF)
+    taken = variant.registers(problem, limits) + (SPARE_FLOAT32 if problem.dtype == "f32" else SPARE_HALF)
     if variant.heads > 1:
         # The next head's first tiles arrive beside this one's last products, but its Q is waited for.
         once = once * variant.heads
@@ -75,24 +81,9 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
         bytes_ahead=_copies(variant, problem).l2_bytes * variant.tiles_ahead if decodes(problem) else None,
         cluster=variant.splits,
         heads_interleaved=variant.block_order == "heaviest_first",
-        registers=min(wanted, _registers_left(variant, limits)),
+        registers=min(taken, _registers_left(variant, limits)),
         loop_instructions=compute.instructions + copies.instructions / variant.warps,
-    )
-
-
-def _shared(walk: Walk, blocks: int, warps: int) -> Walk:
-    """A walk that so many blocks share, and warps of each: what one block then does by turns of its warps."""
-    if blocks * warps == 1:
-        return walk
-
-    def share(tiles: int) -> int:
-        return -(-tiles // (blocks * warps))
-
-    return Walk(
-        walk.blocks * blocks,
-        share(walk.tiles),
-        share(walk.warp_tiles) * warps,
-        share(walk.paced_tiles) * warps,
+        left_bytes=variant.left_bytes(problem),
     )
 
 

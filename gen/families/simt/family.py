@@ -18,6 +18,7 @@ from ...serves import IEEE_FLOAT32, Serves
 from ...shared_memory.tiles import (
     KEY_STEP,
     plan_copy,
+    vector_group,
 )
 from ...tile_change import scaled_change
 from .rules import RuledParameters
@@ -61,6 +62,9 @@ class Simt(RuledParameters):
             "async_copy": self.copies_by_themselves(problem, limits),
             "register_stage": self.stages == 2 and not self.copies_by_themselves(problem, limits),
             "key_vec": "kVec",
+            "partial_stride": self.partial_stride(problem),
+            "partial_floats": self.partial_floats(problem),
+            "partial_width": min(self.vec, vector_group(problem.head_dim_v)),
             "key_step": KEY_STEP,
             # Q has the scale.
             "change": scaled_change(problem.scores.change) if problem.scores.change else None,

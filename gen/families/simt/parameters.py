@@ -26,6 +26,17 @@ class Parameters(Variant):
     """A kernel's parameters, the micro-tiles that they imply and what of a card they need."""
 
     br: int = param(128, 16, 32, 48, 64, 80, 96, 112, 160, 192, 256, doc="query rows per block")
+    workspace_splits: int = param(
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        doc="blocks that share the keys of a tile of rows by way of the workspace",
+        implied=True,
+    )
     threads_per_block: int = param(128, 32, 64, 96, 160, 192, 224, 256, doc="threads per block")
     lanes: int = param(8, 4, 16, doc="lanes of a warp side by side along keys and head dim")
     bc: int = param(64, 8, 16, 32, 40, 48, 56, 80, 96, 104, 128, doc="keys per tile")
@@ -54,6 +65,23 @@ class Parameters(Variant):
 
     def access_width(self, problem: Problem) -> int:
         return self.vec
+
+    def key_shares(self) -> int:
+        return self.workspace_splits
+
+    def splits_by_workspace(self) -> int:
+        return self.workspace_splits
+
+    def wanted_blocks(self, limits: DeviceLimits) -> int:
+        return limits.num_sms * self.min_blocks
+
+    def partial_stride(self, problem: Problem) -> int:
+        """Returns the floats between rows of a partial result: whole accesses of four."""
+        return -(-problem.head_dim_v // 4) * 4
+
+    def partial_floats(self, problem: Problem) -> int:
+        """Returns the floats of a partial result: of each row outputs, their sum and the maximum."""
+        return self.br * (self.partial_stride(problem) + 2)
 
     @property
     def warps(self) -> int:

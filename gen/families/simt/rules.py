@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
-from ...scoring_values import first_rows_see_less
+from ...scoring_values import first_rows_see_less, keys_in_reach
 from ...shared_memory.tiles import (
     KEY_STEP,
     PADDED,
@@ -18,6 +18,7 @@ from ...shared_memory.tiles import (
     vector_group,
     wasted,
 )
+from ...split_keys import no_need_to_split, splits_too_little
 from ...variant import rule
 from .parameters import Parameters
 
@@ -120,6 +121,18 @@ class RuledParameters(Parameters):
     @rule("short sequence", after="lanes", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return wasted("br", self.br, problem.seqlen_q)
+
+    @rule("shares of keys", after="workspace_splits", advisory=True)
+    def _blocks_fill_the_card(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        tiles, heads = -(-problem.seqlen_q // self.br) * problem.batch, problem.num_q_heads
+        return no_need_to_split(self.workspace_splits, tiles, heads, problem, limits)
+
+    @rule("shares of keys", after="bc", advisory=True)
+    def _keys_suffice_for_all(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        keys = keys_in_reach(problem)
+        if self.workspace_splits > 1 and keys < self.workspace_splits * self.bc:
+            return f"bc={self.bc}: {keys} keys are no tile for each of {self.workspace_splits} shares"
+        return splits_too_little(self.workspace_splits, self.bc, keys, problem)
 
     @rule("short sequence", after="bc", advisory=True)
     def _keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -13,7 +13,7 @@ from ...seen_tiles import partial_share
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
 from ...tile_change import scaled_change
-from ...work import BlockWork, Counts, Walk, count_work, heads_alike, walk_tiles
+from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
 from .family import Simt
 
 #: Integer instructions around one step of a product: addresses, loop.
@@ -66,6 +66,9 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         shared_waits=(steps_s + steps_o) / variant.unroll + 2 * log2(variant.lanes) + 3 * variant.p_passes,
     )
     walks = walk_tiles(problem, variant.br, bc, variant.warps, skips=True)
+    if (splits := variant.workspace_splits) > 1:
+        wanted = variant.wanted_blocks(limits) // heads_alike(problem) if problem.layout.is_packed else None
+        walks = shared_walks(walks, splits, wanted=wanted)
     compute += _scoring(variant, problem, walks)
     tiles = variant.layouts(d)
     copies = [_copy(variant, tiles[name], bc, d, limits) for name in ("k", "v")]
@@ -84,6 +87,7 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         heads=heads_alike(problem),
         warps=variant.warps,
         heads_interleaved=variant.block_order == "heaviest_first",
+        left_bytes=variant.left_bytes(problem),
         loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,
     )
 

@@ -61,6 +61,8 @@ WAYS = {
     "mma, keys over warps": (replace(FEW, key_warps=2), "bf16", "h200"),
     "mma, keys over blocks": (replace(FEW, splits=2, key_warps=2), "f16", "h200"),
     "mma, blocks alone": (replace(FEW, splits=4, pack_heads=False), "bf16", "h200"),
+    "simt, keys by memory": (replace(SIMT, br=16, workspace_splits=8), "f32", "gtx-1080"),
+    "mma, keys by memory": (replace(FEW, bc=16, workspace_splits=4), "bf16", "a100"),
     "3xtf32": (Mma(br=32, bc=32), "f32", "h200"),
     "3xf16": (Mma(br=32, bc=32, parts="f16"), "f32", "a100"),
     "wgmma": (GROUPS, "bf16", "h200 of two"),
