@@ -98,6 +98,11 @@ def launch_all(manifest: Path) -> None:
         call("cuModuleLoad", ctypes.byref(module), entry["cubin"].encode())
         call("cuModuleGetFunction", ctypes.byref(function), module, entry["symbol"].encode())
         call("cuFuncSetAttribute", function, 8, entry["smem_bytes"])
+        launches = [(function, entry["threads"], entry["smem_bytes"])]
+        if entry["combine"]:
+            combine = ctypes.c_void_p()
+            call("cuModuleGetFunction", ctypes.byref(combine), module, entry["combine"]["symbol"].encode())
+            launches.append((combine, entry["combine"]["threads"], 0))
         if entry["splits"] > 8:  # more blocks in a cluster than every card forms
             call("cuFuncSetAttribute", function, 14, 1)
         for batch, heads, kv_heads, rows, keys in entry["shapes"]:
@@ -105,6 +110,7 @@ def launch_all(manifest: Path) -> None:
             shapes = [(batch, heads, rows, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, dv)]
             hosts = [rng.uniform(-3, 3, shape).astype(np.float32).astype(dtype) for shape in shapes]
             o, lse = np.full((*shapes[0][:3], dv), np.nan, dtype), np.empty(shapes[0][:3], np.float32)
+            blocks = num_blocks(entry, (batch, heads, kv_heads, rows))
             device = [allocate(x.nbytes) for x in (*hosts, o, lse)]
             # initcheck would take what the copy engine stored for uninitialized.
             written = [*hosts, o] if entry["tensor_maps"] else hosts
@@ -114,31 +120,41 @@ def launch_all(manifest: Path) -> None:
             sizes = (batch, heads, kv_heads, rows, keys)
             scale = 1 / math.sqrt(d)
             pointers = [a.value or 0 for a in device]
-            arguments = [entry_args(entry["args_format"], pointers, strides, sizes, scale)]
+            left = 4 * blocks * entry["workspace_floats"]
+            workspace = [allocate(left)] if left else []
+            every = [*pointers, *(each.value for each in workspace)]
+            arguments = [entry_args(entry["args_format"], every, strides, sizes, scale)]
             if entry["tensor_maps"]:
                 arguments.append(entry_maps(entry, pointers, strides, sizes, scale))
-            cluster, per_block = entry["cluster"], entry["rows_per_block"]
-            walked, walkers = rows, heads
-            if entry["pack_heads"]:
-                walked, walkers = rows * (heads // kv_heads), kv_heads
-            elif entry["heads_per_cluster"] > 1:
-                per_cluster = entry["heads_per_cluster"]
-                walkers = -(-(heads // kv_heads) // per_cluster) * per_cluster * kv_heads
-            tiles = -(-walked // (per_block * cluster)) * cluster if per_block else 1
-            blocks = -(-batch * walkers // entry["heads_per_block"]) * tiles * entry["splits"]
-            grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, entry["threads"], 1, 1)
             parameters = (ctypes.c_char_p * len(arguments))(*arguments)
-            call("cuLaunchKernel", function, *grid, entry["smem_bytes"], None, parameters, None)
+            for each, threads, smem_bytes in launches:
+                grid = (min(blocks, entry["max_blocks"] or blocks), 1, 1, threads, 1, 1)
+                call("cuLaunchKernel", each, *grid, smem_bytes, None, parameters, None)
             call("cuCtxSynchronize")
             for address, x in zip(device[3:], (o, lse), strict=True):
                 call("cuMemcpyDtoH_v2", ctypes.c_void_p(x.ctypes.data), address, ctypes.c_size_t(x.nbytes))
-            for address in device:
+            for address in (*device, *workspace):
                 call("cuMemFree_v2", address)
             error = difference(o, lse, *hosts, causal=entry["causal"])
             if not error <= entry["allowed_error"]:
                 print(f"!!!!!!!!! wrong by {error:.2e} with {rows} rows and {keys} keys", flush=True)
         call("cuModuleUnload", module)
     print("# done", flush=True)
+
+
+def num_blocks(entry: dict[str, Any], sizes: tuple[int, int, int, int]) -> int:
+    """How many blocks a launch has for a batch, its heads, those of keys, and rows."""
+    batch, heads, kv_heads, rows = sizes
+    cluster, per_block = entry["cluster"], entry["rows_per_block"]
+    walked, walkers = rows, heads
+    if entry["pack_heads"]:
+        walked, walkers = rows * (heads // kv_heads), kv_heads
+    elif entry["heads_per_cluster"] > 1:
+        per_cluster = entry["heads_per_cluster"]
+        walkers = -(-(heads // kv_heads) // per_cluster) * per_cluster * kv_heads
+    tiles = -(-walked // (per_block * cluster)) * cluster if per_block else 1
+    splits = entry["splits"] * entry["workspace_splits"]
+    return -(-batch * walkers // entry["heads_per_block"]) * tiles * splits
 
 
 def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
@@ -321,7 +337,7 @@ def choose_ladder(limits: Any) -> list[Any]:
 
 def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
     """Builds all and writes what `launch_all` needs."""
-    from flashgen.gen.arguments import argument_struct
+    from flashgen.gen.launch import COMBINE_ROLE
     from flashgen.tuner.build.compile import CompilePool
     from flashgen.tuner.errors import BuildError
 
@@ -333,6 +349,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
             raise SystemExit(f"{kernel.variant.name} does not build: {build}")
         br, bc = kernel.launch.rows_per_block or kernel.variant.br, kernel.variant.bc
         problem, together = kernel.problem, kernel.launch.heads_per_block
+        combine = next((each for each in kernel.launches if each.role == COMBINE_ROLE), None)
         has_runs = kernel.variant.family not in ("mma", "wgmma")
         entries.append(
             {
@@ -347,6 +364,9 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
                 "cluster": kernel.launch.cluster,
                 "pack_heads": kernel.launch.pack_heads,
                 "splits": kernel.launch.splits,
+                "workspace_splits": kernel.launch.workspace_splits,
+                "workspace_floats": kernel.variant.partial_floats(problem) if kernel.workspace else 0,
+                "combine": combine and {"symbol": kernel.symbol_of(combine), "threads": combine.threads},
                 "heads_per_cluster": kernel.launch.heads_per_cluster,
                 "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
@@ -354,7 +374,7 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
                 "head_dim_v": problem.head_dim_v,
                 "causal": problem.causal,
                 "allowed_error": allowed_error(kernel),
-                "args_format": argument_struct().format,
+                "args_format": kernel.arguments.format,
                 # Two tiles of rows by three of keys, both ragged, with shared heads; less than a tile of
                 # each; rows beyond the keys, which a causal mask leaves without any; heads of two batches in
                 # one block and a last block with heads missing; rows longer than those summed in one run.

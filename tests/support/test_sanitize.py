@@ -75,6 +75,8 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         assert entry["cluster"] == kernel.launch.cluster
         assert entry["pack_heads"] == kernel.launch.pack_heads
         assert entry["splits"] == kernel.launch.splits
+        assert entry["workspace_splits"] == kernel.launch.workspace_splits
+        assert (entry["combine"] is None) == (kernel.workspace is None) == (entry["workspace_floats"] == 0)
         assert entry["heads_per_cluster"] == kernel.launch.heads_per_cluster
         # Threads write what blocks make together, and bring packed rows too, which lie apart.
         together = kernel.launch.splits > 1
@@ -114,6 +116,9 @@ def test_launches_are_right_and_wrong_ones_told(
                 "cluster": 1,
                 "pack_heads": False,
                 "splits": 1,
+                "workspace_splits": 1,
+                "workspace_floats": 0,
+                "combine": None,
                 "heads_per_cluster": 1,
                 "tensor_maps": [],
                 "dtype": "f32",
