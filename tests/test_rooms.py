@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 #: so that these stand before it. Emitted files are read on the shelf, and proved after that.
 ROOMS = (
     *("errors", "version", "extras", "interrupts", "printable", "processes", "files"),
-    *("workload", "serving_suites", "suites", "asked_scoring", "request", "option_words", "serving"),
+    *("workload", "serving_suites", "training_suites", "suites"),
+    *("asked_scoring", "request", "option_words", "serving"),
     *("predict", "build", "cards", "evaluate", "store", "search", "shelf", "exchange", "prove", "accuracy"),
     *("tune", "bench", "report", "view", "commands", "cli", "start", "package"),
 )

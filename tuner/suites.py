@@ -4,7 +4,8 @@
 by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries serve less well
 (Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence against a long
 cache of grouped heads, `masks` windows, soft caps and all else that changes scores or hides keys. What serves
-many users at once is in `few`, `paged`, `varlen` and `mla`: see `flashgen.tuner.serving_suites`.
+many users at once is in `few`, `paged`, `varlen` and `mla`: see `flashgen.tuner.serving_suites`; gradients
+are in `backward`: see `flashgen.tuner.training_suites`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 from ..gen.scoring import BIAS_DTYPES, BOOLEAN, Scoring
 from .serving_suites import SERVING_SUITES
+from .training_suites import TRAINING_SUITES
 from .workload import Suite, Workload, workload
 
 #: Tokens of a batch, and columns of all heads, whatever the length and the head dim.
@@ -148,13 +150,14 @@ SUITES: dict[str, Suite] = {
         ),
         Suite("masks", "windows, soft caps, biases, documents", _masks()),
         *SERVING_SUITES,
+        *TRAINING_SUITES,
     )
 }
 
 
 #: What `Problem.name` writes.
 _NAME = re.compile(
-    r"(?P<dtype>[a-z0-9]+?)(_(?P<precision>{precisions}))?_d(?P<d>\d+)(v(?P<dv>\d+))?"
+    r"(?P<dtype>[a-z0-9]+?)(_(?P<precision>{precisions}))?_d(?P<d>\d+)(v(?P<dv>\d+))?(?P<backward>_backward)?"
     r"(?P<asked>(_(window|chunk|prefix|lengths|documents|dilation|tree|softcap|alibi|bias|sinks)[a-z0-9]*)*)"
     r"(?P<causal>_causal)?"
     r"(_b(?P<batch>\d+))?(_h(?P<heads>\d+))?(_kv(?P<kv>\d+))?(_n(?P<n>\d+))?(_m(?P<m>\d+))?".format(
@@ -201,6 +204,7 @@ def workload_named(text: str) -> Workload:
         head_dim_v=int(found["dv"] or 0),
         causal=found["causal"] is not None,
         scoring=asked,
+        backward=found["backward"] is not None,
     )
     return Workload(problem.name, problem)
 

@@ -45,6 +45,7 @@ def workload(
     varlen: str = "",
     page_size: int = 0,
     latent: bool = False,
+    backward: bool = False,
     **asked: Any,
 ) -> Workload:
     """Returns a workload. ``heads``: of queries, and of keys where fewer; ``seqlen``: of queries, and of keys
@@ -66,5 +67,6 @@ def workload(
         varlen=varlen,
         page_size=page_size,
         latent=latent,
+        backward=backward,
     )
     return Workload(name, problem)

@@ -100,3 +100,21 @@ def test_the_ladders_cases_are_the_reports() -> None:
 def test_an_unknown_suite_is_an_error() -> None:
     with pytest.raises(KeyError):
         workloads(["bert"])
+
+
+def test_gradients_are_those_that_rivals_were_timed_on() -> None:
+    """Five products of each pair, where outputs are two."""
+    problems = SUITES["backward"].problems
+    known = {
+        "backward-bf16-d64-512": 171.79869184,
+        "backward-bf16-d64-512c": 85.89934592,
+        "backward-bf16-d64-2048": 687.19476736,
+    }
+    assert {name: problems[name].flops / 1e9 for name in known} == pytest.approx(known)
+    plain = [p for p in problems.values() if p.dtype == "bf16" and p.scoring.is_plain]
+    dims = [p.head_dim for p in plain]
+    assert [dims.count(head_dim) for head_dim in (64, 128, 256, 72, 192)] == [6, 6, 6, 1, 1]
+    for problem in problems.values():
+        assert problem.backward and problem.flops == replace(problem, backward=False).flops * 5 // 2
+        if problem.scoring.is_plain:
+            assert workload_named(problem.name).problem == problem

@@ -13,7 +13,9 @@ from math import sqrt
 from typing import Any
 
 from ...gen.layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
+from ...gen.problem import Problem
 from ...gen.scoring import Scoring
+from .differentiated import differentiated
 from .flash_attention import FEATURES_2, FEATURES_3, FEATURES_4, by_rows, flash_2, flash_3, flash_4, flash_mla
 from .inputs import Inputs
 from .torch_attention import flex, sdpa, unserved
@@ -44,6 +46,10 @@ class Contender:
     features: frozenset[str] = frozenset()
     """What it knows of `Scoring`, beside causal masks."""
     layouts: tuple[Layout, ...] = (DENSE,)
+    trains: bool = False
+    """Whether it has gradients, of sequences of one length."""
+    rows_first: bool = False
+    """Whether it takes rows before heads, of which gradients are taken where they lie."""
 
     def missing(self) -> str:
         """Returns why the contender cannot run here; empty where it can."""
@@ -59,7 +65,9 @@ class Contender:
         if reason := self.missing():
             raise Unserved(reason)
         p = inputs.problem
-        if p.layout not in self.layouts:
+        if p.backward and not self.trains:
+            raise Unserved("has no gradients that are timed")
+        if p.layout not in self.layouts and not p.backward:
             told = [LAYOUT_WORDS[each.name] for each in self.layouts]
             raise Unserved(f"takes {' or '.join(told)}, not {LAYOUT_WORDS[p.layout.name]}")
         if unknown := [name for name in p.scoring.to_dict() if name not in self.features]:
@@ -67,7 +75,16 @@ class Contender:
         if self.bytes_per_pair:
             needed = self.bytes_per_pair * p.batch * p.num_q_heads * p.seqlen_q * p.seqlen_k
             check_memory(inputs.torch, needed)
+        if p.backward:
+            return differentiated(self.make, inputs, rows_first=self.rows_first)
         return self.make(inputs)
+
+    def may_serve(self, problem: Problem) -> bool:
+        """Tells whether the contender is looked at for a problem: not, where it is for other types, for
+        outputs alone, or for other layouts than sequences of one length."""
+        if problem.dtype not in self.dtypes:
+            return False
+        return self.trains if problem.backward else problem.layout is not DENSE or DENSE in self.layouts
 
 
 def _xformers(inputs: Inputs) -> Call:
@@ -131,20 +148,38 @@ LAYOUT_WORDS = {
 CONTENDERS: Mapping[str, Contender] = {
     each.name: each
     for each in (
-        Contender("flash", "PyTorch, FlashAttention-2", _backend("FLASH_ATTENTION", masked=False), HALVES),
-        Contender("cudnn", "PyTorch, cuDNN", _backend("CUDNN_ATTENTION"), HALVES, features=BY_SUMS),
-        Contender("mem-eff", "PyTorch, memory-efficient", _backend("EFFICIENT_ATTENTION"), features=BY_SUMS),
+        Contender(
+            "flash",
+            "PyTorch, FlashAttention-2",
+            _backend("FLASH_ATTENTION", masked=False),
+            HALVES,
+            trains=True,
+        ),
+        Contender(
+            "cudnn", "PyTorch, cuDNN", _backend("CUDNN_ATTENTION"), HALVES, features=BY_SUMS, trains=True
+        ),
+        Contender(
+            "mem-eff",
+            "PyTorch, memory-efficient",
+            _backend("EFFICIENT_ATTENTION"),
+            features=BY_SUMS,
+            trains=True,
+        ),
         Contender(
             *("fa3", "FlashAttention-3", flash_3, HALVES),
             module="flash_attn_interface",
             features=FEATURES_3,
             layouts=SERVING,
+            trains=True,
+            rows_first=True,
         ),
         Contender(
             *("fa2", "FlashAttention-2, by itself", flash_2, HALVES),
             module="flash_attn.flash_attn_interface",
             features=FEATURES_2,
             layouts=SERVING[1:],
+            trains=True,
+            rows_first=True,
         ),
         Contender(
             *("torch-varlen", "PyTorch, packed", varlen, HALVES),
@@ -161,6 +196,7 @@ CONTENDERS: Mapping[str, Contender] = {
             turn=1,
             bytes_per_pair=UNFUSED_BYTES_PER_PAIR,
             features=BY_SUMS,
+            trains=True,
         ),
         Contender(
             "cupy",
@@ -178,6 +214,8 @@ CONTENDERS: Mapping[str, Contender] = {
             module="flash_attn.cute",
             features=FEATURES_4,
             layouts=SERVING,
+            trains=True,
+            rows_first=True,
         ),
         Contender("flex", "FlexAttention", _flex, turn=2, features=EVERYTHING, layouts=(DENSE, PACKED)),
     )

@@ -37,6 +37,8 @@ def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
     p, given = inputs.problem, inputs.indices
     if p.latent:
         return _latent_call(module, inputs, out)
+    if p.backward:
+        return _gradients_call(module, inputs)
     options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
     q, k, v = inputs.q, inputs.k, inputs.v
     if p.layout is DENSE:
@@ -64,6 +66,13 @@ def _latent_call(module: ModuleType, inputs: Inputs, out: Any) -> Call:
     else:
         cache = cache.transpose(1, 2)
     return lambda: module.attention_latent(q, cache, *pages, **options).transpose(1, 2)
+
+
+def _gradients_call(module: ModuleType, inputs: Inputs) -> Call:
+    """The call of a module's gradients, of what a forward pass has left."""
+    arrays = (inputs.q, inputs.k, inputs.v, *(inputs.passed[name] for name in ("o", "lse", "dout")))
+    options = {"causal": inputs.problem.causal, **asked_of(module, inputs)}
+    return lambda: module.gradients(*arrays, **options)
 
 
 def compile_module(module: ModuleType, arch: int, causal: bool) -> bytes:

@@ -14,6 +14,7 @@ from ...gen.problem import Problem
 from ...gen.scoring_values import typical_values
 from ..cards.score_values import values_as_read
 from ..cards.sequences import typical_indices
+from .passed import forward_pass
 
 #: torch's name of a dtype.
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -49,7 +50,7 @@ class Inputs:
         arrays = {
             each.name: random(_shape(each, problem))
             for each in problem.operation.strided
-            if not each.is_output
+            if each.name in ("q", "k", "v")
         }
         q, k = arrays["q"], arrays["k"]
         # Latent values are the keys' first columns.
@@ -97,6 +98,11 @@ class Inputs:
         many of both and no masks but the causal one."""
         parts = (x[:, :, :length].contiguous() for x in (self.q, self.k, self.v))
         return Inputs(self.torch, self.problem, *parts)
+
+    @cached_property
+    def passed(self) -> Mapping[str, Any]:
+        """What gradients are computed of beside q, k and v: ``o``, ``lse`` and ``dout``."""
+        return forward_pass(self.torch, self.problem, (self.q, self.k, self.v), self.arrays)
 
     @cached_property
     def arrays(self) -> Mapping[str, Any]:

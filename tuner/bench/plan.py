@@ -63,8 +63,9 @@ class Plan:
             seen: dict[str, int] = {}
             for i in indices:
                 module = self.modules[i]
-                # Their inputs are of sequences of one length.
-                if module is not None and self.rows[i].problem.layout is DENSE:
+                # Their inputs are of sequences of one length, and what is computed are outputs.
+                problem = self.rows[i].problem
+                if module is not None and problem.layout is DENSE and not problem.backward:
                     seen.setdefault(module, i)
             return [(0, i) for i in seen.values()]
         last = max((turn for row in self.contenders for turn in row.values()), default=0)
@@ -120,12 +121,7 @@ def _contenders(workload: Workload, wanted: Sequence[str] | None) -> dict[str, i
     """The turns of the contenders for a workload: all of its dtype, and the ladder on the report's cases.
     Those of other layouts alone are left out where sequences are of one length, and elsewhere say why they do
     not serve."""
-    dtype, layout = workload.problem.dtype, workload.problem.layout
-    found = {
-        c.name: c.turn
-        for c in CONTENDERS.values()
-        if dtype in c.dtypes and (layout is not DENSE or DENSE in c.layouts)
-    }
+    found = {c.name: c.turn for c in CONTENDERS.values() if c.may_serve(workload.problem)}
     if SUITES[LADDER_SUITE].problems.get(workload.name) == workload.problem:
         found |= {LADDER + name: LADDER_TURN for name in STEPS}
     return {name: turn for name, turn in found.items() if wanted is None or name in wanted}

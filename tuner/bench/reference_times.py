@@ -52,7 +52,10 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
     }
 
     def scaled(row: Row) -> dict[str, float]:
-        key = next((key for key in (_key(row.problem), (suites[row.name], row.name)) if key in times), None)
+        suite = suites[row.name]
+        # Names there are those of one section, here of all suites.
+        keys = (_key(row.problem), (suite, row.name), (suite, row.name.removeprefix(f"{suite}-")))
+        key = next((key for key in keys if key in times), None)
         if key is None or not _same_work(row.problem, there.get(key, {}).get("gflop")):
             return {}
         theirs = times[key]
@@ -79,7 +82,7 @@ def _same_work(problem: Problem, gflop: float | None) -> bool:
 def _key(problem: Problem) -> tuple[Any, ...]:
     p = problem
     shape = (p.batch, p.num_q_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim)
-    if p.precision != "auto" or p.head_dim_v != p.head_dim or p.layout is not DENSE:
+    if p.precision != "auto" or p.head_dim_v != p.head_dim or p.layout is not DENSE or p.backward:
         return ()
     return (p.dtype, shape, p.causal, json.dumps(p.scoring.to_dict(), sort_keys=True))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...gen.problem import Problem
 from ..evaluate import reference
+from ..evaluate.gradients import gradients
 from .inputs import Inputs
 
 SEED = 0
@@ -50,6 +51,32 @@ class Sample:
             difference = rows - expected
             found.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
         return next(filter(isnan, found), max(found))
+
+
+class GradientSample:
+    """Some rows of the first and the last head, and what float64 says of their gradients."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        p, rng = inputs.problem, np.random.default_rng(SEED)
+        self._rows = np.sort(rng.permutation(p.seqlen_q)[:SAMPLED_ROWS])
+        self._expected: dict[tuple[int, int], np.ndarray] = {}
+        for batch, head in dict.fromkeys(((0, 0), (p.batch - 1, p.num_q_heads - 1))):
+            q = _host(inputs.q[batch, head])[None, None]
+            k, v = (_host(x[batch, head // p.group])[None, None] for x in (inputs.k, inputs.v))
+            # Rows that are given nothing take no time.
+            given = np.zeros((*q.shape[:3], p.head_dim_v))
+            given[0, 0, self._rows] = _host(inputs.passed["dout"][batch, head])[self._rows]
+            scale = p.head_dim**-0.5
+            found = gradients(q, k, v, given, scale=scale, scores=p.scores, values=inputs.values)
+            self._expected[batch, head] = found["dq"].value[0, 0, self._rows]
+
+    def error(self, found: Any) -> float:
+        """Returns the largest ‖dq - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
+        errors = []
+        for (batch, head), expected in self._expected.items():
+            difference = _host(found[0][batch, head])[self._rows] - expected
+            errors.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
+        return next(filter(isnan, errors), max(errors))
 
 
 def _host(tensor: Any) -> np.ndarray:

@@ -26,7 +26,7 @@ from .emitted import call_of, give_cubin, load
 from .event_timer import EventTimer
 from .figures import OURS, Cell, KernelErrors
 from .inputs import Inputs
-from .sample import SEED, Sample
+from .sample import SEED, GradientSample, Sample
 from .torch_attention import sdpa
 from .unserved import tried
 
@@ -102,7 +102,7 @@ class _Server:
         torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
         self._begin(index, None)
         inputs = Inputs.draw(torch, problem)
-        sample = Sample(inputs, problem)
+        sample = GradientSample(inputs) if problem.backward else Sample(inputs, problem)
         names = [n for n in self._rows[index]["contenders"] if self._rows[index]["contenders"][n] == turn]
         cells: dict[str, Cell] = {}
         calls: dict[str, Callable[[], Any]] = {}
@@ -191,7 +191,7 @@ class _Server:
         """The caller's microseconds per call on a tiny problem: each dtype's first kernel, and PyTorch."""
         done: set[str] = set()
         for index, (row, problem) in enumerate(zip(self._rows, self._problems, strict=True)):
-            skipped = problem.layout is not DENSE or OURS in self._skip.get(index, {})
+            skipped = problem.layout is not DENSE or problem.backward or OURS in self._skip.get(index, {})
             if problem.dtype in done or row["module"] is None or skipped:
                 continue
             done.add(problem.dtype)

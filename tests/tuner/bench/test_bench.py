@@ -700,3 +700,53 @@ def test_plots_that_cannot_be_drawn_are_refused_before_anything_is_timed(fake, t
 def test_mistakes_are_told(arguments, words):
     code = 1 if words in ("is an emulated card", "cannot be read") else 2
     assert words in " ".join(invoke(*arguments, code=code).split())
+
+
+#: One of gradients.
+TRAINED = (
+    MODULE.partition("def attention")[0]
+    + """
+import numpy as np
+
+
+def gradients(q, k, v, o, lse, dout, causal=None, window=None):
+    place = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - np.arange(k.shape[2])
+    seen = (place >= 0) | np.logical_not(causal)
+    if window is not None:
+        seen = seen & (place <= window[0])
+    assert o.shape == dout.shape and lse.shape == q.shape[:3] and np.isfinite(lse.array).all()
+    found = torch.gradients("ours", q.array, k.array, v.array, dout.array, seen)
+    return tuple(torch.Tensor(x) for x in found)
+"""
+)
+
+
+def test_gradients_are_timed_beside_who_has_some(fake, monkeypatch):
+    monkeypatch.syspath_prepend(str(FLASH))
+    fake.behave(
+        ms={"ours backward": 2.0, "CUDNN_ATTENTION backward": 3.0, "fa4 backward": 2.5},
+        noise={"EFFICIENT_ATTENTION backward": 0.5, "MATH backward": 1e-2},
+    )
+    plain = replace(HALF, backward=True, causal=True)
+    windowed = replace(plain, scoring=Scoring(window=(3, 0)))
+    for problem in (plain, windowed):
+        told = {"window": ("window_left", "window_right")} if problem is windowed else {}
+        keep(fake.out, problem, TRAINED.replace("keywords = {}", f"keywords = {told!r}"))
+    run = run_bench(options(fake.out, plain, windowed))
+    row, masked = run.rows
+    assert {name: cell.ms for name, cell in row.cells.items() if cell.ms} == {
+        OURS: 2.0,
+        "flash": 1.0,
+        "cudnn": 3.0,
+        "math": 1.0,
+        "fa4": 2.5,
+    }
+    assert row.cells["mem-eff"].reason.startswith("is wrong: its error is 5.0e-01")
+    assert row.cells["math"].error == pytest.approx(1e-2, rel=0.01)
+    assert row.cells["fa3"].reason == "flash_attn_interface is not installed"
+    assert not {"flex", "xformers", "cupy"} & set(row.cells)  # whose gradients are not timed
+    # Of operations there are 2.5 times those of outputs.
+    assert row.tflops == pytest.approx(2.5 * replace(plain, backward=False).flops / 2.0e9)
+    assert {name for name, cell in masked.cells.items() if cell.ms} >= {OURS, "cudnn", "math", "fa4"}
+    assert masked.cells["flash"].reason == "knows no window"
+    assert not run.host_us

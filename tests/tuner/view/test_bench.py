@@ -201,6 +201,21 @@ def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_who
     assert row.ratio("flex") == 2.5 and row.ratio("fa3") == pytest.approx(1.25)
 
 
+def test_gradients_are_scaled_by_those_of_others(tmp_path: Path) -> None:
+    workload, outputs = SUITES["backward"].workloads[0], SUITES["llm"].workloads[0]
+    shape = [32, 32, 32, 512, 512, 64]
+    gflop = workload.problem.flops / 1e9
+    rows = [
+        {"section": "backward", "name": "bf16-d64-512", "ms": {"cudnn": 0.6, "fa3": 0.5}, "gflop": gflop},
+        {"dtype": "bf16", "shape": shape, "causal": 0, "ms": {"cudnn": 0.3, "fa3": 0.1}},
+    ]
+    path = tmp_path / "there.json"
+    path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    run = replace(RUN, rows=tuple(timed(each, 0.5, cudnn=0.6) for each in (workload, outputs)))
+    found = with_reference(run, path).rows
+    assert found[0].scaled["fa3"] == pytest.approx(0.5) and found[1].scaled["fa3"] == pytest.approx(0.2)
+
+
 def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
     llm, odd = rows_of("llm"), rows_of("odd")
     newer = replace(llm[0], cells={OURS: Cell(ms=7.0)})

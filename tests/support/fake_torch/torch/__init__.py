@@ -40,8 +40,19 @@ def launch(name: str, head_dim: int = 0) -> None:
 class Tensor(np.lib.mixins.NDArrayOperatorsMixin):
     requires_grad = False
 
-    def __init__(self, array, dtype=float32):
-        self.array, self.dtype = np.asarray(array), dtype
+    def __init__(self, array, dtype=float32, requires_grad=False):
+        self.array, self.dtype, self.requires_grad = np.asarray(array), dtype, requires_grad
+        self.made_by = None
+
+    def requires_grad_(self):
+        self.requires_grad = True
+        return self
+
+    def clone(self):
+        return Tensor(self.array.copy(), self.dtype)
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32))
 
     @property
     def shape(self):
@@ -76,10 +87,14 @@ class Tensor(np.lib.mixins.NDArrayOperatorsMixin):
         return Tensor(self.array.view(np.bool_), dtype)
 
     def transpose(self, a, b):
-        return Tensor(self.array.swapaxes(a, b), self.dtype)
+        found = Tensor(self.array.swapaxes(a, b), self.dtype, self.requires_grad)
+        found.made_by = self.made_by
+        return found
 
     def reshape(self, *shape):
-        return Tensor(self.array.reshape(*shape), self.dtype)
+        found = Tensor(self.array.reshape(*shape), self.dtype, self.requires_grad)
+        found.made_by = self.made_by
+        return found
 
     def to(self, dtype):
         if dtype == "cuda":
@@ -94,7 +109,7 @@ class Tensor(np.lib.mixins.NDArrayOperatorsMixin):
     def cpu(self):
         return self
 
-    contiguous = cpu
+    contiguous = detach = cpu
 
     def numpy(self):
         return self.array
@@ -136,6 +151,20 @@ def rand(*shape, device):
 
 def full(shape, value, *, dtype, device):
     return Tensor(np.full(shape, value, np.float32), dtype)
+
+
+def matmul(x, y):
+    return Tensor(x.array @ y.array)
+
+
+def logsumexp(x, axis):
+    most = x.array.max(axis=axis, keepdims=True)
+    return Tensor((np.log(np.exp(x.array - most).sum(axis=axis, keepdims=True)) + most).squeeze(axis))
+
+
+def softmax(x, axis):
+    weights = np.exp(x.array - x.array.max(axis=axis, keepdims=True))
+    return Tensor(weights / weights.sum(axis=axis, keepdims=True))
 
 
 def zeros(*shape, device):
@@ -209,7 +238,34 @@ def _nothing(*_):
     return None
 
 
-no_grad = contextlib.nullcontext
+def gradients(name, q, k, v, given, seen):
+    """Right gradients, or as wrong as ``noise`` says, of heads before rows."""
+    launch(f"{name} backward", q.shape[-1])
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
+    scores = np.where(seen, scale * q @ keys.swapaxes(2, 3), -np.inf)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    weights /= weights.sum(axis=3, keepdims=True)
+    of_weights = given @ values.swapaxes(2, 3)
+    of_scores = scale * weights * (of_weights - (weights * of_weights).sum(axis=3, keepdims=True))
+    dk, dv = of_scores.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ given
+    dk, dv = (x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
+    return (1 + BEHAVIOUR.get("noise", {}).get(f"{name} backward", 0.0)) * of_scores @ keys, dk, dv
+
+
+def _grad(o, leaves, given, retain_graph):
+    assert retain_graph
+    name, arrays, seen = o.made_by
+    found = gradients(name, *arrays, given.array, seen)
+    # Leaves may lie with rows before heads.
+    return tuple(
+        Tensor(x if x.shape == leaf.shape else x.swapaxes(1, 2), leaf.dtype)
+        for x, leaf in zip(found, leaves, strict=True)
+    )
+
+
+autograd = SimpleNamespace(grad=_grad)
+no_grad = enable_grad = contextlib.nullcontext
 cuda = SimpleNamespace(
     Event=Event,
     current_device=lambda: 0,
@@ -278,4 +334,6 @@ def attention(
     weights = np.exp(scores - most)
     total = weights.sum(axis=3, keepdims=True) + np.exp(logits - most)
     o = Tensor((1 + BEHAVIOUR.get("noise", {}).get(name, 0.0)) * (weights / total @ values), q.dtype)
+    o.requires_grad = q.requires_grad
+    o.made_by = (name, (q.array, k.array, v.array), scores > -np.inf)  # a mask may be a sum of scores
     return (o, Tensor((np.log(total) + most)[..., 0])) if return_lse else o

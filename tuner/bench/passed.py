@@ -1,0 +1,39 @@
+"""What a forward pass leaves kernels of gradients, on torch's current card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...gen.problem import Problem
+from ...gen.scores import BATCH, HEAD, KEY, QUERY
+from .formulas import formula, visible
+from .unserved import Unserved
+
+
+def forward_pass(
+    torch: Any, problem: Problem, arrays: tuple[Any, Any, Any], read: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns ``o`` and ``lse`` of q, k and v, computed in float32 head by head and rounded, and ``dout``,
+    drawn. ``read`` are the arrays of masks. Raises `Unserved` for changes of scores."""
+    p = problem
+    if p.scores.change is not None or p.scores.sinks:
+        raise Unserved("gradients of changed scores are not timed")
+    q, k, v = arrays
+    shape = (p.batch, p.num_q_heads, p.seqlen_q, p.head_dim_v)
+    o, lse = torch.full(shape, 0.0, dtype=q.dtype, device="cuda"), torch.zeros(*shape[:3], device="cuda")
+    condition = visible(p)
+    seen = None if condition is None else formula(torch, condition, read)
+    rows = torch.arange(p.seqlen_q, device="cuda")[:, None]
+    keys = torch.arange(p.seqlen_k, device="cuda")[None, :]
+    for b in range(p.batch):
+        for h in range(p.num_q_heads):
+            kv_head = h // p.group
+            key, value = (x[b, kv_head].float() for x in (k, v))
+            scores = torch.matmul(q[b, h].float(), key.transpose(0, 1)) * p.head_dim**-0.5
+            if seen is not None:
+                pairs = {BATCH.name: b, HEAD.name: h, QUERY.name: rows, KEY.name: keys}
+                scores.masked_fill_(~seen(pairs), float("-inf"))
+            lse[b, h] = torch.logsumexp(scores, 1)
+            o[b, h] = torch.matmul(torch.softmax(scores, 1), value).to(q.dtype)
+    return {"o": o, "lse": lse, "dout": torch.randn(*shape, device="cuda").to(q.dtype)}
