@@ -40,7 +40,7 @@ def program(problem: Problem, variant: Variant, sm: str, stem: str | None = None
         symbol=f"{_entry(problem)}_kernel",
         file=f"{stem or problem.name}.cu",
         architecture=architecture_option(sm),
-        dtype_option="" if problem.dtype == "f32" else f"--dtype {problem.dtype} ",
+        dtype_option="".join(f"{word} " for word in _asked(problem)),
         page_known=variant.knows_page_size(problem),
         workspace=variant.splits_by_workspace() > 1,
     )
@@ -54,7 +54,7 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
     access_bytes = variant.access_width(problem) * ITEM_BYTES[problem.dtype]
     shared: dict[str, Any] = {"stem": stem, "sm": sm, "words": class_words(problem)}
     shared["workspace"] = variant.splits_by_workspace() > 1
-    example = "library" if problem.layout is DENSE else "sequences"
+    example = "sequences" if _is_serving(problem) else "library"
     guard = f"FLASHGEN_{re.sub(r'[^A-Za-z0-9]', '_', stem).upper()}_H"
     return {
         header: _render(
@@ -68,6 +68,25 @@ def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str,
         "CMakeLists.txt": _render("native/library.cmake.jinja", problem, **shared),
         "example.cpp": _render(f"native/{example}_example.cpp.jinja", problem, **shared),
     }
+
+
+def _asked(problem: Problem) -> list[str]:
+    """The options of the command line that ask for such arrays, but for those of layouts."""
+    dtype = [] if problem.dtype == "f32" else [f"--dtype {problem.dtype}"]
+    keys = [f"--kv-dtype {problem.kv_dtype}"] if problem.kv_dtype else []
+    grown = problem.append.options if problem.append is not None else []
+    return [*dtype, *keys, *["--latent"] * problem.latent, *grown]
+
+
+def _is_apart(problem: Problem) -> bool:
+    """Whether a kernel takes more than queries, keys and values of one type, or less: it appends, keys are of
+    e4m3, or attention is latent."""
+    return problem.append is not None or problem.has_key_scales or problem.latent
+
+
+def _is_serving(problem: Problem) -> bool:
+    """Whether it is one of those, or of sequences of lengths of their own."""
+    return _is_apart(problem) or problem.layout is not DENSE
 
 
 def _entry(problem: Problem) -> str:
@@ -85,6 +104,7 @@ def _render(template: str, problem: Problem, *, workspace: bool, **values: Any) 
             arguments=struct_of(problem, has_workspace=workspace),
             workspace=workspace,
             is_sequences=problem.layout is not DENSE,
+            separate=_is_apart(problem),
             elements=VOID_ELEMENTS,
             entry=_entry(problem),
             lists=problem.scores.needs_lists,
@@ -148,7 +168,7 @@ def _read(buffer: Buffer, problem: Problem) -> dict[str, Any]:
     """How the program reads it from a file: of batches of one head and as many keys as rows, or of sequences
     of as many as the longest has."""
     computed = dict(buffer.sizes)
-    named, called = (_EXTENTS, _WORDS) if problem.layout is DENSE else (_LONGEST, _LONGEST_WORDS)
+    named, called = (_LONGEST, _LONGEST_WORDS) if _is_serving(problem) else (_EXTENTS, _WORDS)
     lengths, words = [], []
     for axis, names in enumerate(buffer.axes):
         name = computed.get(axis, "")

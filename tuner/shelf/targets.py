@@ -97,18 +97,3 @@ def _check_native(problem: Problem) -> None:
             f"--main and --cmake serve f32, f16 and bf16; tensors of {problem.dtype} come with scales, which "
             "callers of the launcher in the plain .cu pass"
         )
-    if problem.has_key_scales:
-        raise UsageError(
-            f"--main and --cmake serve keys of the queries' type; those of {problem.kv_dtype} come with "
-            "scales, which callers of the launcher in the plain .cu pass"
-        )
-    if problem.latent:
-        raise UsageError(
-            f"--main and --cmake make programs of queries, keys and values; {problem.name} has no array of "
-            "values, and is called by the launcher in the plain .cu"
-        )
-    if problem.append is not None:
-        raise UsageError(
-            f"--main and --cmake make no programs that append; {problem.name} is called by the launcher in "
-            "the plain .cu"
-        )

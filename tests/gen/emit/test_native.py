@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from flashgen.gen.append import HALVES, INTERLEAVED, Append
 from flashgen.gen.arguments import struct_of
 from flashgen.gen.emit.cuda import emit_cuda
 from flashgen.gen.emit.native import library, program
@@ -32,6 +34,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 from typer.testing import CliRunner
 
+from tests.gen.families.test_packed import SIMT
 from tests.support.depth import sampled
 
 H200 = preset("h200")
@@ -323,8 +326,44 @@ SEQUENCES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Kernels of caches that grow, that are of e4m3, and of latent attention.
+SERVING: dict[str, dict[str, Any]] = {
+    "dense append": {"head_dim": 32, "dtype": "f16", "append": Append(HALVES, 16), "causal": True},
+    "paged append": {
+        "head_dim": 32,
+        "dtype": "bf16",
+        "append": Append(INTERLEAVED, 32),
+        "page_size": 16,
+        "scoring": Scoring(window=(30, 4)),
+    },
+    "packed append": {
+        "head_dim": 32,
+        "dtype": "f16",
+        "append": Append(HALVES, 16),
+        "page_size": 7,
+        "varlen": "same",
+        "causal": True,
+    },
+    "append": {"head_dim": 40, "head_dim_v": 24, "dtype": "f16", "append": Append(), "page_size": 8},
+    "e4m3": {"head_dim": 32, "dtype": "bf16", "kv_dtype": "e4m3", "causal": True},
+    "paged e4m3": {
+        "head_dim": 32,
+        "dtype": "f16",
+        "kv_dtype": "e4m3",
+        "page_size": 16,
+        "scoring": Scoring(softcap=3.0, sinks=True),
+    },
+    "packed e4m3": {"head_dim": 40, "head_dim_v": 24, "dtype": "f16", "kv_dtype": "e4m3", "varlen": "same"},
+    "latent": {"head_dim": 32, "latent": True, "head_dim_v": 16, "num_q_heads": 16, "causal": True},
+    "paged latent": {"head_dim": 32, "latent": True, "head_dim_v": 16, "num_q_heads": 16, "page_size": 16},
+}
+
+
 def sequences_kernel(kind: str) -> Kernel:
-    return render(Mma(br=64, bc=32, rows_per_warp=16, stages=1), Problem(**SEQUENCES[kind]), H200)
+    problem = Problem(**{**SEQUENCES, **SERVING}[kind])
+    if not problem.latent:
+        return render(Mma(br=64, bc=32, rows_per_warp=16, stages=1), problem, H200)
+    return render(SIMT, problem, H200)
 
 
 def write_library(kernel: Kernel, folder: Path) -> None:
@@ -334,7 +373,7 @@ def write_library(kernel: Kernel, folder: Path) -> None:
         assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
 
 
-@pytest.mark.parametrize("kind", sampled(list(SEQUENCES), 2))
+@pytest.mark.parametrize("kind", sampled([*SEQUENCES, *SERVING], 3, thorough=6))
 def test_a_library_of_sequences_is_called_by_its_example(kind: str, tmp_path: Path) -> None:
     kernel = sequences_kernel(kind)
     write_library(kernel, tmp_path)
@@ -347,7 +386,7 @@ def test_a_library_of_sequences_is_called_by_its_example(kind: str, tmp_path: Pa
 
 @pytest.mark.nvcc
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", list(SEQUENCES))
+@pytest.mark.parametrize("kind", [*SEQUENCES, "packed append", "paged e4m3"])
 def test_headers_and_examples_of_sequences_build(kind: str, tmp_path: Path) -> None:
     nvcc, kernel = nvcc_or_skip(), sequences_kernel(kind)
     write_library(kernel, tmp_path)
@@ -451,6 +490,99 @@ def test_a_program_reads_sequences(sequences: tuple[Kernel, Path], tmp_path: Pat
         wrong = [*told[:-2], told[-2] + 1000, told[-1]]
         done = run(built, write("short", wrong), tmp_path / "output")
         assert "sequence 0 has 1070 keys, and page_table has room for" in done.stderr
+
+
+def turned(rows: np.ndarray, positions: np.ndarray, append: Append, cos: np.ndarray, sin: np.ndarray) -> Any:
+    """Rows whose first columns are rotated."""
+    made, n = rows.copy(), append.rotary_dim
+    halves = append.rotary == HALVES
+    first, second = (slice(0, n // 2), slice(n // 2, n)) if halves else (slice(0, n, 2), slice(1, n, 2))
+    made[:, first] = rows[:, first] * cos[positions] - rows[:, second] * sin[positions]
+    made[:, second] = rows[:, second] * cos[positions] + rows[:, first] * sin[positions]
+    return made
+
+
+@pytest.mark.parametrize("kind", sampled(list(SERVING), 1, thorough=4))
+def test_a_program_reads_what_serves(kind: str, tmp_path: Path) -> None:
+    """Caches that grow, of e4m3 with scales, and latent ones."""
+    kernel, rng = sequences_kernel(kind), np.random.default_rng(0)
+    problem, append = kernel.problem, kernel.problem.append
+    packed, size, d, dv = (
+        problem.layout.is_packed,
+        problem.page_size,
+        problem.head_dim,
+        problem.head_dim_v,
+    )
+    text = program(problem, kernel.variant, kernel.sm)
+    assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200") + text)
+    emulated([tmp_path / "best.cu"], tmp_path / "best")
+    rows_of, cached = ((5, 0, 1, 7), (30, 12, 0, 20)) if packed else ((5, 5, 5), (30, 0, 14))
+    if not packed and not size:
+        cached = (30, 30, 30)
+    new_of = rows_of if append is not None else (0,) * len(rows_of)
+    keys_of = [int(n + new) for n, new in zip(cached, new_of, strict=True)]
+    batch, most, positions = len(rows_of), 12, 40
+    starts = [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in (rows_of, keys_of)]
+    total_q, rotates = sum(rows_of), append is not None and append.rotary
+    if size:
+        table = rng.permutation(batch * most).astype(np.int32).reshape(batch, most)
+        sizes = [batch, d, *([] if packed else [5]), batch * most, size, most, *[positions] * bool(rotates)]
+        told = [*([starts[0]] if packed else []), np.array(cached, np.int32), table]
+        places = [table[i, np.arange(n) // size] * size + np.arange(n) % size for i, n in enumerate(keys_of)]
+        num_keys = batch * most * size
+    elif packed:
+        sizes, told, num_keys = [batch, d], starts, sum(keys_of)
+        places = [np.arange(*starts[1][i : i + 2]) for i in range(batch)]
+    else:
+        sizes = [batch, 5, keys_of[0], *[positions] * bool(rotates), d]
+        told, num_keys = [], sum(keys_of)
+        places = [np.arange(*starts[1][i : i + 2]) for i in range(batch)]
+    shapes = [(total_q, d), (num_keys, d), (num_keys, dv)][: 2 if problem.latent else 3]
+    shapes += [(total_q, d), (total_q, dv)] if append is not None else []
+    arrays = [(rng.integers(-24, 25, shape) / 8).astype(np.float32) for shape in shapes]
+    if append is not None and append.rotary:
+        angles = rng.uniform(0, 6, (positions, append.rotary_dim // 2))
+        tables = [np.round(f(angles) * 64).astype(np.float32) / 64 for f in (np.cos, np.sin)]
+        arrays += tables
+    scales = rng.uniform(0.5, 2, (2, batch)).astype(np.float32)
+    arrays += list(scales) if problem.kv_dtype else []
+    drawn = {"sinks": np.full(1, 0.5, np.float32)}
+    parts = [
+        np.array(sizes, np.int32),
+        *told,
+        *arrays,
+        *(drawn[each.name] for each in problem.scores.buffers),
+    ]
+    (tmp_path / "input").write_bytes(b"".join(each.tobytes() for each in parts))
+    done = run(tmp_path / "best", tmp_path / "input", tmp_path / "output")
+    assert done.returncode == 0, done.stderr
+    o = np.fromfile(tmp_path / "output", np.float32).reshape(-1, dv)
+    q, k = (each.astype(np.float64) for each in arrays[:2])
+    v = k[:, :dv] if problem.latent else arrays[2].astype(np.float64)
+    if problem.kv_dtype:
+        k, v = (x.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) for x in (k, v))
+    values = {**drawn, "window_left": 30, "window_right": 4, "softcap": 3.0}
+    for i, place in enumerate(places):
+        part = slice(starts[0][i], starts[0][i + 1])
+        if part.stop == part.start:
+            continue
+        rows = q[part]
+        if append is not None:
+            at, new = cached[i] + np.arange(new_of[i]), place[cached[i] :]
+            k[new], v[new] = arrays[3][part], arrays[4][part]
+            if append.rotary:
+                k[new] = turned(k[new], at, append, *tables)
+                has_places = problem.causal or problem.scoring.window is not None
+                rows = turned(rows, at if has_places else 0 * at + cached[i], append, *tables)
+        keys, columns = (x[place][None, None] for x in (k, v))
+        if problem.kv_dtype:
+            keys, columns = keys * scales[0, i], columns * scales[1, i]
+        found = reference.attention(
+            rows[None, None], keys, columns, scale=d**-0.5, scores=problem.scores, values=values, first=(i, 0)
+        )
+        apart = np.linalg.norm(o[part] - found.o[0, 0])
+        assert apart <= problem.tolerance * np.linalg.norm(found.o), (i, apart)
 
 
 # ---- the command line --------------------------------------------------------------------------------------
