@@ -11,6 +11,7 @@ import numpy as np
 
 from ...gen.append import HALVES, NEW_STARTS
 from ...gen.problem import Problem
+from ...gen.promise import LEAST
 from ..cards.dtypes import numpy_dtype
 from ..cards.sequences import sequence_slices
 from .comparison import WrongResult
@@ -88,7 +89,10 @@ def check_caches(problem: Problem, new: NewRows, k: np.ndarray, v: np.ndarray, n
             own = rows[b, :, row].astype(np.float64)
             if which == "k":
                 position = _position(problem, new, sequence, nth, has_place=True)
-                own, slack[place[0], :, place[1]] = _turned(problem, new.values, own, position)
+                own, error = _turned(problem, new.values, own, position)
+                if problem.append is not None and problem.append.rotary:
+                    rounded = 1.01 * _ROUNDING[problem.dtype] * np.abs(own)
+                    slack[place[0], :, place[1]] = np.where(error > 0, rounded + 2 * error + 1e-7, 0.0)
             expected[place[0], :, place[1]] = own
         wrong = ~(np.isnan(expected) & np.isnan(found.astype(np.float64)))
         wrong &= ~(np.abs(found.astype(np.float64) - expected) <= slack)
@@ -100,19 +104,29 @@ def check_caches(problem: Problem, new: NewRows, k: np.ndarray, v: np.ndarray, n
             )
 
 
-def rotated_queries(problem: Problem, new: NewRows, q: np.ndarray) -> np.ndarray:
-    """Returns queries as kernels rotate them, rounded to their type."""
+def rotated_queries(problem: Problem, new: NewRows, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns queries as kernels rotate them, rounded to their type, and how far off each element of a
+    kernel's may be.
+
+    What float32 makes of an element is within `_turned`'s error of float64's. So it is rounded alike, but
+    where a midpoint between neighbours of the type lies within that error: then to the other one, if to none
+    of both ends of the error it is rounded like float64's.
+    """
+    apart = np.zeros(q.shape)
     if problem.append is None or not problem.append.rotary:
-        return q
+        return q, apart
     rotated, window = q.copy(), problem.scoring.window or (-1, -1)
     sides = (new.values.get("window_left", window[0]), new.values.get("window_right", window[1]))
     has_place = problem.causal or problem.scoring.tree
     has_place |= problem.scoring.window is not None and max(sides) >= 0
     for sequence, nth, b, row in _query_places(problem, new.values, q):
         position = _position(problem, new, sequence, nth, has_place=has_place)
-        turned, _ = _turned(problem, new.values, q[b, :, row].astype(np.float64), position)
-        rotated[b, :, row] = turned.astype(q.dtype)
-    return rotated
+        turned, error = _turned(problem, new.values, q[b, :, row].astype(np.float64), position)
+        rotated[b, :, row] = rounded = turned.astype(q.dtype)
+        for end in (turned - error, turned + error):
+            distance = np.abs(end.astype(q.dtype).astype(np.float64) - rounded.astype(np.float64))
+            apart[b, :, row] = np.maximum(apart[b, :, row], distance)
+    return rotated, apart
 
 
 def attended_values(problem: Problem, new: NewRows) -> dict[str, Any]:
@@ -185,12 +199,17 @@ def _most_rows(problem: Problem, new: NewRows) -> int:
 def _turned(
     problem: Problem, values: Mapping[str, Any], rows: np.ndarray, position: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows rotated in float64, and how far a kernel's may be off, by rounding to their type."""
+    """Rows rotated in float64, and how far off float32 may be before it is rounded to their type; 0 where
+    nothing is rotated.
+
+    Of own · cos ± other · sin the second product is rounded, by at most u = 2⁻²⁴ of it, and so is its sum
+    with the first, which is exact (fmaf): together by less than 2 u (|own · cos| + |other · sin|).
+    """
     append = problem.append
     assert append is not None
-    turned, slack = rows.copy(), np.zeros_like(rows)
+    turned, error = rows.copy(), np.zeros_like(rows)
     if not append.rotary:
-        return turned, slack
+        return turned, error
     cos, sin = (values[name][position].astype(np.float64) for name in append.tables)
     r = append.rotary_dim
     if append.rotary == HALVES:
@@ -200,9 +219,8 @@ def _turned(
     for part, other, sign in ((first, second, -1.0), (second, first, 1.0)):
         own, crossed = rows[part] * cos, rows[other] * sin
         turned[part] = own + sign * crossed
-        rounded = 1.01 * _ROUNDING[problem.dtype] * np.abs(turned[part])
-        slack[part] = rounded + 4 * UNIT * (np.abs(own) + np.abs(crossed)) + 1e-7
-    return turned, slack
+        error[part] = 2 * UNIT * (np.abs(own) + np.abs(crossed)) + LEAST
+    return turned, error
 
 
 def _tables(problem: Problem, positions: int, *, turned: bool) -> dict[str, np.ndarray]:

@@ -17,11 +17,18 @@ class WrongResult(FlashgenError):
 
 
 def compare(
-    o: np.ndarray, lse: np.ndarray | None, expected: Reference, v: np.ndarray, problem: Problem, name: str
+    o: np.ndarray,
+    lse: np.ndarray | None,
+    expected: Reference,
+    v: np.ndarray,
+    problem: Problem,
+    name: str,
+    moved: np.ndarray | float = 0.0,
 ) -> float:
     """Returns the largest per-head error, 0 where scores are beyond `has_ordinary_scores`.
 
     ``o`` and ``lse`` have the reference's shapes; of ``problem`` type, precision and head dim set the bounds.
+    ``moved`` is what each row's scores may be off by beside that, which the log-sum-exp follows.
     Raises `WrongResult` for anything beyond them, NaN and infinity included.
     """
     sizes = (expected.max_score, expected.change_error, expected.sink_score)
@@ -50,7 +57,7 @@ def compare(
         )
     if lse is not None:
         allowed = lse_bound(problem, expected.max_score, expected.change_error)
-        _compare_lse(lse, expected, allowed, name)
+        _compare_lse(lse, expected, allowed, moved, name)
     return float(errors.max()) if has_ordinary_scores(problem, *sizes) else 0.0
 
 
@@ -67,7 +74,9 @@ def _norm(values: np.ndarray) -> np.ndarray:
     return np.sqrt(np.square(values).sum(axis=(2, 3)))
 
 
-def _compare_lse(lse: np.ndarray, expected: Reference, bound: float, name: str) -> None:
+def _compare_lse(
+    lse: np.ndarray, expected: Reference, bound: float, moved: np.ndarray | float, name: str
+) -> None:
     """The log-sum-exp: -inf exactly where no key is seen, else within the rounding of its size."""
     unseen = np.isneginf(expected.lse)
     finite = np.where(unseen, 0.0, expected.lse)
@@ -75,7 +84,7 @@ def _compare_lse(lse: np.ndarray, expected: Reference, bound: float, name: str) 
         distance = np.where(
             unseen,
             np.where(np.isneginf(lse), 0.0, np.inf),
-            np.abs(lse - finite) / np.maximum(1, np.abs(finite)),
+            (np.abs(lse - finite) - moved) / np.maximum(1, np.abs(finite)),
         )
     if not (distance <= bound).all():
         b, h, row = _worst(distance)

@@ -32,12 +32,15 @@ above). The worst met, 3xTF32 with a sink of 12, is six.
 
 The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
 1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3) plus the growth above, that of
-the others to factor · bound; in proportion to its size where that exceeds 1.
+the others to factor · bound; in proportion to its size where that exceeds 1. It is the mean of what moves
+each score, by weight: see `moved_scores`.
 """
 
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from ...gen.problem import Problem
 
@@ -70,6 +73,21 @@ def lse_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> 
         tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
         return tolerance + _growth(problem, max_score) + change_error
     return element_factor(problem) * error_bound(problem, max_score, change_error)
+
+
+def moved_scores(apart: np.ndarray, k: np.ndarray, scale: float) -> np.ndarray:
+    """Returns by how much each row's scores, and so its log-sum-exp, move at most, where elements of q move
+    by up to ``apart``; arrays are (batch, heads, rows or keys, columns), the result (batch, heads, rows).
+
+    A score moves by δ[j] = scale · Σ_d Δ[d] k[j,d], at most |scale| Σ_d |Δ[d] k[j,d]|; the logarithm of
+    Σ_j e^(s[j] + δ[j]) lies between the log-sum-exp plus the least δ and plus the greatest. What changes
+    scores is taken to be no steeper than 1, as soft caps are.
+    """
+    sizes = np.abs(np.nan_to_num(k.astype(np.float64)))
+    group = apart.shape[1] // k.shape[1]
+    moved = apart.reshape(*k.shape[:2], -1, apart.shape[-1]) @ sizes.swapaxes(-1, -2)
+    largest = abs(scale) * moved.max(axis=-1, initial=0.0)
+    return largest.reshape(len(k), k.shape[1] * group, -1)
 
 
 def has_ordinary_scores(

@@ -19,7 +19,7 @@ from ..cards.sequences import lengths_as_values, sequence_slices
 from . import reference
 from .cases import Depth
 from .comparison import compare
-from .error_bounds import tanh_error
+from .error_bounds import moved_scores, tanh_error
 from .reference import Reference
 from .sampled_problem import SAMPLE_BYTES, SAMPLE_SEEDS, SAMPLED_ROWS
 
@@ -34,9 +34,11 @@ def compare_sequences(
     values: Mapping[str, Any],
     problem: Problem,
     name: str,
+    apart: np.ndarray | None = None,
 ) -> float:
     """Returns the largest per-head error of a sequence, the arrays being (1, heads, all rows, columns) and
-    ``values`` what tells of their lengths and what scores read. Raises `WrongResult`."""
+    ``values`` what tells of their lengths and what scores read; a kernel's queries may be ``apart`` from
+    ``q`` by so much. Raises `WrongResult`."""
     worst = 0.0
     places = zip(sequence_slices(values, "q"), sequence_slices(values, "k"), strict=True)
     for number, (rows, keys) in enumerate(places):
@@ -55,7 +57,8 @@ def compare_sequences(
         )
         told = f"{name}, sequence {number} of {rows.stop - rows.start} queries and {of_keys.shape[2]} keys"
         found = None if lse is None else lse[:, :, rows]
-        worst = max(worst, compare(o[:, :, rows], found, expected, of_keys, problem, told))
+        moved = 0.0 if apart is None else moved_scores(apart[:, :, rows], own_k, scale)
+        worst = max(worst, compare(o[:, :, rows], found, expected, of_keys, problem, told, moved))
     return worst
 
 

@@ -23,7 +23,7 @@ from .asked_values import case_values
 from .cases import Case, Depth, cases
 from .comparison import compare
 from .differentiated import check_gradients
-from .error_bounds import tanh_error
+from .error_bounds import moved_scores, tanh_error
 from .inputs import lengths_of, make_inputs
 from .packed import compare_sequences, draw_packed_sample, packed_sample_problem
 from .paged import in_pages, out_of_pages, row_after_row
@@ -72,7 +72,7 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     values = {**case_values(case, problem, rng), **lengths_of(case)}
     if problem.backward:
         return check_gradients(runner, build, case, (q, k, v), scale, values, rng)
-    new = None
+    new = apart = None
     if problem.append is not None:
         new = take_new_rows(problem, k, v, values, case.new, apart=case.apart)
         values = new.values
@@ -80,19 +80,21 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
     o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=case.want_lse, values=values)
     if new is not None:
         check_caches(problem, new, k, v, case.name)
-        q, values = rotated_queries(problem, new, q), attended_values(problem, new)
+        (q, apart), values = rotated_queries(problem, new, q), attended_values(problem, new)
     if case.lengths is not None:
         lse = lse if case.want_lse else None
         if problem.layout.is_paged:
             q, k, v, values = out_of_pages(problem, q, k, v, values)
         if not problem.layout.is_packed:
             o, lse = row_after_row(o), None if lse is None else row_after_row(lse)
-        return compare_sequences(o, lse, q, k, v, scale, values, problem, case.name)
+            apart = None if apart is None else row_after_row(apart)
+        return compare_sequences(o, lse, q, k, v, scale, values, problem, case.name, apart)
     k, v = scaled_keys(problem, k, v, values)
     expected = reference.attention(
         q, k, v, scale=scale, scores=problem.scores, values=values, tanh_error=tanh_error(problem)
     )
-    return compare(o, lse if case.want_lse else None, expected, v, problem, case.name)
+    moved = 0.0 if apart is None else moved_scores(apart, k, scale)
+    return compare(o, lse if case.want_lse else None, expected, v, problem, case.name, moved)
 
 
 def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
