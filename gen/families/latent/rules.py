@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import FIRST_PARAMETER, rule
+from ..shared_rules import why_not_swizzled
 from ..wgmma.shared_memory import CHUNK, SWIZZLED_ROWS, chunks
 from .parameters import CONSUMERS, Parameters
 from .shared_memory import bytes_of_storage, piece
@@ -32,12 +33,8 @@ class RuledParameters(Parameters):
 
     @rule("pages", after=FIRST_PARAMETER)
     def _pieces_of_pages_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if problem.page_size and piece(self, problem) % SWIZZLED_ROWS:
-            return (
-                f"pages of {problem.page_size} keys are no whole groups of {SWIZZLED_ROWS} rows, as the copy "
-                f"engine brings them; give a multiple of {SWIZZLED_ROWS}"
-            )
-        return None
+        rows = piece(self, problem) if problem.page_size else 0
+        return why_not_swizzled(problem, rows, f"give a multiple of {SWIZZLED_ROWS}")
 
     @rule("shared memory", after="boxes")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -11,6 +11,7 @@ from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
 from ...split_keys import no_need_to_split, splits_too_little
 from ...variant import rule
+from ..shared_rules import why_not_pack_heads
 from .decoding import FEW_ROWS, decodes
 from .layouts import (
     CHUNK_BYTES,
@@ -203,11 +204,9 @@ class RuledParameters(Parameters):
     @rule("packing", after="pack_heads", advisory=True)
     def _heads_share_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
         together = problem.seqlen_q * problem.group
-        if self.pack_heads and problem.group == 1:
-            return f"pack_heads=True: {problem.num_q_heads} query heads have as many of keys"
-        if self.pack_heads and problem.seqlen_q > FEW_ROWS:
-            return f"pack_heads=True: {problem.seqlen_q} query rows fill tiles by themselves"
-        if not self.pack_heads and problem.group > 1 and together <= FEW_ROWS:
+        if self.pack_heads:
+            return why_not_pack_heads(problem, FEW_ROWS)
+        if problem.group > 1 and together <= FEW_ROWS:
             return f"pack_heads=False: {problem.group} heads of {problem.seqlen_q} query rows fit one tile"
         return None
 

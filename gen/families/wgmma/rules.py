@@ -12,6 +12,7 @@ from ...shared_memory.tiles import wasted
 from ...tile_arrays import tile_arrays
 from ...variant import rule
 from ...work import heads_alike
+from ..shared_rules import why_not_pack_heads, why_not_swizzled
 from .caps import cap_in_exponents, why_no_such_tangent
 from .parameters import CUBIC, FREE, GROUP_ROWS, HEADS, MIXED, QUINTIC, ROWS, TILES, Parameters, is_split
 from .registers import (
@@ -52,12 +53,8 @@ class RuledParameters(Parameters):
 
     @rule("pages", after="br")
     def _pages_are_swizzled_alike(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if problem.page_size % SWIZZLED_ROWS:
-            return (
-                f"pages of {problem.page_size} keys are no whole groups of {SWIZZLED_ROWS} rows, as the copy "
-                "engine brings them; families mma and simt take pages of any size"
-            )
-        return None
+        others = "families mma and simt take pages of any size"
+        return why_not_swizzled(problem, problem.page_size, others)
 
     @rule("combination", after="cluster")
     def _eight_bits_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -277,12 +274,10 @@ class RuledParameters(Parameters):
 
     @rule("packing", after="pack_heads", advisory=True)
     def _packing_fills_tiles(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.pack_heads and problem.group == 1:
-            return f"pack_heads=True: {problem.num_q_heads} query heads have as many of keys"
-        if self.pack_heads and problem.seqlen_q > MANY_ROWS:
-            return f"pack_heads=True: {problem.seqlen_q} query rows fill tiles by themselves"
+        if self.pack_heads:
+            return why_not_pack_heads(problem, MANY_ROWS)
         few = problem.seqlen_q < GROUP_ROWS
-        if not self.pack_heads and problem.group > 1 and few and not _why_not_packed(problem):
+        if problem.group > 1 and few and not _why_not_packed(problem):
             return f"pack_heads=False: {problem.seqlen_q} query rows leave tiles of {GROUP_ROWS} to be filled"
         return None
 
