@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.append import ROTATED
-from ...gen.arguments import PLAN, TILE_LISTS, Arguments, describe_maps, make_arguments
+from ...gen.arguments import PLAN, TILE_LISTS, Arguments, describe_maps
 from ...gen.launch import LISTS_ROLE, MAIN_ROLE, PLAN_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
@@ -25,19 +25,13 @@ from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
 from ..extras import getting
 from . import nvml
-from .appended import append_numbers, new_arrays
+from .beside import read_beside
 from .device import Timing
 from .driver import DriverError, Function, Parameters, encode_maps
 from .dtypes import inputs_of, numpy_dtype, require_inputs
 from .guarded_memory import FLOAT32, GuardedImage, contiguous_strides, output_strides
-from .key_scales import key_scales, scale_strides
-from .score_values import gradient_arrays, gradient_strides, of_four_axes, score_values
-from .sequences import (
-    index_arrays,
-    index_strides,
-    rows_of_sequences,
-    sizes_of_call,
-)
+from .score_values import of_four_axes
+from .sequences import rows_of_sequences
 from .timed_tensors import TimedTensors, draw_tensors
 
 MIN_FLUSH_BYTES = 32 * 2**20
@@ -286,44 +280,23 @@ class CudaRunner:
             rows = rows_of_sequences(problem, values, shape[2], of)
             word = "the log-sum-exp" if name == "lse" else name
             placed[name] = image.add_output(word, shape, strides, dtype, rows)
-        sizes = sizes_of_call(problem, q, inputs["k"], values)
-        read = score_values(problem.scores, values, sizes)
-        buffers_at = {name: image.add_buffer(array) for name, array in read.arrays.items()}
-        of_buffers = gradient_arrays(problem.scores, read, sizes) if problem.backward else {}
-        for name, array in of_buffers.items():
+        beside = read_beside(problem, q, inputs["k"], values)
+        buffers = {name: image.add_buffer(array) for name, array in beside.arrays.items()}
+        for name, array in beside.gradients.items():
             whole = of_four_axes(array)
             strides = tuple(stride // array.itemsize for stride in whole.strides)
             placed[name] = image.add_output(name, whole.shape, strides, array.dtype)
-        indices = index_arrays(problem, values)
-        indices_at = {name: image.add_buffer(array) for name, array in indices.items()}
-        new = new_arrays(problem, values)
-        new_at = {name: image.add_buffer(array) for name, array in new.items() if array.size}
         if problem.append is not None and problem.append.rotary:
-            new_at[ROTATED], _ = image.add_cache("rotated queries", np.zeros(q.size, q.dtype))
-        scales = key_scales(problem, values, sizes["batch"], sizes["num_kv_heads"])
-        scales_at = {name: image.add_buffer(array) for name, array in scales.items()}
+            buffers[ROTATED], _ = image.add_cache("rotated queries", np.zeros(q.size, q.dtype))
         before = image.before()
         after = np.empty_like(before)
         with self._launch_errors(build):
             base = self._arena_of(image.floats)
-
-            def addresses(places: Mapping[str, int]) -> dict[str, int]:
-                return {name: base + q.itemsize * at for name, at in places.items()}
-
-            arguments = make_arguments(
-                problem,
-                addresses({name: placed[name][0] for name in (*inputs, *outputs)}),
-                {name: placed[name][1] for name in (*inputs, *outputs)},
-                scale=scale,
-                sizes=sizes,
-                scoring={
-                    **read.arguments(addresses(buffers_at)),
-                    **addresses({name: placed[name][0] for name in of_buffers}),
-                    **gradient_strides(problem.scores, of_buffers),
-                },
-                sequences={**addresses(indices_at), **index_strides(indices)},
-                append={**append_numbers(problem, new), **addresses(new_at)},
-                key_scales={**addresses(scales_at), **scale_strides(scales)},
+            places = {**{name: at for name, (at, _) in placed.items()}, **buffers}
+            arguments = beside.arguments(
+                {name: base + q.itemsize * at for name, at in places.items()},
+                {name: strides for name, (_, strides) in placed.items()},
+                scale,
             )
             launch = self._launcher(build, problem.name, arguments)
             self._cuda.memcpy_htod(base, before)
@@ -333,8 +306,8 @@ class CudaRunner:
         found = image.outputs(before, after)
         for name, grown in zip(caches, image.caches(after), strict=False):
             inputs[name][...] = grown
-        shapes = {name: array.shape for name, array in of_buffers.items()}
-        names = (*outputs, *of_buffers)
+        shapes = {name: array.shape for name, array in beside.gradients.items()}
+        names = (*outputs, *beside.gradients)
         return {
             name: array.reshape(shapes.get(name, array.shape))
             for name, array in zip(names, found, strict=True)

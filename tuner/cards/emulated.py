@@ -25,12 +25,10 @@ import numpy as np
 from ...gen.append import ROTATED
 from ...gen.arguments import (
     ADDRESS,
-    LISTS_MADE,
     PLAN,
     TILE_LISTS,
     Arguments,
     Field,
-    make_arguments,
 )
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
@@ -44,13 +42,12 @@ from ..build.toolchain import HostCompiler, find_host_compiler
 from ..errors import LaunchError
 from ..predict import cost_model
 from ..processes import Done, TookTooLong, run_program
-from .appended import append_numbers, new_arrays
+from .beside import read_beside
 from .device import Timing
 from .dtypes import inputs_of, numpy_dtype, require_inputs
 from .guarded_arrays import ABSENT, GuardedArray
-from .key_scales import key_scales, scale_strides
-from .score_values import gradient_arrays, gradient_strides, of_four_axes, score_values
-from .sequences import index_arrays, index_strides, rows_of_sequences, sizes_of_call
+from .score_values import of_four_axes
+from .sequences import rows_of_sequences
 
 PREFIX = "sim:"
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
@@ -307,47 +304,16 @@ class SimRunner:
             name: [stride // array.view.itemsize for stride in array.view.strides[:3]]
             for name, array in arrays.items()
         }
-        sizes = sizes_of_call(problem, inputs["q"], inputs["k"], values)
-        indices = index_arrays(problem, values)
-        sequences = {name: GuardedArray.like(array) for name, array in indices.items()}
-        if build.kernel.launch.packed:
-            ints = build.kernel.num_plan_ints(sizes)
-            sequences[PLAN] = GuardedArray.like(np.empty((1, ints), np.int32), copy=False)
-        scales = key_scales(problem, values, sizes["batch"], sizes["num_kv_heads"])
-        of_keys = {name: GuardedArray.like(array) for name, array in scales.items()}
-        read = score_values(problem.scores, values, sizes)
-        buffers = {name: GuardedArray.like(array) for name, array in read.arrays.items()}
-        scoring = read.arguments(_addresses(buffers))
-        if problem.scores.needs_lists:
-            ints = build.kernel.num_list_ints(sizes)
-            buffers[TILE_LISTS] = GuardedArray.like(np.empty((1, max(1, ints)), np.int32), copy=False)
-            scoring |= {**_addresses({TILE_LISTS: buffers[TILE_LISTS]}), LISTS_MADE: 0}
-        of_buffers = gradient_arrays(problem.scores, read, sizes) if problem.backward else {}
+        beside = read_beside(problem, inputs["q"], inputs["k"], values)
+        buffers = {name: GuardedArray.like(array) for name, array in beside.arrays.items()}
+        memory = _memory(build.kernel, beside.sizes, inputs["q"])
+        buffers |= {name: GuardedArray.like(array, copy=False) for name, array in memory.items()}
         made = {
-            name: GuardedArray.like(of_four_axes(array), copy=False) for name, array in of_buffers.items()
+            name: GuardedArray.like(of_four_axes(array), copy=False)
+            for name, array in beside.gradients.items()
         }
-        scoring |= {**_addresses(made), **gradient_strides(problem.scores, of_buffers)} if made else {}
-        new = new_arrays(problem, values)
-        appended = {name: GuardedArray.like(array) for name, array in new.items() if array.size}
-        if problem.append is not None and problem.append.rotary:
-            appended[ROTATED] = GuardedArray.like(np.empty(inputs["q"].size, inputs["q"].dtype), copy=False)
-        scratch = {}
-        if build.kernel.workspace is not None:
-            num_bytes = build.kernel.workspace_bytes(sizes)
-            scratch[WORKSPACE] = GuardedArray.like(np.empty((1, num_bytes // 4), np.float32), copy=False)
-        arguments = make_arguments(
-            problem,
-            _addresses(arrays),
-            strides,
-            scale=scale,
-            sizes=sizes,
-            scoring=scoring,
-            sequences={**_addresses(sequences), **index_strides(indices)},
-            append={**append_numbers(problem, new), **_addresses(appended)},
-            key_scales={**_addresses(of_keys), **scale_strides(scales)},
-            workspace=_addresses(scratch).get(WORKSPACE),
-        )
-        buffers = {**sequences, **of_keys, **buffers, **appended, **scratch, **made}
+        buffers |= made
+        arguments = beside.arguments(_addresses({**arrays, **buffers}), strides, scale)
         launch = self._launch_sanitized if self.sanitize else self._launch
         launch(build, arrays, buffers, arguments)
         for name, array in (*arrays.items(), *buffers.items()):
@@ -358,10 +324,10 @@ class SimRunner:
             arrays[name].check_written(name, build.kernel, rows)
         for name, array in made.items():
             array.check_written(name, build.kernel, np.ones(array.view.shape[2], bool))
-            of_buffers[name][...] = array.view.reshape(of_buffers[name].shape)
+            beside.gradients[name][...] = array.view.reshape(beside.gradients[name].shape)
         for name, array in (*outputs.items(), *((name, inputs[name]) for name in caches)):
             array[...] = arrays[name].view
-        return {**outputs, **of_buffers}
+        return {**outputs, **beside.gradients}
 
     def _config(self) -> _Config:
         return _Config(
@@ -426,6 +392,20 @@ class SimRunner:
 
     def close(self) -> None:
         pass
+
+
+def _memory(kernel: Kernel, sizes: Mapping[str, int], q: np.ndarray) -> dict[str, np.ndarray]:
+    """What a kernel's launches fill for each other, by the names of the arguments."""
+    memory: dict[str, np.ndarray] = {}
+    if kernel.launch.packed:
+        memory[PLAN] = np.empty((1, kernel.num_plan_ints(sizes)), np.int32)
+    if kernel.has_tile_lists:
+        memory[TILE_LISTS] = np.empty((1, max(1, kernel.num_list_ints(sizes))), np.int32)
+    if any(launch.rotates for launch in kernel.launches):
+        memory[ROTATED] = np.empty(q.size, q.dtype)
+    if kernel.workspace is not None:
+        memory[WORKSPACE] = np.empty((1, kernel.workspace_bytes(sizes) // 4), np.float32)
+    return memory
 
 
 def _addresses(arrays: Mapping[str, GuardedArray]) -> dict[str, int]:
