@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .arguments import ArgumentStruct, struct_of
-from .launch import LISTS_ROLE, MAIN_ROLE, Launch
+from .launch import LISTS_ROLE, MAIN_ROLE, POSTPROCESS_ROLE, Launch
 from .plan import Plan
 from .problem import Problem
 from .tile_lists import list_ints
@@ -48,6 +48,11 @@ class Kernel:
     def symbol(self) -> str:
         """The name of the function that makes the products."""
         return self.symbol_of(self.launch)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether every run makes the same bits: no blocks add to the same memory as they come along."""
+        return all(each.role != POSTPROCESS_ROLE for each in self.launches)
 
     @property
     def has_tile_lists(self) -> bool:

@@ -33,6 +33,8 @@ PAGED_PARTS = ("appended_values", "paged_values", "slots", "paged_attention", "p
 CACHE_PARTS = ("appended_values", "cache_attention", "cache_program")
 #: What stands behind all these where values are columns of keys, and where such lie in pages.
 LATENT_PARTS, LATENT_PAGED_PARTS = ("latent_keys",), ("latent_attention",)
+#: What stands behind those where kernels take gradients, and where such have masks or changes of scores.
+GRADIENT_PARTS, SCORED_GRADIENT_PARTS = ("gradient_plans", "gradients", "gradient_program"), ()
 #: What it imports beside the standard library, and modules that stand alone therefore too.
 THIRD_PARTY = ("numpy",)
 _WIDTH = 110
@@ -48,17 +50,25 @@ class Inlined:
 
 @cache
 def inline_runtime(
-    *, scored: bool = False, layout: Layout = DENSE, latent: bool = False, appends: bool = False
+    *,
+    scored: bool = False,
+    layout: Layout = DENSE,
+    latent: bool = False,
+    appends: bool = False,
+    gradients: bool = False,
 ) -> Inlined:
     """Returns the runtime's files, one after the other, as the text of one module; with ``scored`` those for
     masks and changes of scores, too, of another ``layout`` those and the ones for packed sequences and for
-    pages, of kernels that append to dense caches theirs; and those for ``latent`` attention."""
+    pages, of kernels that append to dense caches theirs; those for ``latent`` attention, and those for
+    ``gradients``."""
     imports: list[ast.Import | ast.ImportFrom] = []
     sections: list[str] = []
     more = (*SCORED_PARTS, *PACKED_PARTS) if appends or layout is not DENSE else SCORED_PARTS * scored
     more += PAGED_PARTS if layout.is_paged else CACHE_PARTS * appends
     more += LATENT_PARTS if latent else ()
     more += LATENT_PAGED_PARTS if latent and layout.is_paged else ()
+    more += GRADIENT_PARTS if gradients else ()
+    more += SCORED_GRADIENT_PARTS if gradients and scored else ()
     for part in (*PARTS, *more):
         text = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
         body = ast.parse(text).body

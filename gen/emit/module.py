@@ -104,7 +104,8 @@ def emit_many(
     Raises:
         ValueError: there are fewer than two kernels, two of one problem, or two precisions of one dtype.
     """
-    _check_together([each.kernel.problem for each in made])
+    problems = [each.kernel.problem for each in made]
+    _check_together(problems)
     cards = dict.fromkeys(f"{each.device} (sm_{each.kernel.arch})" for each in made)
     digests = dict.fromkeys(each.kernel.digest for each in made)
     return _render(
@@ -117,11 +118,16 @@ def emit_many(
         summary=wrap(
             f"{len(made)} kernels for {' and '.join(cards)}. Each serves any batch, number of heads, lengths "
             "and strides, grouped-query heads, and either mask; the one tuned for the nearest shape runs."
+            + (_DIFFERENTIATES if any(problem.backward for problem in problems) else "")
         ),
         figures=wrap(figures_of_many(made)),
         listing=listing(made),
         regenerate=shell([f"flashgen emit {name}.py", *command]),
     )
+
+
+#: What modules with kernels for gradients say of themselves.
+_DIFFERENTIATES = " Some are of the backward pass: gradients of what the others compute are theirs."
 
 
 def _check_together(problems: Sequence[Problem]) -> None:
@@ -135,7 +141,11 @@ def _check_together(problems: Sequence[Problem]) -> None:
     if twice:
         raise ValueError(f"two kernels were tuned for {', '.join(twice)}; give one of each")
     for one, other in combinations(problems, 2):
-        if one.scoring.stem != other.scoring.stem and _called_as(one) == _called_as(other):
+        if (
+            one.backward == other.backward
+            and one.scoring.stem != other.scoring.stem
+            and _called_as(one) == _called_as(other)
+        ):
             raise ValueError(
                 f"calls for {one.name} and {other.name} are told by the same arguments; make a module of each"
             )
@@ -144,8 +154,9 @@ def _check_together(problems: Sequence[Problem]) -> None:
         raise ValueError(
             f"{scaled[0]} takes scales, which calls of several kernels do not; make a module of it alone"
         )
-    for dtype in dict.fromkeys(problem.dtype for problem in problems):
-        precisions = {problem.precision for problem in problems if problem.dtype == dtype}
+    for dtype, backward in dict.fromkeys((problem.dtype, problem.backward) for problem in problems):
+        alike = (each for each in problems if (each.dtype, each.backward) == (dtype, backward))
+        precisions = {problem.precision for problem in alike}
         if len(precisions) > 1:
             raise ValueError(
                 f"a call does not say which precision of {dtype} it wants, and there are kernels of "
@@ -164,10 +175,11 @@ def _called_as(problem: Problem) -> tuple[object, ...]:
 def _told_of_one(made: Made, name: str) -> dict[str, str]:
     """What the template is told of a module with one kernel, as `emit_many` tells it of several."""
     kernel = made.kernel
+    what = "Gradients of flash attention" if kernel.problem.backward else "Flash attention"
     return {
         "name": name,
         "operator": f"{kernel.entry}_{kernel.digest[:8]}",
-        "title": f"Flash attention for NVIDIA GPUs: {class_words(kernel.problem)}.",
+        "title": f"{what} for NVIDIA GPUs: {class_words(kernel.problem)}.",
         "summary": wrap(summary(kernel, made.device)),
         "figures": wrap(figures(made)),
         "listing": "",
@@ -179,23 +191,25 @@ def _render(
     made: Sequence[Made], *, thin: bool, cubins: Mapping[tuple[str, bool], bytes], **told: str
 ) -> str:
     several = len(made) > 1
+    forward = [each for each in made if not each.kernel.problem.backward]
+    made = [*forward, *(each for each in made if each.kernel.problem.backward)]
+    differentiable = 0 < len(forward) < len(made)
     problems = [each.kernel.problem for each in made]
     has_scales, scored = problems[0].has_scales, any(map(_reads_more, problems))
     # Kernels that read the same are told by one list of arguments.
     kinds = {_kind(each.kernel): each.kernel for each in made}
     kernels = {_source_key(each): each.kernel for each in made}
-    offer = offer_of(problems[0], scored=scored)
+    offer = offer_of(problems[0], scored=scored, differentiable=differentiable)
     imports, code = _imports_and_code(made, thin, scored)
     functions = offer.functions
     if problems[0].layout is DENSE and any(problem.scoring.documents for problem in problems):
         functions = (*functions, "document_bounds")
-    data = (
-        ["KERNELS", "SOURCES"]
-        if several
-        else ["DEVICE", "KERNELS", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT"]
-    )
+    data = ["KERNELS"] if forward else []
+    data += ["GRADIENTS"] if len(forward) < len(made) else []
+    data += ["SOURCES"] if several else ["DEVICE", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT"]
     classes = [] if thin else ["Choice", "Launch", "TensorMap", "Tuned"]
     classes += ["Buffer", "Scored"] if scored and not thin else []
+    values = [_values(each, alone=len(kinds) == 1) for each in made]
     lists = any(each.kernel.has_tile_lists for each in made)
     classes += ["TileLists"] if lists else []
     classes += ["SequencePlan"] if problems[0].layout.is_packed else []
@@ -209,7 +223,7 @@ def _render(
             has_key_scales=problems[0].has_key_scales,
             imports=imports,
             code=code,
-            exported=[*data, *sorted(classes), *sorted(functions)],
+            exported=[*sorted(data), *sorted(classes), *sorted(functions)],
             functions=functions,
             scored=scored,
             packed=problems[0].layout.is_packed,
@@ -217,7 +231,16 @@ def _render(
             latent=problems[0].latent,
             appends=problems[0].append is not None,
             offer=offer,
-            rows="total_q" if problems[0].layout.is_packed else "seqlen_q",
+            differentiable=differentiable,
+            backward=not forward,
+            tables={
+                name: kernels
+                for name, kernels in (
+                    ("KERNELS", values[: len(forward)]),
+                    ("GRADIENTS", values[len(forward) :]),
+                )
+                if kernels
+            },
             calls=_calls(problems),
             kernels_heading=heading("kernels" if several else "the kernel"),
             kinds=[
@@ -238,7 +261,6 @@ def _render(
             if cubins
             else {},
             embedded=" and ".join(dict.fromkeys(each.kernel.sm for each in made)),
-            kernels=[_values(each, alone=len(kinds) == 1) for each in made],
             needs=needs(made, embedded=bool(cubins), thin=thin),
             **told,
         )
@@ -246,7 +268,9 @@ def _render(
 
 
 def _kind(kernel: Kernel) -> str:
-    """What kernels have in common that take the same arguments and read the same."""
+    """What kernels have in common that are told the same and read the same, as part of a name."""
+    if kernel.problem.backward:
+        return "_gradients" + kernel.problem.scoring.stem
     return kernel.problem.scoring.stem + ("_workspace" if kernel.workspace else "")
 
 
@@ -269,8 +293,13 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
     """What the module imports, and what of the runtime is in it."""
     if not thin:
         problem = made[0].kernel.problem
-        appends = problem.append is not None
-        runtime = inline_runtime(scored=scored, layout=problem.layout, latent=problem.latent, appends=appends)
+        runtime = inline_runtime(
+            scored=scored,
+            layout=problem.layout,
+            latent=problem.latent,
+            appends=problem.append is not None,
+            gradients=any(each.kernel.problem.backward for each in made),
+        )
         return import_lines(runtime.imports), runtime.code.rstrip("\n")
     maps = ", TensorMap" if any(launch.tensor_maps for launch in made[0].kernel.launches) else ""
     runtime_names = f"Attention, Launch{maps}, Tuned, run_module"
@@ -283,6 +312,14 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
             "import sys\nfrom pathlib import Path\n\n"
             + f"from flashgen.templates.runtime import {runtime_names}\n"
             + f"from flashgen.templates.runtime.latent_keys import {bound}",
+            "",
+        )
+    if made[0].kernel.problem.backward:
+        return (
+            "import sys\nfrom pathlib import Path\n\n"
+            f"from flashgen.templates.runtime import Launch{maps}, Tuned\n"
+            "from flashgen.templates.runtime.gradient_program import run_gradients_module\n"
+            "from flashgen.templates.runtime.gradients import Gradients",
             "",
         )
     if not scored:
@@ -386,8 +423,20 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
         "device": to_literal({"name": made.device, "arch": kernel.arch}),
         "measurement": to_literal(carried),
         "vector": variant.access_width(problem),
-        "workspace_floats": variant.partial_floats(problem) if kernel.workspace else 0,
+        "workspace_floats": variant.partial_floats(problem) if variant.splits_by_workspace() > 1 else 0,
         "key_vector": variant.key_access_width(problem) if problem.has_key_scales else 0,
+        "counted": "batch, num_q_heads, num_kv_heads, "
+        + (
+            "seqlen_q, seqlen_k"
+            if problem.backward
+            else "total_q"
+            if problem.layout.is_packed
+            else "seqlen_q"
+        ),
+        "workspace": [each.whole.python() for each in kernel.workspace.regions]
+        if kernel.workspace and problem.backward
+        else [],
+        "deterministic": kernel.is_deterministic,
         "launches": [
             {
                 "symbol": kernel.symbol_of(each),

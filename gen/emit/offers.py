@@ -33,10 +33,14 @@ _LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q=most, max_seqlen_k=most"
 _PACKED_QUERIES = "cu_seqlens_q=cu_seqlens_q, max_seqlen_q=most"
 
 
-def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
+def offer_of(problem: Problem, *, scored: bool = False, differentiable: bool = False) -> Offer:
     """Returns what a module of a problem's kernels offers, some of which are ``scored``: have masks or
-    changes of scores. Of other libraries' functions flash-attn's alone know scales."""
+    changes of scores. It is ``differentiable`` by kernels for gradients beside those. Of other libraries'
+    functions flash-attn's alone know scales."""
     layout = problem.layout
+    if problem.backward:
+        functions, usual = ("gradients", *_ALL), "q, k, v, o, lse, dout"
+        return Offer(functions, "Gradients", "run_gradients_module", usual)
     paged, packed = layout.is_paged, layout.is_packed
     if paged and packed:
         known, of = ("flash_attn_varlen_func",), f"{_CACHES}, {_PACKED_QUERIES}"
@@ -61,5 +65,8 @@ def offer_of(problem: Problem, *, scored: bool = False) -> Offer:
         return Offer(("attention_append", *_ALL, *known), "CacheAttention", "run_cache_module", of)
     if packed:
         return Offer(("attention_varlen", *_ALL, *known), "PackedAttention", "run_packed_module", of)
+    if differentiable:
+        functions = ("attention", *_ALL, "gradients", *known)
+        return Offer(functions, "DifferentiableAttention", "run_differentiable_module", of)
     bound, program = ("ScoredAttention", "run_scored_module") if scored else ("Attention", "run_module")
     return Offer(("attention", *_ALL, *known), bound, program, of)

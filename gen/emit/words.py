@@ -187,9 +187,9 @@ def needs(made: Sequence[Made], *, embedded: bool, thin: bool) -> str:
     maps = any(launch.tensor_maps for each in made for launch in each.kernel.launches)
     nvcc = "nvcc 12.5 or newer" if maps else "nvcc"
     what = "a kernel is compiled by its first call" if len(made) > 1 else "the first call compiles"
-    rest = (
-        "(PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph. Forward only."
-    )
+    forward = not any(each.kernel.problem.backward for each in made)
+    rest = "(PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph."
+    rest += " Forward only." if forward else ""
     driver = "Needs an NVIDIA driver for CUDA 12 or newer"
     if embedded:
         archs = " and ".join(dict.fromkeys(each.kernel.sm for each in made))

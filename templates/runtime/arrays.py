@@ -157,7 +157,7 @@ def _empty(
     CuPy hands out memory in the order of its current stream; `side_stream` is the launch's where that is
     another."""
     if isinstance(q, _Buffer):
-        return _Buffer(shape, np.dtype(dtype), dtype)
+        return _Buffer(shape, q.host_type if dtype == q.dtype_name else np.dtype(dtype), dtype)
     library = _library(q)
     if library == "cupy":
         cupy = importlib.import_module("cupy")

@@ -255,28 +255,11 @@ class Attention:
             raise ValueError(
                 f"stream is taken with torch, CuPy, PyCUDA and numpy arrays only, and q is a {_kind(q)}"
             )
-        if not hasattr(q, "__array_namespace__"):
-            raise TypeError(
-                f"q is a {_kind(q)}, whose library takes no results back: pass torch tensors or CuPy arrays"
-            )
-        # CuPy has no bfloat16.
-        readers = (
-            {"torch": "torch", "cupy": "CuPy"} if self._table.dtypes != ("bfloat16",) else {"torch": "torch"}
-        )
-        for name in sorted(readers, key=lambda name: name not in sys.modules):
-            try:
-                library = importlib.import_module(name)
-                break
-            except ImportError:
-                continue
-        else:
-            raise TypeError(
-                f"q is a {_kind(q)}, which is read through {' or '.join(readers.values())}: install it"
-            )
+        library = _reader_of(q, self._table)
         read = library.from_dlpack
         views, beside = [read(array) for array in (q, k, v)], beside.through(read)
         query, key, value = views
-        if name == "torch":
+        if library.__name__ == "torch":
             results = self._attend_tensors(
                 library, query, key, value, causal, scale, None, None, return_lse, layout, False, beside
             )
@@ -397,29 +380,7 @@ class Attention:
         return self._explain(q, k, v, causal, layout)
 
     def _explain(self, q: Any, k: Any, v: Any, causal: bool | None, layout: Any) -> Choice:
-        torch = _torch_of(q)
-        views = []
-        for name, array in (("q", q), ("k", k), ("v", v)):
-            if torch is not None:
-                described = _describe(array)
-            elif hasattr(array, "__cuda_array_interface__"):
-                described = _read(name, array)[1]
-            elif hasattr(array, "dtype") and hasattr(array, "shape"):
-                # As it will lie on the GPU: numpy's are copied there, densely; of others it is not known.
-                described = (np.dtype(array.dtype).name, tuple(array.shape), None, None)
-            else:
-                raise TypeError(f"{name} is a {_kind(array)}, not an array")
-            views.append(self._table.inspect(name, described, layout, torch))
-        query, key, value = views
-        self._table.check_shapes(query, key, value)
-        strides = (*query.strides, *key.strides, *value.strides)
-        masked = self._tensors.is_masked(causal)
-        choice = self._table.choose(query, key, value, strides, masked)
-        arch = None if query.device is None else _arch_of(query.device)
-        if choice.tuned.cubins and arch is not None and _built(choice.tuned, arch, masked) is None:
-            made = f"what the module carries is not for this mask on sm_{arch}"
-            return choice._replace(how=f"{choice.how}; compiled from its source by the first call, as {made}")
-        return choice
+        return _explained(self._table, self._tensors.is_masked(causal), q, k, v, layout)
 
     def use(self, name: str | None) -> None:
         """Makes the kernel of that name serve whatever it can compute from now on, however far its shapes:
@@ -515,3 +476,46 @@ def _check_call(layout: str, scale: float | None = None) -> None:
 def _check_exact(choice: Choice) -> None:
     if not choice.exact:
         raise LookupError(f"nothing was tuned for just this, and strict=True: {choice.how}")
+
+
+def _reader_of(q: Any, table: _Table) -> Any:
+    """The library that reads arrays of q's library through DLPack, one that is loaded before others. Raises
+    TypeError where q's library takes no results back, or nothing is installed that reads its arrays."""
+    if not hasattr(q, "__array_namespace__"):
+        raise TypeError(
+            f"q is a {_kind(q)}, whose library takes no results back: pass torch tensors or CuPy arrays"
+        )
+    # CuPy has no bfloat16.
+    readers = {"torch": "torch", "cupy": "CuPy"} if table.dtypes != ("bfloat16",) else {"torch": "torch"}
+    for name in sorted(readers, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise TypeError(f"q is a {_kind(q)}, which is read through {' or '.join(readers.values())}: install it")
+
+
+def _explained(table: _Table, masked: bool, q: Any, k: Any, v: Any, layout: Any) -> Choice:
+    """Which of a table's kernels would run on arrays, and why."""
+    torch = _torch_of(q)
+    views = []
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if torch is not None:
+            described = _describe(array)
+        elif hasattr(array, "__cuda_array_interface__"):
+            described = _read(name, array)[1]
+        elif hasattr(array, "dtype") and hasattr(array, "shape"):
+            # As it will lie on the GPU: numpy's are copied there, densely; of others it is not known.
+            described = (np.dtype(array.dtype).name, tuple(array.shape), None, None)
+        else:
+            raise TypeError(f"{name} is a {_kind(array)}, not an array")
+        views.append(table.inspect(name, described, layout, torch))
+    query, key, value = views
+    table.check_shapes(query, key, value)
+    strides = (*query.strides, *key.strides, *value.strides)
+    choice = table.choose(query, key, value, strides, masked)
+    arch = None if query.device is None else _arch_of(query.device)
+    if choice.tuned.cubins and arch is not None and _built(choice.tuned, arch, masked) is None:
+        made = f"what the module carries is not for this mask on sm_{arch}"
+        return choice._replace(how=f"{choice.how}; compiled from its source by the first call, as {made}")
+    return choice

@@ -44,9 +44,9 @@ class Launch:
     arguments: tuple[tuple[str, str], ...]
     """The fields of the function's first parameter, a struct: names, and formats as Python's struct has
     them."""
-    count: Callable[[int, int, int, int], int]
-    """Blocks of the grid before `max_blocks` limits them, of a batch, its query heads, its heads of keys and
-    the query rows of each, none of them zero."""
+    count: Callable[..., int]
+    """Blocks of the grid before `max_blocks` limits them, of what `Tuned.counted` names, none of which is
+    zero."""
     rows_per_block: int | None = None
     """Query rows that one block covers; None: all of a head's."""
     heads_per_block: int = 1
@@ -91,12 +91,12 @@ class Launch:
     def blocks_per_cluster(self) -> int:
         return self.cluster * self.heads_per_cluster * self.splits
 
-    def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int) -> int:
+    def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int, *keys: int) -> int:
         """Counts the shares of the work, of which a block takes one, or several where there are more than
         `max_blocks`."""
         if not (batch and heads and seqlen_q):
             return 0
-        return self.count(batch, heads, kv_heads, seqlen_q)
+        return self.count(batch, heads, kv_heads, seqlen_q, *keys)
 
     def blocks(self, tiles: int) -> int:
         """Returns the number of blocks in the grid for so many tiles; 0 where there are no rows."""
@@ -131,6 +131,11 @@ class Tuned:
     ones have them, too."""
     arch_suffix: str = ""
     """What compilers add to an architecture's name for instructions that it alone has, as in sm_90a."""
+    workspace: tuple[Callable[..., int], ...] = ()
+    """The 32-bit words of each part of the memory that its launches leave each other things in, of what
+    `counted` names."""
+    deterministic: bool = True
+    """Whether it makes the same bits every time."""
     source: str = dataclasses.field(repr=False)
     cubins: dict[bool, str] = dataclasses.field(repr=False, default_factory=dict)
     """What was compiled for the card the kernel was tuned on, packed as text, by whether it has the causal
@@ -214,11 +219,18 @@ class Tuned:
         precise = "" if precision == "auto" else f" --precision {precision}"
         dims = f"--d {self.head_dim} --dv {self.head_dim_v}" if apart else f"--d {self.head_dim}"
         keys = f" --kv-dtype {self.problem['kv_dtype']}" if self.problem.get("kv_dtype") else ""
-        return f"flashgen tune --dtype {dtype}{keys}{precise} {dims}"
+        backward = " --backward" if self.problem.get("backward") else ""
+        return f"flashgen tune{backward} --dtype {dtype}{keys}{precise} {dims}"
 
-    def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int) -> int:
+    @functools.cached_property
+    def counted(self) -> tuple[str, ...]:
+        """The sizes of arrays by which blocks are counted: of gradients the keys, too."""
+        keys = ("seqlen_k",) if self.problem.get("backward") else ()
+        return ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", *keys)
+
+    def tiles(self, *counted: int) -> int:
         """Returns the shares of the work in the launch that has most."""
-        return max(launch.tiles(batch, heads, kv_heads, seqlen_q) for launch in self.launches)
+        return max(launch.tiles(*counted) for launch in self.launches)
 
     def can_step(self, strides: Iterable[int]) -> bool:
         """Tells whether the kernel's accesses suit such strides, in elements."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .arrays import _check_output
 from .build import _load
 from .driver import _check, _driver, _pop_context, _push_context, _retain_primary_context
-from .facts import _ITEM_BYTES, Launch, Tuned
+from .facts import _ITEM_BYTES, Launch, TensorMap, Tuned
 from .table import _SIZES, _Table
 
 _INT_MAX = 2**31 - 1
@@ -24,7 +24,12 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _INVALID_VALUE = 1  # CUresult
 _POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel, where it has them
-_STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in ("batch", "head", "row"))
+_AXES = ("batch", "head", "row")
+_STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in _AXES)
+#: What kernels of the backward pass have in place of those, and the arrays of it that have strides.
+_GRADIENT_POINTERS = ("q", "k", "v", "o", "dout", "lse", "dlse", "dq", "dk", "dv")
+_GRADIENT_ARRAYS = tuple(name for name in _GRADIENT_POINTERS if name not in ("lse", "dlse"))
+_GRADIENT_STRIDES = tuple(f"{array}_stride_{dim}" for array in _GRADIENT_ARRAYS for dim in _AXES)
 _TILE_LISTS, _LISTS_MADE = "tile_lists", "tile_lists_made"
 _TOTALS = ("total_q", "total_k")
 #: The strides that caches have in place of those of batches, and their sizes.
@@ -351,17 +356,18 @@ class _Step:
 class _Arguments:
     """A struct as C lays it out, by the names and formats of its fields."""
 
-    def __init__(self, fields: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, fields: tuple[tuple[str, str], ...], arrays: tuple[str, ...] = _POINTERS) -> None:
+        """`arrays` are those whose addresses each call writes."""
         self.fields = fields
         self.buffer = ctypes.create_string_buffer(self.size_of(len(fields)))
         names = [name for name, _ in fields]
-        first = names.index(_POINTERS[0])
+        first = names.index(arrays[0])
         # Of latent attention keys are values, too.
-        kept = tuple(name for name in _POINTERS if name in names)
+        kept = tuple(name for name in arrays if name in names)
         assert tuple(names[first : first + len(kept)]) == kept
         pointers = struct.Struct("".join(format for name, format in fields if name in kept))
         write = functools.partial(pointers.pack_into, self.buffer, self.offset_of(first))
-        self.write_addresses = write if kept == _POINTERS else lambda q, k, v, o, lse: write(q, k, o, lse)
+        self.write_addresses = write if kept == arrays else lambda q, k, v, o, lse: write(q, k, o, lse)
         told = [names.index("scale"), *map(names.index, _beside(fields))]
         self.numbers = [struct.Struct(fields[i][1]).pack_into for i in told]
         self.places = [self.offset_of(i) for i in told]
@@ -395,7 +401,8 @@ class _Arguments:
 
 def _beside(fields: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """The names of what a kernel reads beside q, k, v, its outputs and the scale, in order."""
-    usual = {*_POINTERS, *_STRIDES, *_PAGE_STRIDES, *_SIZES, *_TOTALS, *_PAGE_SIZES, _WORKSPACE, "scale"}
+    usual = {*_POINTERS, *_STRIDES, *_PAGE_STRIDES, *_SIZES, *_TOTALS, *_PAGE_SIZES, "scale"}
+    usual |= {*_GRADIENT_POINTERS, *_GRADIENT_STRIDES, _WORKSPACE}
     return tuple(name for name, _ in fields if name not in usual)
 
 
@@ -447,35 +454,45 @@ def _encode_maps(
     tuned, launch = plan.tuned, of.launch
     memory = ctypes.create_string_buffer(_MAP_BYTES * len(launch.maps) + _MAP_ALIGNMENT)
     first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
-    for place, (name, rows, columns, swizzle, promotion) in enumerate(launch.maps):
+    for place, name in enumerate(each.array for each in launch.maps):
         dtype = tuned.output_dtype if name == "o" else tuned.dtype
         address, lengths, strides = _described(plan, name, addresses, of.strides, _ITEM_BYTES[dtype])
-        # Of a length of 1 the stride is never used, but must be a possible one.
-        steps = zip(lengths, reversed(strides), strict=True)
-        stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
-        rank = 1 + len(lengths)
-        status = _driver().cuTensorMapEncodeTiled(
-            first + _MAP_BYTES * place,
-            _MAP_TYPES[dtype],
-            rank,
-            address,
-            (ctypes.c_uint64 * rank)(tuned.head_dim if name in "qk" else tuned.head_dim_v, *lengths),
-            (ctypes.c_uint64 * len(lengths))(*stride_bytes),
-            (ctypes.c_uint32 * rank)(columns, rows, *[1] * (rank - 2)),
-            (ctypes.c_uint32 * rank)(*[1] * rank),
-            0,  # not interleaved
-            _SWIZZLES[swizzle],
-            _PROMOTIONS[promotion],
-            0,  # zeros outside of the array
-        )
-        if status == _INVALID_VALUE:
-            array = "out" if name == "o" else name
-            raise ValueError(
-                f"{array} has (batch, heads, seqlen) {lengths[::-1]} by {stride_bytes[::-1]} bytes, of which "
-                f"the driver makes no map for the copy engine: pass {array}.contiguous() (torch) or a copy"
-            )
-        _check(status, "making a map for the copy engine")
+        columns_of = tuned.head_dim if name in "qk" else tuned.head_dim_v
+        at = first + _MAP_BYTES * place
+        _encode_map(at, launch.maps[place], dtype, address, (columns_of, *lengths), strides)
     if len(kept) >= _MOST_MAPS:
         kept.clear()
     maps = kept[addresses] = _Maps(memory, first)
     return maps
+
+
+def _encode_map(
+    at: int, of: TensorMap, dtype: str, address: int, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Writes a map of an array of such an address there. `sizes` begin with its columns, `strides` are those
+    of the other dimensions in elements, the outermost first."""
+    # Of a length of 1 the stride is never used, but must be a possible one.
+    steps = zip(sizes[1:], reversed(strides), strict=True)
+    stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
+    rank = len(sizes)
+    status = _driver().cuTensorMapEncodeTiled(
+        at,
+        _MAP_TYPES[dtype],
+        rank,
+        address,
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*stride_bytes),
+        (ctypes.c_uint32 * rank)(of.columns, of.rows, *[1] * (rank - 2)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # not interleaved
+        _SWIZZLES[of.swizzle],
+        _PROMOTIONS[of.l2_promotion],
+        0,  # zeros outside of the array
+    )
+    if status == _INVALID_VALUE:
+        array = "out" if of.array == "o" else of.array
+        raise ValueError(
+            f"{array} has (batch, heads, seqlen) {sizes[:0:-1]} by {stride_bytes[::-1]} bytes, of which "
+            f"the driver makes no map for the copy engine: pass {array}.contiguous() (torch) or a copy"
+        )
+    _check(status, "making a map for the copy engine")

@@ -54,7 +54,10 @@ def _check_and_time(
         failed = failed or not error <= tuned.tolerance
         extents = ("batch", "num_q_heads", "seqlen_q", "seqlen_k")
         pairs = math.prod(tuned.problem[extent] for extent in extents)
-        flops = 2 * (tuned.head_dim + tuned.head_dim_v) * pairs * visible_share(tuned)
+        columns = tuned.head_dim + tuned.head_dim_v
+        if tuned.problem.get("backward"):
+            columns = 3 * tuned.head_dim + 2 * tuned.head_dim_v
+        flops = 2 * columns * pairs * visible_share(tuned)
         verdict = "correct" if error <= tuned.tolerance else "WRONG"
         print(
             f"{tuned.name}: {median_us:.1f} us, {flops / median_us / 1e6:.1f} TFLOP/s, error against float64 "
@@ -194,7 +197,6 @@ def _median_time_us(
     random = np.random.default_rng(0)
     pushed = _push_context(driver, 0, 0)
     buffers: list[_Buffer] = []
-    events = [ctypes.c_void_p(), ctypes.c_void_p()]
 
     def put(host: NDArray[Any], dtype: str | None = None) -> _Buffer:
         buffers.append(_Buffer(host.shape, host.dtype, dtype or host.dtype.name))
@@ -207,12 +209,28 @@ def _median_time_us(
             put(_to_host(random.standard_normal(shape, dtype=np.float32), dtype), dtype)
         query, key, value, output = buffers
         settings = (problem["causal"], None, output, None, False, *place(put))
+
+        def call() -> None:
+            attention._attend_others(query, key, value, *settings)
+
+        return _time_calls(call, repeats)
+    finally:
+        for buffer in buffers:
+            buffer.free()
+        if pushed:
+            _pop_context()
+
+
+def _time_calls(call: Callable[[], None], repeats: int) -> float:
+    """The median time of so many calls, in microseconds, by CUDA events."""
+    driver, times = _driver(), []
+    events = [ctypes.c_void_p(), ctypes.c_void_p()]
+    try:
         for event in events:
             _check(driver.cuEventCreate(ctypes.byref(event), 0), "creating an event")
-        times = []
         for _ in range(repeats + 3):
             driver.cuEventRecord(events[0], None)
-            attention._attend_others(query, key, value, *settings)
+            call()
             driver.cuEventRecord(events[1], None)
             _check(driver.cuEventSynchronize(events[1]), "running the kernel")
             milliseconds = ctypes.c_float()
@@ -223,7 +241,3 @@ def _median_time_us(
         for event in events:
             if event.value is not None:
                 driver.cuEventDestroy_v2(event)
-        for buffer in buffers:
-            buffer.free()
-        if pushed:
-            _pop_context()

@@ -92,7 +92,9 @@ class _Alike:
 
     def group(self, numbers: tuple[float, ...]) -> Attention:
         """Returns what serves the nearest of the numbers that kernels were tuned for."""
-        return self.groups[min(self.groups, key=lambda each: _distance(each, numbers))]
+        # torch.compile traces no min() by a key.
+        apart = [_distance(each, numbers) for each in self.groups]
+        return list(self.groups.values())[apart.index(min(apart))]
 
     def serves(self, asked: Mapping[str, Any]) -> bool:
         """Tells whether these are the kernels for just what a call names."""

@@ -133,7 +133,7 @@ class _Table:
 
     def check_head_dim(self, name: str, dtype: str, head_dim: int) -> None:
         """Raises ValueError unless there are kernels for arrays of that type with that head dim."""
-        is_value = name in ("v", "out")
+        is_value = name in ("v", "out", "o", "dout")
         # Of the same type: the first's head dim, should it be the values' that none has.
         same = [
             tuned
@@ -271,8 +271,7 @@ def _rank(tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal:
     exact = not other_mask and all(problem[name] == wanted for name, wanted in asked.items())
     other_rows = (problem["seqlen_q"] <= _FEW_QUERIES) != (rows <= _FEW_QUERIES)
     lengths = sum(_doublings(problem[name], asked[name]) for name in ("seqlen_q", "seqlen_k"))
-    names = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
-    tiles, wanted = (tuned.tiles(*(shape[name] for name in names)) for shape in (problem, asked))
+    tiles, wanted = (tuned.tiles(*(shape[name] for name in tuned.counted)) for shape in (problem, asked))
     distance = _LENGTH_WEIGHT * lengths + _TILES_WEIGHT * _doublings(tiles, wanted)
     return _Rank(not tuned.can_step(strides), not exact, other_rows, other_mask, distance)
 

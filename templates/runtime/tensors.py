@@ -3,7 +3,7 @@
 import functools
 import importlib
 import math
-from typing import Any
+from typing import Any, Protocol
 
 from .arrays import _check_kinds, _check_output, _describe, _stepped
 from .driver import _DEFAULT_STREAMS, _LOCK, _stream_handle
@@ -15,6 +15,26 @@ from .table import _TORCH_DEVICES, _Table, _type_name
 # register operators.
 
 
+class _Derivative(Protocol):
+    """What takes gradients by kernels."""
+
+    def computes(self, torch: Any, q: Any, v: Any) -> bool:
+        """Tells whether there are kernels for gradients of such tensors."""
+        ...
+
+    def register(self, torch: Any) -> None:
+        """Makes the operator of the kernels."""
+        ...
+
+    def keep(self, ctx: Any, operator: str, inputs: tuple[Any, ...], made: tuple[Any, ...]) -> None:
+        """Keeps what `differentiate` takes of a call of the operator of that name."""
+        ...
+
+    def differentiate(self, torch: Any, ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
+        """Returns the gradients of an operator's inputs."""
+        ...
+
+
 class _Tensors:
     """A table's kernels for tensors, with the plans of those seen before."""
 
@@ -24,6 +44,8 @@ class _Tensors:
     """Whether what no kernel can step by is copied where it may be."""
     arrays = "Tensor q, Tensor k, Tensor v"
     """What the operators take first, as PyTorch writes it: of a cache that they write to, that they do."""
+    gradients: _Derivative | None = None
+    """The kernels that take gradients; None: PyTorch's attention does, where it is asked to."""
 
     def __init__(self, table: _Table, operator: str, default_mask: bool) -> None:
         self.table = table
@@ -70,7 +92,8 @@ class _Tensors:
         if type(k) is not kind or type(v) is not kind or (out is not None and type(out) is not kind):
             _check_kinds(q, (("k", k), ("v", v), ("out", out)))
         derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        if derived and not recompute:
+        by_kernels = derived and self.takes_gradients(torch, q, v)
+        if derived and not (recompute or by_kernels):
             name = "q" if q.requires_grad else "k" if k.requires_grad else "v"
             raise RuntimeError(
                 f"{name} requires a gradient, but this kernel is forward only: call it under "
@@ -108,13 +131,20 @@ class _Tensors:
         if plan is None or plan.meta:
             if stream is not None:
                 raise ValueError("leave stream out where gradients are needed, and under torch.compile")
-            return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
+            settings = causal, scale, out, return_lse, layout, beside, by_kernels
+            return self.attend_in_graph(torch, q, k, v, *settings)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if self.copies and out is None and stream is None and not _suits(plan, addresses):
             # The operator copies.
             return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
         numbers = beside.numbers(plan, q, stream is None)
         return _run(torch, plan, q, addresses, scale, numbers, out, stream, return_lse)
+
+    def takes_gradients(self, torch: Any, q: Any, v: Any) -> bool:
+        """Tells whether kernels take the gradients of such tensors."""
+        return self.gradients is not None and self.gradients.computes(
+            torch, *((self.autocast(torch, x) for x in (q, v)) if torch.is_autocast_enabled() else (q, v))
+        )
 
     def autocast(self, torch: Any, x: Any) -> Any:
         """Returns a tensor as torch.autocast casts it, in its type where there are kernels of it; kernels of
@@ -138,19 +168,21 @@ class _Tensors:
         beside: _Beside = _NOTHING_BESIDE,
     ) -> Any:
         """Computes `sdpa` by a kernel; returns None where PyTorch must."""
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if derived and not self.takes_gradients(torch, q, v):
             return None
         if torch.is_autocast_enabled():
             dtypes = self.table.dtypes
             if _type_name(torch, torch.get_autocast_dtype("cuda"), dtypes) not in dtypes:
                 return None
             q, k, v = (self.autocast(torch, x) for x in (q, k, v))
-        if torch.compiler.is_compiling():
+        if derived or torch.compiler.is_compiling():
             if not self.serves(torch, _describe(q), _describe(k), _describe(v), is_causal, enable_gqa):
                 return None
             if is_causal and q.shape[2] < k.shape[2]:
                 k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-            return self.attend_in_graph(torch, q, k, v, is_causal, scale, None, False, "bhsd", beside)
+            settings = is_causal, scale, None, False, "bhsd", beside, derived
+            return self.attend_in_graph(torch, q, k, v, *settings)
         if type(q) not in (torch.Tensor, torch.nn.Parameter):
             return None
         plan = self.plan_sdpa(
@@ -231,8 +263,10 @@ class _Tensors:
         return_lse: bool,
         layout: str,
         beside: _Beside,
+        derived: bool = False,
     ) -> Any:
-        """Computes `attention` by the operators, which are registered as needed."""
+        """Computes `attention` by the operators, which are registered as needed. What is `derived` by kernels
+        takes the log-sum-exp."""
         name, operators = _register(self.operator), torch.ops.flashgen
         causal = None if causal is None else bool(causal)
         scale = None if scale is None else float(scale)
@@ -240,10 +274,12 @@ class _Tensors:
         if out is not None and not return_lse:
             getattr(operators, name + "_out")(q, k, v, out, *settings)
             return out
-        if not return_lse:
+        if not (return_lse or derived):
             return getattr(operators, name)(q, k, v, *settings)
         o, lse = getattr(operators, name + "_lse")(q, k, v, *settings)
-        return (o if out is None else out.copy_(o)), lse
+        if out is not None:
+            o = out.copy_(o)
+        return (o, lse) if return_lse else o
 
     def layout_in_graph(self, layout: Any) -> Any:
         """Returns what the operators take of a layout."""
@@ -400,11 +436,18 @@ def _register(operator: str) -> str:
             tensors.inspect(torch, q, k, v, out, tensors.layout_of(settings))
 
         def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.set_materialize_grads(False)
+            ctx.by_kernels = tensors.takes_gradients(torch, inputs[0], inputs[2])
+            if tensors.gradients is not None and ctx.by_kernels:
+                made = output if isinstance(output, tuple) else (output,)
+                tensors.gradients.keep(ctx, operator, inputs, made)
+                return
             ctx.save_for_backward(*inputs[:3])
             ctx.settings = inputs[3:]
-            ctx.set_materialize_grads(False)
 
         def differentiate(ctx: Any, grad: Any, grad_lse: Any = None) -> tuple[Any, ...]:
+            if tensors.gradients is not None and ctx.by_kernels:
+                return tensors.gradients.differentiate(torch, ctx, grad, grad_lse)
             grads = tensors.differentiate(torch, ctx.saved_tensors, ctx.settings, grad, grad_lse)
             return (*grads, None, None, None)
 
@@ -422,12 +465,16 @@ def _register(operator: str) -> str:
             library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
             library.impl(name, "default", function)
             library.register_fake(name, fake_function)
-            if has_scales or tensors.reads_more:
+            if has_scales:
                 continue
-            if not out:
+            if not out and (tensors.gradients is not None or not tensors.reads_more):
                 library.register_autograd(name, differentiate, setup_context=keep)
+            if tensors.reads_more:
+                continue
             if len(dtypes) == 1:  # of several, `attention` casts itself
                 library.register_autocast(name, "cuda", getattr(torch, dtypes[0]))
+        if tensors.gradients is not None:
+            tensors.gradients.register(torch)
         return operator
 
 
@@ -439,6 +486,22 @@ def _suits(plan: _Plan, addresses: tuple[int, int, int]) -> bool:
     """Whether the kernel can step by the strides of q, k and v, and start where they do."""
     q, k, v = addresses
     return not (q | k | v) & plan.misfit_bits
+
+
+def _current_handle(torch: Any, device: int) -> int:
+    """The handle of the stream in use on a device."""
+    try:  # as Triton does, without making an object of the stream
+        handle: int = torch._C._cuda_getCurrentRawStream(device)
+    except AttributeError:
+        handle = torch.cuda.current_stream(device).cuda_stream
+    return handle
+
+
+def _allocating_for(torch: Any, q: Any, handle: int) -> Any:
+    """A context in which memory is handed out in the order of another stream than the current one."""
+    if handle in _DEFAULT_STREAMS:
+        return torch.cuda.stream(torch.cuda.default_stream(q.device))
+    return torch.cuda.stream(torch.cuda.ExternalStream(handle, q.device))
 
 
 def _run(
@@ -453,10 +516,7 @@ def _run(
     return_lse: bool,
 ) -> Any:
     """Runs a plan on tensors on a GPU, whatever PyTorch would have done with them."""
-    try:  # as Triton does, without making an object of the stream
-        current = torch._C._cuda_getCurrentRawStream(plan.device)
-    except AttributeError:
-        current = torch.cuda.current_stream(plan.device).cuda_stream
+    current = _current_handle(torch, plan.device)
     handle = current if stream is None else _stream_handle(stream)
     given, lse, workspace = out is not None, None, None
     if handle == current:
@@ -469,12 +529,7 @@ def _run(
         if plan.workspace_words:
             workspace = q.new_empty(plan.workspace_words, dtype=torch.float32)
     else:
-        # Memory is handed out in the order of the current stream, so let that be the launch's.
-        if handle in _DEFAULT_STREAMS:
-            launches = torch.cuda.default_stream(q.device)
-        else:
-            launches = torch.cuda.ExternalStream(handle, q.device)
-        with torch.cuda.stream(launches):
+        with _allocating_for(torch, q, handle):
             if not given:
                 out = q.new_empty_strided(plan.out_shape, plan.out_strides, dtype=plan.out_dtype)
             if return_lse:

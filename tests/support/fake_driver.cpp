@@ -64,6 +64,8 @@ std::map<std::string, int64_t> calls;
 std::vector<int64_t> waited;
 thread_local std::vector<int64_t> contexts;
 std::string kernel_name;
+std::vector<std::string> kernel_names = {""};  // by a kernel's number, 0 for what was found otherwise
+std::string launched_name;
 enum Element { kF32, kF16, kBf16 };
 int head_dim = 0, head_dim_v = 0;  // 0: launches are only logged
 Element element = kF32;
@@ -196,6 +198,7 @@ int64_t fake_waited(int index) { return index < int(waited.size()) ? waited[inde
 void fake_fail_load(int status) { next_load_status = status; }
 void fake_fail_launch(int status) { launch_status = status; }
 void fake_fail_encode(int status) { encode_status = status; }
+const char* fake_launched_name() { return launched_name.c_str(); }
 const char* fake_kernel_name() { return kernel_name.c_str(); }
 
 // ---- the driver ----
@@ -278,7 +281,7 @@ int cuEventRecord(int64_t, int64_t) { return 0; }
 int cuEventSynchronize(int64_t) { return 0; }
 int cuEventElapsedTime(float* milliseconds, int64_t, int64_t) { return *milliseconds = 0.25f, 0; }
 
-// A "cubin" is the text "causal=0" or "causal=1"; a library and its kernel are 0x1000 plus the mask.
+// A "cubin" is the text "causal=0" or "causal=1"; a library is 0x1000 plus the mask, its kernel also twice its number.
 int cuLibraryLoadData(int64_t* library, const char* image, void*, void*, unsigned, void*, void*, unsigned) {
   count("cuLibraryLoadData");
   if (next_load_status) {
@@ -291,7 +294,8 @@ int cuLibraryLoadData(int64_t* library, const char* image, void*, void*, unsigne
 }
 int cuLibraryGetKernel(int64_t* kernel, int64_t library, const char* name) {
   kernel_name = name;
-  return *kernel = library, 0;
+  kernel_names.push_back(name);
+  return *kernel = library + 2 * int64_t(kernel_names.size() - 1), 0;
 }
 int cuModuleLoad(int64_t* module, const char* path) {
   char image[8] = {};
@@ -340,7 +344,8 @@ int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, vo
   const unsigned *grid = config->grid, *block = config->block;
   if (grid[1] != 1 || grid[2] != 1 || block[1] != 1 || block[2] != 1 || extra) return kInvalidValue;
   if (config->attributes || config->num_attributes) return kInvalidValue;
-  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), kernel - 0x1000, {}, {}};
+  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), (kernel - 0x1000) & 1, {}, {}};
+  launched_name = kernel_names[(kernel - 0x1000) / 2];
   std::memcpy(&launch.args, parameters[0], sizeof(Args));
   for (int i = 0; i < num_maps; ++i) {
     const auto* map = static_cast<const unsigned char*>(parameters[1]) + kMapBytes * i;

@@ -199,6 +199,8 @@ def fake_torch(driver: Driver) -> ModuleType:
         is_grad_enabled=lambda: torch.grad,
         grad=True,
         driver=driver,
+        are_deterministic_algorithms_enabled=lambda: False,
+        is_deterministic_algorithms_warn_only_enabled=lambda: False,
         is_autocast_enabled=lambda: torch.autocast is not None,
         get_autocast_dtype=lambda device: torch.autocast,
         autocast=None,

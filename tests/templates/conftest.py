@@ -21,7 +21,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built.fake_allocation.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64]
     built.fake_push.argtypes = [ctypes.c_int64]
     built.fake_calls.restype = built.fake_waited.restype = ctypes.c_int64
-    built.fake_kernel_name.restype = ctypes.c_char_p
+    built.fake_kernel_name.restype = built.fake_launched_name.restype = ctypes.c_char_p
     return built
 
 

@@ -21,11 +21,13 @@ from flashgen.gen.emit.cuda import as_rendered, emit_cuda, read_cuda
 from flashgen.gen.emit.inline import (
     CACHE_PARTS,
     FOLDER,
+    GRADIENT_PARTS,
     LATENT_PAGED_PARTS,
     LATENT_PARTS,
     PACKED_PARTS,
     PAGED_PARTS,
     PARTS,
+    SCORED_GRADIENT_PARTS,
     SCORED_PARTS,
 )
 from flashgen.gen.emit.literals import source_literal, to_literal
@@ -248,7 +250,7 @@ def test_the_module_is_loaded_from_its_path_alone(emit: Callable[..., str], tmp_
 def test_the_runtime_is_inlined_whole() -> None:
     """All its files, those first that others import."""
     parts = (*PARTS, *SCORED_PARTS, *PACKED_PARTS, *PAGED_PARTS, *LATENT_PARTS, *LATENT_PAGED_PARTS)
-    parts = (*parts, *CACHE_PARTS[1:])
+    parts = (*parts, *CACHE_PARTS[1:], *GRADIENT_PARTS, *SCORED_GRADIENT_PARTS)
     assert {path.stem for path in FOLDER.glob("*.py")} == {*parts, "__init__"}
     for place, part in enumerate(parts):
         imported = re.findall(r"^from \.(\w+) import", (FOLDER / f"{part}.py").read_text(), re.MULTILINE)

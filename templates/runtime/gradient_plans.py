@@ -1,0 +1,274 @@
+"""What is made once for gradients of arrays of the same shapes, and how their kernels are launched."""
+
+import collections
+import ctypes
+import functools
+import struct
+from typing import Any, NamedTuple
+
+from .arrays import _View
+from .build import _load
+from .driver import _check, _driver, _pop_context, _push_context
+from .facts import Tuned
+from .plans import (
+    _GRADIENT_ARRAYS,
+    _GRADIENT_POINTERS,
+    _GRADIENT_STRIDES,
+    _INT_MAX,
+    _MAP_ALIGNMENT,
+    _MAP_BYTES,
+    _MOST_MAPS,
+    _MOST_STREAMS,
+    _WORKSPACE,
+    _Arguments,
+    _Config,
+    _encode_map,
+    _Maps,
+)
+from .table import _TORCH_DEVICES, _ordinal, _Output, _Table
+
+#: What is given of each row, and not by strides.
+_ROWS = ("lse", "dlse")
+#: What of the arrays by strides is read, and whose gradients the others are.
+_GIVEN = _GRADIENT_ARRAYS[:5]
+#: By which size of a call the rows and the heads of arrays of keys are counted; those of others by another.
+_OF_KEYS = ("k", "v", "dk", "dv")
+
+
+class _GradientPlan(NamedTuple):
+    """What follows from all about the arrays but their addresses: made once for arrays of the same shapes."""
+
+    tuned: Tuned
+    """The kernel that serves."""
+    masked: bool
+    blocks: tuple[int, ...]
+    """The blocks of each of the kernel's launches; those of none are left out."""
+    steps: tuple[tuple[int, int, int], ...]
+    """The strides of arrays by batch, head and row, in elements and 0 along dimensions of one entry."""
+    sizes: dict[str, int]
+    workspace_words: int
+    """32-bit words of what the launches leave each other things in."""
+    misfit_bits: int
+    """The bits that no address may have: those below the size of an access; all where strides do not suit
+    it."""
+    device: int
+    """The device's ordinal."""
+    meta: bool
+    """Whether the arrays are tensors without data."""
+    made: tuple[_Output, _Output, _Output]
+    """The gradients."""
+    dtype: Any
+    """Their type, torch's own for tensors."""
+    idle: "dict[int, list[_ReadyGradients]]"
+    """Launches that no call has now, by stream."""
+    maps: "tuple[dict[tuple[int, ...], _Maps], ...]"
+    """The maps made for each launch, by the addresses of arrays."""
+
+
+def _make_gradient_plan(
+    table: _Table, torch: Any, masked: bool, layout: str, *described: Any
+) -> _GradientPlan:
+    """Checks type, shape, strides and device of q, k, v, o, dout and of lse and dlse, one after the other,
+    and draws from them all that they decide. `torch` is the module where they are tensors, else None. Strides
+    are None where arrays are contiguous; what is said of dlse is None where there is none."""
+    arrays = [described[4 * i : 4 * i + 4] for i in range(len(_GIVEN))]
+    views = {
+        name: table.inspect(name, each, layout, torch) for name, each in zip(_GIVEN, arrays, strict=True)
+    }
+    query, key, value = (views[name] for name in "qkv")
+    table.check_shapes(query, key, value)
+    for name in ("o", "dout"):
+        _check_like_output(name, views[name], query, value)
+    devices = {name: view.device for name, view in views.items()}
+    rows = described[4 * len(_GIVEN) :]
+    for name, each in zip(_ROWS, (rows[:4], rows[4:]), strict=True):
+        if each[0] is not None:
+            devices[name] = _check_rows(name, each, query, torch)
+    for name, device in devices.items():
+        if None not in (device, query.device) and device != query.device:
+            raise ValueError(f"q is on device {query.device}, {name} on device {device}; move them to one")
+    made = tuple(table.output_like(view, view.head_dim, layout) for view in (query, key, value))
+    steps = (*(view.strides for view in views.values()), *(each.steps for each in made))
+    strides = tuple(step for each in steps for step in each)
+    tuned = table.choose(query, key, value, strides, masked).tuned
+    sizes = table.sizes(query, key, layout)
+    counted = [sizes[name] for name in tuned.counted]
+    blocks = tuple(launch.count(*counted) for launch in tuned.launches)
+    if max(*blocks, sizes["seqlen_q"], sizes["seqlen_k"]) > _INT_MAX:
+        raise ValueError(f"{max(blocks)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
+    return _GradientPlan(
+        tuned=tuned,
+        masked=masked,
+        blocks=tuple(launch.blocks(n) for launch, n in zip(tuned.launches, blocks, strict=True)),
+        steps=steps,
+        sizes=sizes,
+        workspace_words=sum(words(*counted) for words in tuned.workspace),
+        misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
+        device=query.device or 0,
+        meta=torch is not None and arrays[0][3].type == "meta",
+        made=(made[0], made[1], made[2]),
+        dtype=tuned.dtype if torch is None else getattr(torch, tuned.dtype),
+        idle=collections.defaultdict(list),
+        maps=tuple({} for _ in tuned.launches),
+    )
+
+
+def _check_like_output(name: str, given: _View, query: _View, value: _View) -> None:
+    """Raises TypeError and ValueError unless an array is as the output of `attention` is."""
+    if given.dtype != query.dtype:
+        raise TypeError(f"q is {query.dtype}, {name} {given.dtype}; they must be of one type")
+    if given.shape != query.shape:
+        raise ValueError(
+            f"{name} has (batch, heads, seqlen) {given.shape}, q has {query.shape}; they must be equal"
+        )
+    if given.head_dim != value.head_dim:
+        raise ValueError(f"v has the head dim {value.head_dim}, {name} {given.head_dim}; they must be equal")
+
+
+def _check_rows(name: str, described: tuple[Any, ...], query: _View, torch: Any) -> int | None:
+    """The device of an array with a number for each row. Raises TypeError and ValueError."""
+    dtype, shape, strides, device = described
+    if dtype not in ("float32", "<f4") if torch is None else dtype is not torch.float32:
+        raise TypeError(f"{name} is {dtype}, not float32, as the log-sum-exp of attention is")
+    if tuple(shape) != query.shape:
+        raise ValueError(
+            f"{name} has the shape {tuple(shape)}, but must be (batch, heads, seqlen_q), {query.shape}"
+        )
+    item_bytes = 4 if torch is None else 1
+    dense = (query.shape[1] * query.shape[2], query.shape[2], 1)
+    if strides is not None and any(
+        n > 1 and stride != item_bytes * step
+        for n, stride, step in zip(shape, strides, dense, strict=True)
+        if 0 not in query.shape
+    ):
+        raise ValueError(f"{name} has the strides {tuple(strides)}, but must be contiguous")
+    if torch is None:
+        on: int | None = device
+        return on
+    if device.type not in _TORCH_DEVICES:
+        raise ValueError(f"{name} is on the device {str(device)!r}; move it with {name}.cuda()")
+    return _ordinal(device)
+
+
+def _launch_gradients(
+    plan: _GradientPlan,
+    addresses: tuple[int, ...],
+    workspace: int,
+    scale: float | None,
+    beside: tuple[float, ...],
+    handle: int,
+) -> None:
+    """Launches a plan's kernel on arrays at these addresses, in the order of its arguments and 0 where they
+    are absent, with what it reads `beside` them, on the stream of that handle."""
+    _check_gradient_alignment(plan, addresses)
+    idle = plan.idle[handle]
+    try:
+        ready = idle.pop()
+    except IndexError:
+        if len(plan.idle) > _MOST_STREAMS:
+            plan.idle.clear()
+        ready = _ReadyGradients(plan, handle)
+    ready.write(addresses, workspace, plan.tuned.default_scale if scale is None else scale, beside)
+    in_use = next(filter(None, (workspace, *addresses)), 0)
+    pushed, status = _push_context(_driver(), in_use, plan.device), 0
+    try:
+        for index in ready.launched:
+            status = ready.start(plan, index, addresses)
+            if status:
+                break
+    finally:
+        if pushed:
+            _pop_context()
+    if status:
+        _check(
+            status, f"launching on stream {handle:#x} (is it one of device {plan.device} and its context?)"
+        )
+    idle.append(ready)
+
+
+def _check_gradient_alignment(plan: _GradientPlan, addresses: tuple[int, ...]) -> None:
+    """Each access moves `vector` elements and must start at a multiple of them."""
+    if not functools.reduce(int.__or__, addresses) & plan.misfit_bits:
+        return
+    tuned = plan.tuned
+    at: dict[str, int] = dict(zip(_GRADIENT_POINTERS, addresses, strict=True))
+    for name, strides in zip(_GRADIENT_ARRAYS, plan.steps, strict=True):
+        if at[name] % tuned.access_bytes or not tuned.can_step(strides):
+            raise ValueError(
+                f"{name} starts at address {at[name]:#x} with strides {strides} (batch, head, row) in "
+                f"elements; kernel {tuned.name} moves {tuned.step} elements at once and needs an address "
+                f"that is a multiple of {tuned.access_bytes} and strides that are multiples of {tuned.step}: "
+                f"pass {name}.contiguous() (torch) or a copy"
+            )
+
+
+class _ReadyGradients:
+    """The launches of a call but for addresses, kept with their plan; no two calls have them at once."""
+
+    def __init__(self, plan: _GradientPlan, handle: int) -> None:
+        functions = _load(plan.tuned, plan.device, plan.masked)
+        launches = plan.tuned.launches
+        # All launches are told the same.
+        self.arguments = _Arguments(launches[0].arguments, _GRADIENT_POINTERS)
+        strides = (step for each in plan.steps for step in each)
+        self.arguments.write(dict(zip(_GRADIENT_STRIDES, strides, strict=True)) | plan.sizes)
+        names = [name for name, _ in self.arguments.fields]
+        place = self.arguments.offset_of(names.index(_WORKSPACE))
+        words = struct.Struct("Q")
+        self.write_workspace = functools.partial(words.pack_into, self.arguments.buffer, place)
+        self.launched = tuple(index for index, blocks in enumerate(plan.blocks) if blocks)
+        self.parameters = tuple(
+            (ctypes.c_void_p * 2)(ctypes.addressof(self.arguments.buffer), 0) for _ in launches
+        )
+        """The addresses of each function's parameters: the arguments, then the maps where there are any."""
+        self.starts = tuple(
+            functools.partial(
+                _driver()["cuLaunchKernelEx"],
+                ctypes.byref(_Config((blocks or 1, 1, 1), (launch.threads, 1, 1), launch.smem_bytes, handle)),
+                ctypes.c_void_p(function),
+                parameters,
+                None,
+            )
+            for blocks, launch, function, parameters in zip(
+                plan.blocks, launches, functions, self.parameters, strict=True
+            )
+        )
+
+    def write(
+        self, addresses: tuple[int, ...], workspace: int, scale: float, beside: tuple[float, ...]
+    ) -> None:
+        self.arguments.write_addresses(*addresses)
+        self.write_workspace(workspace)
+        self.arguments.write_numbers(scale, beside)
+
+    def start(self, plan: _GradientPlan, index: int, addresses: tuple[int, ...]) -> int:
+        """Makes one launch; returns what the driver does."""
+        if plan.tuned.launches[index].maps:
+            kept = plan.maps[index]
+            maps = kept.get(addresses) or _encode_gradient_maps(plan, index, kept, addresses)
+            self.parameters[index][1] = maps.address
+        status: int = self.starts[index]()
+        return status
+
+
+def _encode_gradient_maps(
+    plan: _GradientPlan, index: int, kept: dict[tuple[int, ...], _Maps], addresses: tuple[int, ...]
+) -> _Maps:
+    """The maps of a launch for arrays at these addresses, kept with their plan."""
+    tuned, sizes, wanted = plan.tuned, plan.sizes, plan.tuned.launches[index].maps
+    memory = ctypes.create_string_buffer(_MAP_BYTES * len(wanted) + _MAP_ALIGNMENT)
+    first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    at: dict[str, int] = dict(zip(_GRADIENT_POINTERS, addresses, strict=True))
+    for place, each in enumerate(wanted):
+        of_keys, of_queries_dim = each.array in _OF_KEYS, each.array in ("q", "k", "dq", "dk")
+        rows, heads = ("seqlen_k", "num_kv_heads") if of_keys else ("seqlen_q", "num_q_heads")
+        lengths, address = (sizes[rows], sizes[heads], sizes["batch"]), at[each.array]
+        if not sizes[rows]:  # nothing is read of it, but a map must be of something
+            lengths, address = (1, 1, 1), next(filter(None, addresses))
+        columns = tuned.head_dim if of_queries_dim else tuned.head_dim_v
+        strides = plan.steps[_GRADIENT_ARRAYS.index(each.array)]
+        _encode_map(first + _MAP_BYTES * place, each, tuned.dtype, address, (columns, *lengths), strides)
+    if len(kept) >= _MOST_MAPS:
+        kept.clear()
+    maps = kept[addresses] = _Maps(memory, first)
+    return maps
