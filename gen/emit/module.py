@@ -41,8 +41,8 @@ from .words import (
 
 def why_no_module(problem: Problem) -> str | None:
     """Says why there are no modules of a problem's kernels; None where there are."""
-    if problem.backward:
-        return f"{problem.name} is of gradients, which no module offers; name a .cu file"
+    if problem.backward and not problem.scoring.is_plain:
+        return f"{problem.name} is of gradients with masks, which no module offers; name a .cu file"
     return None
 
 
@@ -149,6 +149,12 @@ def _check_together(problems: Sequence[Problem]) -> None:
             raise ValueError(
                 f"calls for {one.name} and {other.name} are told by the same arguments; make a module of each"
             )
+    scored = [problem.name for problem in problems if not problem.scoring.is_plain]
+    if scored and any(problem.backward for problem in problems):
+        raise ValueError(
+            f"{scored[0]} has masks or changes of scores, which no module differentiates; make a module of it "
+            "alone"
+        )
     scaled = [problem.name for problem in problems if problem.has_scales]
     if scaled:
         raise ValueError(
@@ -175,11 +181,10 @@ def _called_as(problem: Problem) -> tuple[object, ...]:
 def _told_of_one(made: Made, name: str) -> dict[str, str]:
     """What the template is told of a module with one kernel, as `emit_many` tells it of several."""
     kernel = made.kernel
-    what = "Gradients of flash attention" if kernel.problem.backward else "Flash attention"
     return {
         "name": name,
         "operator": f"{kernel.entry}_{kernel.digest[:8]}",
-        "title": f"{what} for NVIDIA GPUs: {class_words(kernel.problem)}.",
+        "title": f"Flash attention for NVIDIA GPUs: {class_words(kernel.problem)}.",
         "summary": wrap(summary(kernel, made.device)),
         "figures": wrap(figures(made)),
         "listing": "",

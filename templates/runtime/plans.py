@@ -367,7 +367,9 @@ class _Arguments:
         assert tuple(names[first : first + len(kept)]) == kept
         pointers = struct.Struct("".join(format for name, format in fields if name in kept))
         write = functools.partial(pointers.pack_into, self.buffer, self.offset_of(first))
-        self.write_addresses = write if kept == arrays else lambda q, k, v, o, lse: write(q, k, o, lse)
+        self.write_addresses: Callable[..., None] = (
+            write if kept == arrays else lambda q, k, v, o, lse: write(q, k, o, lse)
+        )
         told = [names.index("scale"), *map(names.index, _beside(fields))]
         self.numbers = [struct.Struct(fields[i][1]).pack_into for i in told]
         self.places = [self.offset_of(i) for i in told]

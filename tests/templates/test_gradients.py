@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,15 +14,25 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from flashgen.gen.emit.made import Made
+from flashgen.gen.emit.module import emit_many, emit_module, emit_thin_module
+from flashgen.gen.families.ladder.family import steps
+from flashgen.gen.families.simt_backward.family import SimtBackward
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
 from flashgen.gen.scores import scores_of
+from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients as in_float64
 
+from tests.support.modules import import_path
 from tests.support.stand_in_driver import Array, D, Driver, Jax, Tensor, host
 from tests.templates.gradient_kernels import backward_kernel, computing, forward_kernel, load, unordered
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 Q, K = (2, 4, 21, D), (2, 2, 37, D)
+SMALL = SimtBackward(br=32, bc=16, threads_per_block=64, lanes=8, vec=2)
 
 
 def case(causal: bool = False, dtype: Any = np.float32) -> dict[str, np.ndarray]:
@@ -179,3 +191,62 @@ def test_tensors(driver: Driver, torch: ModuleType, tmp_path: Path) -> None:
         found = module.gradients(**{name: Tensor(driver.own(x)) for name, x in given.items()})
         assert {type(x) for x in found} == {Tensor}
         close([x.host for x in found], wanted(given))
+
+
+def test_texts_read_as_written_by_hand(tmp_path: Path) -> None:
+    """Modules of kernels as they are rendered: of gradients alone, beside the .cu and both ways."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    limits = PRESETS["gtx-1080"]
+    backward = render(SMALL, Problem(backward=True, head_dim=D), limits)
+    forward = render(steps(D)["4.2.10"], Problem(head_dim=D), limits)
+    both = emit_many([Made(forward, "GTX 1080"), Made(backward, "GTX 1080")], name="both", command=())
+    (tmp_path / "alone.py").write_text(emit_module(backward, device="GTX 1080"))
+    (tmp_path / "both.py").write_text(both)
+    (tmp_path / "thin.py").write_text(emit_thin_module(backward, device="GTX 1080"))
+    (tmp_path / "thin.cu").write_text(backward.source)
+    command = [ruff, "format", "--check", "--line-length", "110", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    thin = import_path(tmp_path / "thin.py")
+    assert thin.GRADIENTS[0].source == backward.source and thin.PROBLEM["backward"]
+    assert [words(2, 4, 2, 100, 70) for words in thin.GRADIENTS[0].workspace] == [832, 832]
+    module = import_path(tmp_path / "both.py")
+    assert set(module.__all__) > {"GRADIENTS", "KERNELS", "attention", "gradients", "sdpa"}
+    assert "Forward only" not in module.__doc__
+
+
+@pytest.mark.thorough
+def test_a_strict_type_checker_passes_modules_of_gradients(tmp_path: Path) -> None:
+    mypy = shutil.which("mypy", path=str(Path(sys.executable).parent)) or shutil.which("mypy")
+    if mypy is None:
+        pytest.skip("mypy is not installed")
+    load(tmp_path, backward_kernel(), name="alone")
+    load(tmp_path, forward_kernel(), backward_kernel(), name="both")
+    (tmp_path / "user.py").write_text(
+        "import numpy as np\nfrom both import attention, gradients\n\n"
+        "x: np.ndarray = np.zeros((1, 2, 9, 32), np.float32)\n"
+        "o, lse = attention(x, x, x, return_lse=True)\n"
+        "dq, dk, dv = gradients(x, x, x, o, lse, x, deterministic=True, dlse=lse)\n"
+        "print(dq.shape, dk.shape, dv.shape)\n"
+    )
+    command = [mypy, "--strict", "--no-error-summary", "alone.py", "both.py", "user.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.thorough
+def test_kernels_compute_what_modules_tell_them(driver: Driver, tmp_path: Path) -> None:
+    """On an emulated card: pointers, strides, sizes and the workspace are where the kernels look for them."""
+    card = SimDevice("gtx-1080", PRESETS["gtx-1080"])
+    kernel = render(SMALL, Problem(backward=True, head_dim=D), card.limits)
+    driver.library.fake_reset(D, 6, 1, 98304)
+    module = load(tmp_path, kernel)
+    for causal in (False, True):
+        given = case(causal)
+        turned = {n: x if n == "lse" else np.ascontiguousarray(x.swapaxes(1, 2)) for n, x in given.items()}
+        with computing(driver, kernel, card=card):
+            found = module.gradients(**turned, causal=causal, layout="bshd", dlse=np.ones(Q[:3], np.float32))
+        dlse = np.ones(Q[:3])
+        close([x.swapaxes(1, 2) for x in found], wanted(given, causal, dlse=dlse), 1e-5)

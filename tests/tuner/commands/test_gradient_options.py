@@ -92,8 +92,10 @@ def test_a_kernel_of_gradients_is_emitted_and_read_back(tmp_path: Path) -> None:
     assert isinstance(read.variant, SimtBackward) and read.problem.backward and read.problem.causal
     assert read.workspace == rendered.workspace and read.launches == rendered.launches
     assert f"{read.entry}_workspace_bytes" in path.read_text()
-    refused = run("emit", str(tmp_path / "best.py"), *words, *held, code=2).stderr
-    assert "no module offers" in " ".join(refused.split())
+    run("emit", str(tmp_path / "best.py"), *words, *held)
+    assert "\ngradients, explain, use, " in (tmp_path / "best.py").read_text()
+    masked = run("emit", str(tmp_path / "best.py"), *words, *held, "--softcap", "30", code=2).stderr
+    assert "no module offers" in " ".join(masked.split())
     assert "simt-backward" in run("space", *words, *held).stdout
 
 
