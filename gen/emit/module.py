@@ -152,8 +152,8 @@ def _check_together(problems: Sequence[Problem]) -> None:
     scored = [problem.name for problem in problems if not problem.scoring.is_plain]
     if scored and any(problem.backward for problem in problems):
         raise ValueError(
-            f"{scored[0]} has masks or changes of scores, which no module differentiates; make a module of it "
-            "alone"
+            f"{scored[0]} has masks or changes of scores, which modules with gradients do not know; make a "
+            "module of it alone"
         )
     scaled = [problem.name for problem in problems if problem.has_scales]
     if scaled:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from flashgen.gen.limits import PRESETS
 
 from tests.support import ROOT
 from tests.support.emulated import needs_compiler
@@ -25,7 +26,7 @@ WRITTEN = {
     "tune_emit_call": ("best.cu", "best.py", "error_by_row.png"),
 }
 #: What needs one.
-ON_A_CARD = ("decode_step",)
+ON_A_CARD = ("decode_step", "train_models")
 MARKS = {
     "missing_barrier": [needs_compiler, pytest.mark.thorough],
     "replay_a_space": [pytest.mark.thorough],
@@ -94,3 +95,40 @@ def test_every_example_is_run_and_told_of() -> None:
     assert all(f"({name}.py)" in text for name in programs)
     for name in programs:
         assert f"python docs/examples/{name}.py" in (EXAMPLES / f"{name}.py").read_text()
+
+
+def test_curves_that_part_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What models learn by a card's kernels is compared with what they learn by PyTorch's attention."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("train_models")
+    monkeypatch.setattr(sys, "argv", ["train_models.py"])
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit, match="torch is not installed"):
+        example.main()
+    theirs = example.Curve([4.0 - 0.01 * step for step in range(200)])
+    assert example.part(example.Curve([x + 0.01 for x in theirs.losses]), theirs) is None
+    assert "last losses" in example.part(example.Curve([4.0] * 200), theirs)
+    assert "first losses" in example.part(example.Curve([5.0, *theirs.losses[1:]]), theirs)
+    assert "last losses" in example.part(example.Curve([*theirs.losses[:-1], float("nan")]), theirs)
+    problem = example.problem_of("vit", example.SIZES["small"], "bf16")
+    assert problem.seqlen_q == 257 and not problem.causal
+    forward, backward = example.kernels_of(problem, PRESETS["a100"])
+    assert not forward.problem.backward and backward.problem.backward
+    example.draw({"vit": {"tuned": theirs, "sdpa": theirs}}, "bf16", tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_text().count("vit") >= 1
+
+
+@needs_compiler
+@pytest.mark.thorough
+def test_models_train_on_an_emulated_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("torch._C", reason="needs PyTorch")
+    words = ("--device", "sim:gtx-1080", "--steps", "2", "--size", "tiny", "--models", "gpt2")
+    monkeypatch.setattr(sys, "argv", ["train_models.py", str(tmp_path), *words])
+    runpy.run_path(str(EXAMPLES / "train_models.py"), run_name="__main__")
+    told = json.loads((tmp_path / "train_tiny_f32.json").read_text())
+    ours, theirs = (told["curves"]["gpt2"][way]["losses"] for way in ("tuned", "sdpa"))
+    assert told["emulated"] and len(ours) == 2
+    assert ours == pytest.approx(theirs, rel=1e-4) and ours[1] != ours[0]
