@@ -41,8 +41,9 @@ from .words import (
 
 def why_no_module(problem: Problem) -> str | None:
     """Says why there are no modules of a problem's kernels; None where there are."""
-    if problem.backward and not problem.scoring.is_plain:
-        return f"{problem.name} is of gradients with masks, which no module offers; name a .cu file"
+    if problem.backward and not (problem.scoring.is_plain and problem.layout is DENSE):
+        what = "packed sequences" if problem.layout.is_packed else "masks or changes of scores"
+        return f"{problem.name} is of gradients under {what}, which no module offers; name a .cu file"
     return None
 
 

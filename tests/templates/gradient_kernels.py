@@ -37,7 +37,7 @@ def backward_kernel(**problem: Any) -> Kernel:
     """A kernel of three launches, as all families of gradients have."""
     made = make_kernel(GridOf(64, 2048, 16, of_keys=True), "// backward\n", backward=True, **problem)
     queries = GridOf(96, 1024, 32, role=QUERIES_ROLE)
-    launches = (statistics_launch(), queries, *made.launches)
+    launches = (statistics_launch(packed=False), queries, *made.launches)
     return replace(made, launches=launches, workspace=Workspace(statistics_regions()))
 
 
