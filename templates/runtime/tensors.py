@@ -527,7 +527,7 @@ def _run(
         if return_lse:
             lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
         if plan.workspace_words:
-            workspace = q.new_empty(plan.workspace_words, dtype=torch.float32)
+            workspace = q.new_empty((plan.workspace_words,), dtype=torch.float32)
     else:
         with _allocating_for(torch, q, handle):
             if not given:
@@ -535,7 +535,7 @@ def _run(
             if return_lse:
                 lse = q.new_empty_strided(plan.rows_shape, plan.rows_strides, dtype=torch.float32)
             if plan.workspace_words:
-                workspace = q.new_empty(plan.workspace_words, dtype=torch.float32)
+                workspace = q.new_empty((plan.workspace_words,), dtype=torch.float32)
     if plan.blocks:
         _launch(
             plan,

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import preset
@@ -50,6 +51,7 @@ from tests.support.stand_in_driver import (
     qkv,
     run,
 )
+from tests.templates.scored_kernels import LAUNCHED
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -1129,6 +1131,36 @@ def test_blocks_that_share_keys(
     other = load_kernel(tmp_path, kernel)
     with pytest.raises(RuntimeError, match="need the clusters of sm_90, device 0 is sm_80"):
         other.attention(Tensor(q), Tensor(k), Tensor(v))
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_blocks_that_meet_in_a_workspace(driver: Driver, tmp_path: Path, torch: Any, kind: str) -> None:
+    """Memory for it is made for the call, as large as the launcher would say, and freed behind it."""
+    problem = Problem(dtype="f32", head_dim=D)
+    variant = Simt(br=16, bc=16, threads_per_block=32, workspace_splits=8)
+    kernel = render(variant, problem, preset("gtx-1080"))
+    driver.library.fake_kernel(D, DRIVER_TYPES["f32"])
+    single = Emitted(load_kernel(tmp_path, kernel), problem, driver)
+    tuned = single.module.KERNELS[0]
+    assert (tuned.main.workspace_splits, tuned.workspace_floats) == (8, variant.partial_floats(problem))
+    assert [name for name, _ in tuned.launches[1].arguments] == [
+        each.name for each in kernel.arguments.fields
+    ]
+    q, k, v = single.arrays(batch=2, heads=6, kv_heads=2, lengths=(9, 33))
+    given = (Tensor(q), Tensor(k), Tensor(v)) if kind == "torch" else (q, k, v)
+    told = []
+    callback = LAUNCHED(lambda at, _: told.append(kernel.arguments.unpack(ctypes.string_at(at, size))))
+    size = kernel.arguments.num_bytes
+    driver.library.fake_on_launch(callback)
+    single.module.attention(*given)
+    driver.library.fake_on_launch(None)
+    assert len(told) == 2 and told[0]["workspace"] == told[1]["workspace"] != 0
+    assert told[0]["workspace"] not in (told[0][name] for name in "qkvo")
+    asked = replace(problem, batch=2, num_q_heads=6, num_kv_heads=2, seqlen_q=9)
+    assert [launch.blocks for launch in driver.launches()] == [kernel.launch.grid(asked)] * 2
+    plan_words = 4 * variant.partial_floats(problem) * kernel.launch.grid(asked)
+    sizes = {name: getattr(asked, name) for name in kernel.launch.sizes_of_grid}
+    assert kernel.workspace_bytes(sizes) == -(-plan_words // 256) * 256
 
 
 def test_a_kernel_of_the_tensor_core_family(driver: Driver, tmp_path: Path, torch: Any) -> None:
