@@ -8,12 +8,15 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, count_work
 from ..gradient_work import (
+    FLOAT_BYTES,
+    READS_PER_SUM,
     bytes_of_keys,
     bytes_of_rows,
     masked_share,
     moved_by_keys,
     moved_by_rows,
     moved_by_statistics,
+    moved_by_sums,
     scoring_counts,
     walk_of_keys,
     walk_of_rows,
@@ -26,10 +29,6 @@ from .parameters import COLUMN_STEP
 
 #: Threads of a quarter warp have the same row of an accumulator, and as many rows lie between its halves.
 LANE_ROWS = 8
-FLOAT_BYTES = 4
-#: Bytes that L2 could have delivered in the time in which it adds one up: on an H200 an SM was seen to add
-#: 30 GB a second where it reads 85.
-READS_PER_SUM = 2.8
 
 
 @count_work.register
@@ -40,10 +39,7 @@ def mma_backward_work(variant: MmaBackward, problem: Problem, limits: DeviceLimi
         _of_keys(variant, problem, limits), variant.threads(), variant.smem_bytes(problem, limits), registers
     )
     if columns := variant.summed_columns(problem):
-        # Sums are cleared before, and afterwards read and written as gradients.
-        rows = problem.batch * problem.num_q_heads * problem.seqlen_q
-        moved += rows * (2 * FLOAT_BYTES * columns + problem.head_dim * ITEM_BYTES[problem.dtype])
-        return LaunchesWork((of_keys,), others=2, moved_bytes=moved)
+        return LaunchesWork((of_keys,), others=2, moved_bytes=moved + moved_by_sums(problem, columns))
     of_rows = LaunchWork(
         _of_rows(variant, problem, limits),
         variant.row_warps * WARP,

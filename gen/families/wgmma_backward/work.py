@@ -1,4 +1,4 @@
-"""What a `WgmmaBackward` kernel makes a card do, counted along its template: a consumer's warps one by one."""
+"""What a `WgmmaBackward` kernel makes a card do, counted along its template: its consumers' warps alone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, count_work
 from ..gradient_work import (
+    FLOAT_BYTES,
+    READS_PER_SUM,
     bytes_of_keys,
     bytes_of_rows,
     masked_share,
     moved_by_keys,
     moved_by_rows,
     moved_by_statistics,
+    moved_by_sums,
     scoring_counts,
     walk_of_keys,
     walk_of_rows,
@@ -34,12 +37,13 @@ ALU_PER_TILE = 60
 @count_work.register
 def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -> LaunchesWork:
     """Returns the work of a kernel of this family on a problem and a card."""
+    smem_bytes, moved = variant.smem_bytes(problem, limits), moved_by_statistics(problem)
+    of_keys = _launch(_of_keys(variant, problem), variant.threads(), smem_bytes, limits)
+    if columns := variant.summed_columns(problem):
+        return LaunchesWork((of_keys,), others=2, moved_bytes=moved + moved_by_sums(problem, columns))
     threads_of_rows, smem_of_rows, _ = variant.blocks_of_queries(problem)
-    launches = (
-        _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits),
-        _launch(_of_keys(variant, problem), variant.threads(), variant.smem_bytes(problem, limits), limits),
-    )
-    return LaunchesWork(launches, others=1, moved_bytes=moved_by_statistics(problem))
+    of_rows = _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits)
+    return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved)
 
 
 def _launch(work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits) -> LaunchWork:
@@ -56,9 +60,13 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
     if variant.apart:
         compute += Counts(accesses=br / 16, wavefronts=br / 2, barriers=1)
     warps = variant.consumers * GROUP_WARPS
+    per_tile = Counts(l2_bytes=bytes_of_rows(problem, br))
+    if columns := variant.summed_columns(problem):
+        compute += _queries(variant, columns)
+        per_tile += Counts(l2_bytes=READS_PER_SUM * FLOAT_BYTES * br * columns, barriers=1)
     block = BlockWork(
         once=_moved(2 * bytes_of_keys(problem, variant.bc)),
-        per_tile=Counts(l2_bytes=bytes_of_rows(problem, br)),
+        per_tile=per_tile,
         per_warp_tile=compute,
         walks=walk_of_keys(problem, variant.bc, br, warps),
         heads=problem.batch * problem.num_kv_heads,
@@ -102,6 +110,17 @@ def _summed(passing: int, columns: float) -> Counts:
     flops = 2 * GROUP_ROWS * passing * columns
     packed = Counts(alu=GROUP_ROWS * passing / GROUP / 2)
     return _multiplied(flops, passing / DEPTH, 2 * passing * columns) + packed
+
+
+def _queries(variant: WgmmaBackward, columns: int) -> Counts:
+    """A warp's share of the gradients of queries that a block adds up: gradients of scores go through shared
+    memory, and so do the sums."""
+    flops = 2 * variant.br * variant.bc * columns / variant.consumers
+    factors = 2 * variant.bc * (variant.br / variant.consumers + columns)
+    written = variant.br * (2 * variant.bc + 2 * FLOAT_BYTES * columns) / variant.consumers
+    stores = written / (16 * WARP * GROUP_WARPS)
+    products = _multiplied(flops, variant.bc / DEPTH, factors)
+    return products + Counts(accesses=stores, wavefronts=written / 128 / GROUP_WARPS)
 
 
 def _multiplied(flops: float, instructions: float, num_bytes: float) -> Counts:
