@@ -13,7 +13,8 @@ for rows, or columns, of their own; the copy engine, or the threads, add what co
 whatever order, and a last launch reads these.
 
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
-makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory.
+makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
+what both add up for queries they then make in as many passes as there are registers for.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class WgmmaBackward(RuledParameters):
         return {
             **super().constants(problem, limits),
             "query_share": self.query_share(problem),
+            "query_passes": self.query_passes(problem),
             "smem_of_rows": smem_of_rows,
             "row_threads": row_threads,
             "d_chunks": chunks(problem.head_dim),

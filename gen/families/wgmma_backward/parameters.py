@@ -16,8 +16,8 @@ from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, 
 #: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
 PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
-#: changes of scores are made and differentiated.
-REGISTERS_BESIDE, REGISTERS_OF_CHANGE = 32, 8
+#: changes of scores are made and differentiated, or threads of warpgroups apart add to memory.
+REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
 #: When weights are multiplied: once their gradients are there, too, or beside the making of these.
 TOGETHER, WEIGHTS_FIRST = "together", "weights_first"
 #: Where the gradients of queries are made: by a launch that keeps these, the same bits every run, or by the
@@ -74,15 +74,23 @@ class Parameters(GradientVariant):
 
     def query_share(self, problem: Problem) -> tuple[int, int]:
         """Returns what a consumer makes of the gradients of the rows that pass by: so many times 64 rows, and
-        so many columns, which may be more than there are; nothing of either where they cannot be shared."""
+        so many columns at once, which may be more than there are; nothing of either where they cannot be
+        shared."""
         tiles, columns = self.br // GROUP_ROWS, chunks(problem.head_dim)
-        if self.br % GROUP_ROWS or self.apart:
+        if self.br % GROUP_ROWS:
             return 0, 0
         if tiles % self.consumers == 0:
             return tiles // self.consumers, problem.head_dim
         if columns % self.consumers == 0:
-            return tiles, columns // self.consumers * CHUNK
+            # Apart, there are registers for the columns of one chunk.
+            return tiles, CHUNK if self.apart else columns // self.consumers * CHUNK
         return 0, 0
+
+    def query_passes(self, problem: Problem) -> int:
+        """Returns how often a consumer makes as many columns of them, one set behind the other."""
+        if not self.apart or self.br // GROUP_ROWS % self.consumers == 0:
+            return 1
+        return max(1, chunks(problem.head_dim) // self.consumers)
 
     @property
     def statistics_tile(self) -> int:
@@ -145,7 +153,10 @@ class Parameters(GradientVariant):
         tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
         products = self.br + (self.br // 4 if self.schedule == WEIGHTS_FIRST else 0)
         passing = max(products, tiles * columns // 2 + self.br // 4)
-        return (max(d, dv) if self.apart else d + dv) + passing + _beside(problem)
+        if self.apart:
+            addresses = REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS else 0
+            return max(d, dv) + passing + addresses + _beside(problem)
+        return d + dv + passing + _beside(problem)
 
     def needed_registers_of_rows(self, problem: Problem) -> int:
         """Returns what a thread of a consumer needs where query rows are kept; 0 without such blocks."""

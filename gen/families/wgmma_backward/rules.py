@@ -75,8 +75,6 @@ class RuledParameters(Parameters):
     def _gradients_of_queries_are_shared(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.sums_queries:
             return None
-        if self.apart:
-            return f"dq_path={self.dq_path}: apart, no warpgroup has registers left for them"
         if self.query_share(problem) == (0, 0):
             return (
                 f"dq_path={self.dq_path}: {self.consumers} warpgroups cannot share {self.br} rows of "

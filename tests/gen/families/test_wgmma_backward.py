@@ -53,6 +53,10 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         WgmmaBackward(dq_path="atomics", order="heaviest_first"),
         replace(PROBLEM, dtype="f16", head_dim=128, head_dim_v=128),
     ),
+    "apart, sums by the copy engine": (
+        WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1),
+        replace(PROBLEM, head_dim=256, head_dim_v=200),
+    ),
     "three consumers": (
         WgmmaBackward(bc=192, br=48, rows=192, order="heaviest_first"),
         replace(PROBLEM, head_dim=64, head_dim_v=64),
@@ -122,7 +126,7 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             ),
             (COLUMNS, "[share_column / kChunk]", "[0]"),
             (COLUMNS, "if (lane == 0) tma_wait_read<0>();", ""),
-            ("apart", "if (n + 1 < count) named_barrier_arrive", "if (false) named_barrier_arrive"),
+            ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
         2,
@@ -162,6 +166,8 @@ def test_sums_are_taken_by_whole_warpgroups() -> None:
         render(WgmmaBackward(dq_path="bulk"), replace(PROBLEM, head_dim=64, head_dim_v=64), H200)
     with pytest.raises(Illegal, match="dq_path=bulk: no launch keeps query rows, of which keys=32 is"):
         render(WgmmaBackward(dq_path="bulk", keys=32), replace(PROBLEM, head_dim=128, head_dim_v=128), H200)
+    with pytest.raises(Illegal, match="about 248 per thread of a consumer"):
+        render(replace(APART, br=64, dq_path="atomics"), replace(PROBLEM, head_dim=256, head_dim_v=256), H200)
     kernel = kernel_of("sums by threads")
     assert [each.role for each in kernel.launches] == ["statistics", "kernel", "postprocess"]
 
@@ -180,6 +186,7 @@ FULL = {
     "128, weights first": (WgmmaBackward(schedule="weights_first"), 128, 128),
     "64, sums": (WgmmaBackward(br=128, dq_path="bulk"), 64, 64),
     "128, sums": (WgmmaBackward(dq_path="bulk", schedule="weights_first"), 128, 128),
+    "256, sums": (WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1), 256, 256),
     "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
 }
 
