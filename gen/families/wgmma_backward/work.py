@@ -1,4 +1,4 @@
-"""What a `WgmmaBackward` kernel makes a card do, counted along its template: its consumers' warps alone."""
+"""What a `WgmmaBackward` kernel makes a card do, counted along its template: by warps of consumers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, count_work
 from ..gradient_work import (
-    FLOAT_BYTES,
     READS_PER_SUM,
     bytes_of_keys,
     bytes_of_rows,
@@ -24,7 +23,7 @@ from ..gradient_work import (
 from ..wgmma.parameters import GROUP, GROUP_ROWS
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
-from .parameters import HEAVIEST_FIRST
+from .parameters import BULK, HEAVIEST_FIRST
 
 #: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
 GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
@@ -37,7 +36,8 @@ ALU_PER_TILE = 60
 @count_work.register
 def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -> LaunchesWork:
     """Returns the work of a kernel of this family on a problem and a card."""
-    smem_bytes, moved = variant.smem_bytes(problem, limits), moved_by_statistics(problem)
+    moved = moved_by_statistics(problem)
+    smem_bytes = variant.smem_bytes(problem, limits)
     of_keys = _launch(_of_keys(variant, problem), variant.threads(), smem_bytes, limits)
     if columns := variant.summed_columns(problem):
         return LaunchesWork((of_keys,), others=2, moved_bytes=moved + moved_by_sums(problem, columns))
@@ -51,7 +51,8 @@ def _launch(work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits
 
 
 def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
-    """Blocks that keep keys: two products of each tile of rows make weights, two more the gradients."""
+    """Blocks that keep keys: two products of each tile of rows make weights, two more the gradients; one more
+    where those of queries are added up, too."""
     d, dv, br = problem.head_dim, problem.head_dim_v, variant.br
     both = d + dv
     # Apart, either of two warpgroups makes one product of each kind, and weights go through shared memory.
@@ -61,9 +62,9 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         compute += Counts(accesses=br / 16, wavefronts=br / 2, barriers=1)
     warps = variant.consumers * GROUP_WARPS
     per_tile = Counts(l2_bytes=bytes_of_rows(problem, br))
-    if columns := variant.summed_columns(problem):
-        compute += _queries(variant, columns)
-        per_tile += Counts(l2_bytes=READS_PER_SUM * FLOAT_BYTES * br * columns, barriers=1)
+    if variant.sums_queries:
+        compute += _queries(variant, problem)
+        per_tile += Counts(l2_bytes=READS_PER_SUM * ITEM_BYTES["f32"] * br * d)
     block = BlockWork(
         once=_moved(2 * bytes_of_keys(problem, variant.bc)),
         per_tile=per_tile,
@@ -112,15 +113,20 @@ def _summed(passing: int, columns: float) -> Counts:
     return _multiplied(flops, passing / DEPTH, 2 * passing * columns) + packed
 
 
-def _queries(variant: WgmmaBackward, columns: int) -> Counts:
-    """A warp's share of the gradients of queries that a block adds up: gradients of scores go through shared
-    memory, and so do the sums."""
-    flops = 2 * variant.br * variant.bc * columns / variant.consumers
-    factors = 2 * variant.bc * (variant.br / variant.consumers + columns)
-    written = variant.br * (2 * variant.bc + 2 * FLOAT_BYTES * columns) / variant.consumers
-    stores = written / (16 * WARP * GROUP_WARPS)
-    products = _multiplied(flops, variant.bc / DEPTH, factors)
-    return products + Counts(accesses=stores, wavefronts=written / 128 / GROUP_WARPS)
+def _queries(variant: WgmmaBackward, problem: Problem) -> Counts:
+    """A warp's share of what a block makes of a tile's gradients of queries: gradients of scores pass through
+    shared memory, where both factors are read, and sums leave by it or by the threads."""
+    tiles, columns = variant.query_share(problem)
+    columns *= variant.query_passes(problem)
+    flops = 2 * tiles * GROUP_ROWS * variant.bc * columns
+    factors = 2 * tiles * variant.bc * (GROUP_ROWS + columns)
+    sums = tiles * columns / 8  # of four numbers of each lane
+    stored = Counts(
+        accesses=variant.br / DEPTH + sums,
+        wavefronts=4 * variant.br / DEPTH + 4 * sums * (2 if variant.dq_path == BULK else 1),
+        barriers=3 - variant.ds_stages,
+    )
+    return _multiplied(flops, tiles * variant.bc / DEPTH, factors) + stored
 
 
 def _multiplied(flops: float, instructions: float, num_bytes: float) -> Counts:

@@ -215,6 +215,12 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(unsigned long long& value) {
+  asm volatile("" : "+l"(value));
+}
+
 // Orders what this warpgroup's threads wrote to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -438,6 +444,7 @@ __device__ __forceinline__ void multiply(float (&sum)[64], const unsigned (&a)[4
 // Starts the products of 64 rows that stay with those that pass by, over all columns.
 template <int steps, typename Kept, typename Passing, int n>
 __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long kept, unsigned long long passing) {
+  forget(kept);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
@@ -589,12 +596,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   take_registers<240>();
-  const int pair = (warp / 4 - 1) / 2, lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup;
+  const int consumer = warp / 4 - 1, pair = consumer / 2, lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup;
   const int own = pair * 64;  // the pair's first key here
   const int weights_full = 1 + 2 * pair, weights_empty = 2 + 2 * pair;  // named barriers
   float4 (&passed)[kPassingRows / 8][kWarpgroup] = smem.weights[pair];
   if (of_head > 0) barrier_wait(&smem.kept_full, 0);
-  if ((warp / 4 - 1) % 2 == 0) {
+  if (consumer % 2 == 0) {
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
     const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
     const float scale = args.scale * kLog2e;
@@ -656,36 +663,39 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
     float sum_k[kD / 2] = {};
-    const int count = of_head * group;
+    int left = of_head * group;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n) {
-      float gradient[kPassingRows / 2];
-      unsigned gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, descriptor(smem.dout[dout_pipe.stage]));
-      wgmma_wait<0>();
-      hold(gradient);
-      named_barrier_sync(weights_full, 2 * kWarpgroup);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+#pragma unroll 1
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+        float gradient[kPassingRows / 2];
+        unsigned gradients[kPassingRows / 16][4];
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, descriptor(smem.dout[dout_pipe.stage]));
+        wgmma_wait<0>();
+        hold(gradient);
+        named_barrier_sync(weights_full, 2 * kWarpgroup);
 #pragma unroll
-      for (int i = 0; i < kPassingRows / 8; ++i) {
-        const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + i * 8 + lane % 4 * 2);
-        const float4 four = passed[i][thread];
-        const float factors[4] = {four.x, four.y, four.z, four.w};
+        for (int i = 0; i < kPassingRows / 8; ++i) {
+          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + i * 8 + lane % 4 * 2);
+          const float4 four = passed[i][thread];
+          const float factors[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float product = factors[e] * (gradient[4 * i + e] - (e % 2 ? delta.y : delta.x));
-          gradient[4 * i + e] = factors[e] == 0.0f ? 0.0f : product;
+          for (int e = 0; e < 4; ++e) {
+            const float product = factors[e] * (gradient[4 * i + e] - (e % 2 ? delta.y : delta.x));
+            gradient[4 * i + e] = factors[e] == 0.0f ? 0.0f : product;
+          }
         }
+        if (--left > 0) named_barrier_arrive(weights_empty, 2 * kWarpgroup);
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
+        pack_weights(gradient, gradients);
+        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_sums(sum_k, gradients, descriptor(smem.q[q_pipe.stage], sizeof(PassingRows)));
+        wgmma_wait<0>();
+        release(&smem.q_empty[q_pipe.stage]);
+        q_pipe.advance();
       }
-      if (n + 1 < count) named_barrier_arrive(weights_empty, 2 * kWarpgroup);
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      pack_weights(gradient, gradients);
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_sums(sum_k, gradients, descriptor(smem.q[q_pipe.stage], sizeof(PassingRows)));
-      wgmma_wait<0>();
-      release(&smem.q_empty[q_pipe.stage]);
-      q_pipe.advance();
     }
     hold(sum_k);
     write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row,

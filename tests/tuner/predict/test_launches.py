@@ -37,8 +37,13 @@ def work_of(variant: Variant, problem: Problem) -> LaunchesWork:
 
 @pytest.mark.parametrize(
     ("variant", "problem", "products"),
-    [*((*way, 7) for way in WAYS.values()), (SUMMED, PROBLEM, 5)],
-    ids=[*WAYS, "sums in memory"],
+    [
+        *((*way, 7) for way in WAYS.values()),
+        (SUMMED, PROBLEM, 5),
+        (WgmmaBackward(br=128, dq_path="bulk"), PROBLEM, 5),
+        (WgmmaBackward(bc=64, apart=True, dq_path="bulk"), replace(PROBLEM, head_dim=128, head_dim_v=128), 5),
+    ],
+    ids=[*WAYS, "sums in memory", "sums by wgmma", "sums by wgmma, apart"],
 )
 def test_products_are_counted(variant: Variant, problem: Problem, products: int) -> None:
     """Of all pairs of rows and keys: five of the gradients, and two computed again where none is summed."""
