@@ -87,9 +87,11 @@ class AskedPairs:
         values = laid_over(self.values, names)
         return rounded_change(self.scores.change, values, errors, tanh_error=tanh_error)
 
-    def index_of(self, load: Load, b: int, h: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Returns which element of a buffer, counted one after the other, each pair of a head reads,
-        ``(rows, keys)``."""
+    def index_of(
+        self, load: Load, shape: tuple[int, ...], b: int, h: int, rows: np.ndarray, keys: np.ndarray
+    ) -> np.ndarray:
+        """Returns which element of a buffer of that ``shape``, counted one after the other, each pair of a
+        head reads, ``(rows, keys)``; along axes of length 1 all read the same."""
         names = {
             BATCH.name: self.first[0] + b,
             HEAD.name: self.first[1] + h,
@@ -98,7 +100,7 @@ class AskedPairs:
             NUM_ROWS.name: self.seqlen_q,
             NUM_KEYS.name: self.seqlen_k,
         }
-        values, shape = laid_over(self.values, names), np.shape(self.values[load.buffer])
+        values = laid_over(self.values, names)
         places = (np.asarray(index.value(values)) for index in load.indices)
         # Negative ones count from the end; what is outside is the nearest that there is.
         within = (

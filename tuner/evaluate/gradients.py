@@ -70,7 +70,8 @@ def gradients(
 ) -> dict[str, Gradient]:
     """Computes the gradients ``dq``, ``dk`` and ``dv`` of a sum over softmax(scale · q kᵀ) v times ``dout``,
     and over its log-sum-exp times ``dlse`` where that is given; and those of the arrays of floats among
-    ``values`` on which scores depend, of their shapes, by the names of `gen.operation.gradient_name`.
+    ``values`` on which scores depend, of their shapes but of length 1 along what they are repeated along, by
+    the names of `gen.operation.gradient_name`.
 
     Arrays are (batch, heads, seqlen, head_dim), heads of k and v grouped; ``scores`` and ``values`` are as in
     `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``; the first batch of q is
@@ -86,7 +87,9 @@ def gradients(
         rates = replace(scores, change=derivative(scores.change, SCORE.name))
     found = {"dq": Gradient.of(q), "dk": Gradient.of(k), "dv": Gradient.of(v)}
     of_buffers = buffer_gradients(scores)
-    found |= {each.name: Gradient.of(np.asarray(asked.values[each.buffer.name])) for each in of_buffers}
+    found |= {
+        each.name: Gradient.of(_once(np.asarray(asked.values[each.buffer.name]))) for each in of_buffers
+    }
     step = max(1, MAX_SCORE_BYTES // (8 * max(1, seqlen_k)))
     given = np.any(dout, axis=-1) if dlse is None else np.any(dout, axis=-1) | (dlse != 0)
     for b, h, first in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
@@ -111,6 +114,11 @@ def gradients(
     for each in found.values():
         np.sqrt(each.spread, out=each.spread)
     return found
+
+
+def _once(array: np.ndarray) -> np.ndarray:
+    """The array without what is repeated along an axis, the last aside."""
+    return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides[:-1])]
 
 
 @dataclass(frozen=True)
@@ -244,12 +252,18 @@ class _Terms:
             np.where(self.weights > 0.0, x, 0.0)
             for x in (found.value, (found.inherited + found.own) / self.unit)
         )
-        place = rates.index_of(load, b, h, rows, keys)
+        place = rates.index_of(load, gradient.value.shape, b, h, rows, keys)
+        elements, which = np.unique(place, return_inverse=True)
+        which = which.reshape(place.shape)
+
+        def added(terms: np.ndarray) -> np.ndarray:
+            return np.bincount(which.reshape(-1), terms.reshape(-1))
+
         value, spread = gradient.value.reshape(-1), gradient.spread.reshape(-1)
-        terms = np.bincount(place.reshape(-1), (self.of_changed * rate).reshape(-1), value.size)
-        value += terms
+        terms = added(self.of_changed * rate)
+        value[elements] += terms
         squares = np.square(self.changed_errors * (np.abs(rate) + doubt))
-        spread += np.bincount(place.reshape(-1), squares.reshape(-1), value.size) + np.square(terms)
+        spread[elements] += added(squares) + np.square(terms)
         # What all pairs of a row are off by together.
         groups, of_group = np.unique(np.arange(len(rows))[:, None] * value.size + place, return_inverse=True)
         together = np.bincount(of_group.reshape(-1), (self.row_errors * self.weights * rate).reshape(-1))

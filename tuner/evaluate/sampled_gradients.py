@@ -17,9 +17,11 @@ from ...gen.problem import Problem
 from ..build.protocol import Build
 from ..cards.device import Runner
 from ..cards.dtypes import numpy_dtype
+from ..cards.sequences import sequence_slices
 from .differentiated import compare_gradient, weight_bound
 from .error_bounds import tanh_error
 from .gradients import Gradient, gradients
+from .packed import draw_packed_sample
 from .reference import Reference
 from .sampled_problem import draw_sample
 
@@ -76,6 +78,51 @@ def check_gradient_sample(runner: Runner, build: Build, problem: Problem, seed: 
     found = runner.differentiate(build, sample.arrays, scale=sample.scale, values=sample.values)
     name = f"{problem.name} at its real lengths"
     return max(
-        compare_gradient(found[each], wanted, sample.sizes, problem, f"{each}, {name}")
+        compare_gradient(
+            found[each], wanted.summed_to(found[each].shape), sample.sizes, problem, f"{each}, {name}"
+        )
         for each, wanted in sample.expected.items()
     )
+
+
+def check_packed_gradient_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
+    """Returns the same of packed sequences: of each some rows of one head are given something. Raises
+    `WrongResult`."""
+    sample = draw_packed_sample(problem, seed)
+    q, k, v = sample.q, sample.k, sample.v
+    rng = np.random.default_rng([seed, 3])
+    o = np.zeros((*q.shape[:3], v.shape[3]), numpy_dtype(problem.output_dtype))
+    dout, lse = np.zeros_like(o), np.full(q.shape[:3], FAR_ABOVE, np.float32)
+    for (head, rows), exact in zip(sample.picks, sample.expected, strict=True):
+        o[0, head, rows], lse[0, head, rows] = exact.o[0, 0].astype(o.dtype), exact.lse[0, 0]
+        dout[0, head, rows] = rng.standard_normal(exact.o.shape[2:], dtype=np.float32).astype(o.dtype)
+    arrays = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse}
+    found = runner.differentiate(build, arrays, scale=sample.scale, values=sample.values)
+    name, worst, of_buffers = f"{problem.name} at its real lengths", 0.0, dict[str, Gradient]()
+    places = zip(*(sequence_slices(sample.values, each) for each in "qk"), strict=True)
+    picked = iter(sample.expected)
+    for number, (rows, keys) in enumerate(places):
+        if rows.stop <= rows.start:
+            continue
+        sizes = next(picked)
+        wanted = gradients(
+            *(q[:, :, rows], k[:, :, keys], v[:, :, keys], dout[:, :, rows]),
+            scale=sample.scale,
+            scores=problem.scores,
+            values=sample.values,
+            first_batch=number,
+            unit=weight_bound(problem, sizes),
+            tanh_error=tanh_error(problem),
+        )
+        for each, gradient in wanted.items():
+            if each not in ("dq", "dk", "dv"):
+                of_buffers[each] = gradient.plus(of_buffers.get(each))
+                continue
+            own = found[each][:, :, rows if each == "dq" else keys]
+            told = f"{each}, {name}, sequence {number}"
+            worst = max(worst, compare_gradient(own, gradient, sizes, problem, told))
+    largest = max(sample.expected, key=lambda exact: weight_bound(problem, exact))
+    for each, gradient in of_buffers.items():
+        whole = gradient.summed_to(found[each].shape)
+        worst = max(worst, compare_gradient(found[each], whole, largest, problem, f"{each}, {name}"))
+    return worst

@@ -27,7 +27,7 @@ from .error_bounds import moved_scores, tanh_error
 from .inputs import lengths_of, make_inputs
 from .packed import compare_sequences, draw_packed_sample, packed_sample_problem
 from .paged import in_pages, out_of_pages, row_after_row
-from .sampled_gradients import KEPT_SAMPLES, check_gradient_sample
+from .sampled_gradients import KEPT_SAMPLES, check_gradient_sample, check_packed_gradient_sample
 from .sampled_problem import SAMPLE_SEEDS, draw_sample, sample_problem
 
 
@@ -98,6 +98,8 @@ def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generat
 
 
 def _check_sample(runner: Runner, build: Build, problem: Problem, seed: int) -> float:
+    if problem.backward and problem.layout is not DENSE:
+        return check_packed_gradient_sample(runner, build, problem, seed)
     if problem.layout is not DENSE:
         return _check_packed_sample(runner, build, problem, seed)
     if problem.backward:
