@@ -40,7 +40,7 @@ SEEN = [("simt", "bias, sinks"), ("mma", "distances")]
     ("way", "name"),
     [
         *SEEN,
-        *sampled([(w, n) for w in ("simt", "mma") for n in SCORINGS if (w, n) not in SEEN], 0, thorough=8),
+        *sampled([(w, n) for w in ("simt", "mma") for n in SCORINGS if (w, n) not in SEEN], 0, thorough=4),
     ],
 )
 def test_gradients_of_what_scores_read_are_those_of_float64(way: str, name: str) -> None:
