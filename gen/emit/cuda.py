@@ -120,6 +120,8 @@ def _launch_facts(launch: Launch) -> dict[str, Any]:
         "of_keys",
         "workspace_splits",
         "wanted_blocks",
+        "keys_per_block",
+        "makes",
     )
     usual = asdict(Launch(-1, -1, None))
     return {name: value for name, value in asdict(launch).items() if value != usual[name] or name not in rare}
