@@ -30,11 +30,15 @@ STATISTICS_ROLE, QUERIES_ROLE = "statistics", "queries"
 POSTPROCESS_ROLE = "postprocess"
 #: What the roles of launches begin with that make the gradients of arrays which scores read, before the name.
 BUFFER_ROLE = "gradient_of_"
+#: The roles of launches in front of it, which split float32 arrays of query rows, and of keys, into parts.
+QUERY_PARTS_ROLE, KEY_PARTS_ROLE = "query_parts", "key_parts"
 #: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
 _TILE_NAMES = {
     LISTS_ROLE: "kListRows",
     STATISTICS_ROLE: "kStatisticsRows",
     POSTPROCESS_ROLE: "kPostprocessRows",
+    QUERY_PARTS_ROLE: "kStatisticsRows",
+    KEY_PARTS_ROLE: "kStatisticsRows",
 }
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
@@ -170,7 +174,7 @@ class Launch:
         """What the kernel calls the rows of a tile."""
         if self.keys_per_block is not None:
             return "kPairRows"
-        return "kBc" if self.of_keys else _TILE_NAMES.get(self.role, "kBr")
+        return _TILE_NAMES.get(self.role, "kBc" if self.of_keys else "kBr")
 
     @cached_property
     def items(self) -> Expression:

@@ -1,14 +1,23 @@
-"""Gradients by mma.sync from registers: neither weights nor their gradients pass through shared memory.
+"""Gradients by mma.sync, of f16, bf16 and float32.
 
 A warp that keeps keys computes scores the other way round, a row for each of its keys; what the tensor
 cores leave in registers is then, as weights and as gradients of scores, the left operand of the products
 that make the gradients of values and of keys (Dao 2023, "FlashAttention-2", has them in shared memory; the
 exchange of both sides is that of FlashAttention-3's backward pass). Query rows pass by in tiles that are
-copied ahead.
+copied ahead. Rows of many columns have gradients too wide for one warp: then several have the same keys,
+each makes the weights of some of the rows that pass by and the gradients in some of the columns, and
+weights do pass through shared memory.
 
-Gradients of queries are sums over keys, which many blocks keep. Instead of adding them up in memory,
-another launch keeps query rows and lets keys pass by: two products more of seven, for which no accumulator
-in memory is read, written or cleared, nothing is atomic, and the same bits come out every run.
+Gradients of queries are sums over keys, which many blocks keep. By default they are not added up in memory:
+another launch keeps query rows and lets keys pass by, two products more of seven, for which no accumulator
+in memory is read, written or cleared, nothing is atomic, and the same bits come out every run. Or else
+blocks of keys add them up in the workspace, in whatever order, and a launch behind them writes what they are.
+
+float32 is multiplied as sums of two f16 numbers, three products of four. Launches in front leave each row
+of the four arrays in parts, in a unit of its own, a power of two; so tiles are copied as those of 16 bits
+are, and nothing is split twice. Weights are split where they are made, times the units of the rows that
+they will be multiplied by, with a unit for each row of a tile, and what a tile adds to a gradient is summed
+apart: so accumulators, which cut off what they cannot hold, never grow large.
 """
 
 from __future__ import annotations
@@ -16,13 +25,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...launch import Launch
 from ...layout import DENSE, PACKED
 from ...limits import WARP, DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
-from .parameters import COLUMN_STEP
+from ...split_rows import UNIT_WORDS, split_launches, split_regions
+from ...workspace import Workspace
+from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
+from .parameters import ATOMICS, COLUMN_STEP
 from .rules import RuledParameters
+
+#: The template of what is multiplied.
+PRODUCTS = {
+    "16-bit": "families/mma_backward/products_16bit.cu.jinja",
+    "parts": "families/mma_backward/products_parts.cu.jinja",
+}
 
 
 @dataclass(frozen=True)
@@ -32,8 +51,8 @@ class MmaBackward(RuledParameters):
     family: ClassVar[str] = "mma-backward"
     template: ClassVar[str] = "families/mma_backward/main.cu.jinja"
     serves: ClassVar[Serves] = Serves(
-        precisions={"f16": ("auto",), "bf16": ("auto",)},
-        float32="multiplies 16 bits alone",
+        precisions={"f32": ("auto", "3xf16"), "f16": ("auto",), "bf16": ("auto",)},
+        float32="multiplies float32 as f16",
         operations=(BACKWARD,),
         layouts=(DENSE, PACKED),
     )
@@ -41,15 +60,29 @@ class MmaBackward(RuledParameters):
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
         return self.row_warps * WARP, self.smem_bytes_of_rows(problem), self.rows
 
+    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
+        statistics, *others = super().launches(problem, limits)
+        return (statistics, *(split_launches() if self.parts(problem) > 1 else ()), *others)
+
+    def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
+        workspace = super().workspace(problem, limits)
+        if self.parts(problem) == 1:
+            return workspace
+        split = split_regions(self.columns(problem.head_dim), self.columns(problem.head_dim_v))
+        return Workspace((*workspace.regions, *split))
+
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d, dv = self.columns(problem.head_dim), self.columns(problem.head_dim_v)
         own, own_v = self.own_columns(problem.head_dim), self.own_columns(problem.head_dim_v)
         groups = self.sum_groups(problem)
         return {
             **super().constants(problem, limits),
-            "parts": False,
-            "products": "families/mma_backward/products_16bit.cu.jinja",
-            "multiplied": problem.dtype,
+            "parts": self.parts(problem) > 1,
+            "products": PRODUCTS["parts" if self.parts(problem) > 1 else "16-bit"],
+            "multiplied": "bf16" if problem.dtype == "bf16" else "f16",
+            "unit_words": UNIT_WORDS,
+            "top_exponent": TOP_EXPONENT,
+            "least_exponent": LEAST_EXPONENT,
             "async_copy": limits.has_async_copy,
             "depth": 16 if limits.has_async_copy else 8,
             "columns": d,
@@ -60,7 +93,10 @@ class MmaBackward(RuledParameters):
             "uneven": own * self.column_warps != d or own_v * self.column_warps != dv,
             "sum_groups": groups,
             "uneven_sums": d // COLUMN_STEP % groups[1] != 0,
-            "tile": self.tile(problem.head_dim),
-            "tile_v": self.tile(problem.head_dim_v),
-            "weight_tile": self.weight_tile,
+            "tile": self.tile(problem.head_dim, problem),
+            "tile_v": self.tile(problem.head_dim_v, problem),
+            "weight_tile": self.weight_tile(problem),
+            # With parts those that rows want are apart.
+            "gradients_shared": self.column_warps > 1
+            or (self.dq_path == ATOMICS and self.parts(problem) == 1),
         }

@@ -15,8 +15,9 @@ from ..mma.layouts import CHUNK_BYTES, PADDED, SWIZZLED, TILE_ROWS, Tile, tile_o
 LAUNCH, ATOMICS = "launch", "atomics"
 #: Columns that gradients and products along the head dim are made of: an operand's, or two tiles'.
 COLUMN_STEP = 16
-#: Registers beside sums and scores with fewer than which kernels spilled more than some dozen bytes.
-OTHER_REGISTERS = 60
+#: Registers beside sums and scores with fewer than which kernels spilled more than some dozen bytes: of
+#: 16-bit numbers, and of those in parts.
+OTHER_REGISTERS, OTHER_REGISTERS_OF_PARTS = 60, 104
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class Parameters(GradientVariant):
         if self.dq_path == ATOMICS and arch >= VECTOR_SUMS:
             return VECTOR_SUMS
         return 80 if arch >= 80 else 75
+
+    def float32_products(self, problem: Problem) -> str:
+        return "3xf16" if problem.dtype == "f32" else ""
+
+    def parts(self, problem: Problem) -> int:
+        """Returns how many 16-bit numbers make an element."""
+        return 2 if problem.dtype == "f32" else 1
 
     def access_width(self, problem: Problem) -> int:
         """Returns the widest access, up to 16 bytes, that divides the rows of all tensors."""
@@ -91,46 +99,72 @@ class Parameters(GradientVariant):
 
     @property
     def weights_kept(self) -> int:
-        """The tiles in shared memory of weights and of gradients of scores."""
+        """The tiles in shared memory of weights and gradients of scores, but for those in units of rows."""
         return 2 if self.column_warps > 1 else int(self.dq_path == ATOMICS)
 
-    @property
-    def weight_tile(self) -> Tile:
-        """How they lie there: keys are rows, and what passes by are columns."""
-        return tile_of(self.layout, self.br, CHUNK_BYTES // 2)
+    def weight_tile(self, problem: Problem) -> Tile:
+        """Returns how weights lie in shared memory: keys are rows, and what passes by are columns."""
+        return tile_of(self.layout, self.parts(problem) * self.br, CHUNK_BYTES // 2)
+
+    def weight_bytes(self, problem: Problem) -> int:
+        """Returns the bytes of shared memory that weights and gradients of scores pass through: of parts, in
+        which keys and rows have other units, each for itself."""
+        shared, summed = self.column_warps > 1, self.dq_path == ATOMICS
+        tile = 2 * self.bc * self.weight_tile(problem).stride
+        if self.parts(problem) == 1:
+            return tile * self.weights_kept
+        of_keys = 2 * (tile + 4 * self.column_warps * self.bc) if shared else 0
+        return of_keys + (tile + 4 * self.key_warps * self.br if summed else 0)
 
     def columns(self, head_dim: int) -> int:
         """Returns the columns of a tile with so many, filled up to whole steps of products."""
         return whole(head_dim, COLUMN_STEP)
 
-    def tile(self, head_dim: int) -> Tile:
-        """Returns how rows with so many columns lie in shared memory."""
-        return tile_of(self.layout, self.columns(head_dim), CHUNK_BYTES // 2)
+    def tile(self, head_dim: int, problem: Problem) -> Tile:
+        """Returns how rows with so many columns lie in shared memory: of parts, the big ones first."""
+        return tile_of(self.layout, self.parts(problem) * self.columns(head_dim), CHUNK_BYTES // 2)
+
+    def numbers_of_rows(self, problem: Problem) -> int:
+        """Returns how many numbers are known of a query row: with parts also two units."""
+        return 4 if problem.dtype == "f32" else 2
 
     def storage(self, stay: int, passing: int, problem: Problem) -> int:
         """Returns the bytes of shared memory of a block that keeps so many rows of two arrays, and lets so
         many of two others pass by, without what is known of the query rows."""
-        strides = self.tile(problem.head_dim).stride + self.tile(problem.head_dim_v).stride
+        strides = sum(self.tile(dim, problem).stride for dim in (problem.head_dim, problem.head_dim_v))
         return 2 * strides * (stay + self.stages * passing)
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        weights = 2 * self.bc * self.weight_tile.stride * self.weights_kept
-        return self.storage(self.bc, self.br, problem) + weights + 8 * self.stages * self.br
+        tiles = self.storage(self.bc, self.br, problem) + self.weight_bytes(problem)
+        return tiles + 4 * self.numbers_of_rows(problem) * self.stages * self.br
 
     def smem_bytes_of_rows(self, problem: Problem) -> int:
         """Returns the bytes of shared memory of a block that keeps query rows; 0 without such blocks."""
         if self.dq_path == ATOMICS:
             return 0
-        return self.storage(self.rows, self.keys, problem) + 8 * self.rows
+        numbers = self.numbers_of_rows(problem)
+        of_keys = 4 * (numbers - 2) * self.stages * self.keys
+        return self.storage(self.rows, self.keys, problem) + 4 * numbers * self.rows + of_keys
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         d, dv = self.own_columns(problem.head_dim), self.own_columns(problem.head_dim_v)
-        passing = 2 * self.br // self.column_warps
-        kept, at_once = self.key_tiles * (d + dv) // 2, self.key_tiles * passing // 2
+        kept, at_once = self.key_tiles * (d + dv) // 2, self.key_tiles * self.br // self.column_warps
+        # Weights as left operands, of which parts are all held at a time.
+        operands = self.key_tiles * self.br // 2 if self.parts(problem) > 1 else 0
         if self.dq_path == LAUNCH:
-            of_rows = self.row_tiles * (self.columns(problem.head_dim) + 2 * self.keys) // 2
-            return max(kept + at_once, of_rows) + OTHER_REGISTERS
+            return kept + at_once + operands + self._other_registers(problem)
         groups = self.sum_groups(problem)
         steps = -(-self.columns(problem.head_dim) // COLUMN_STEP // groups[1])
-        sums = self.br // TILE_ROWS // groups[0] * steps * 8
-        return kept + max(at_once, sums) + OTHER_REGISTERS
+        sums = self.parts(problem) * self.br // TILE_ROWS // groups[0] * steps * 8
+        return kept + max(at_once + operands, sums) + self._other_registers(problem)
+
+    def registers_of_rows(self, problem: Problem) -> int:
+        """Returns the estimated registers per thread of a block that keeps query rows; 0 without such."""
+        if self.dq_path == ATOMICS:
+            return 0
+        operands = self.row_tiles * self.keys // 2 if self.parts(problem) > 1 else 0
+        kept = self.row_tiles * self.columns(problem.head_dim) // 2
+        return kept + self.row_tiles * self.keys + operands + self._other_registers(problem)
+
+    def _other_registers(self, problem: Problem) -> int:
+        return OTHER_REGISTERS_OF_PARTS if self.parts(problem) > 1 else OTHER_REGISTERS

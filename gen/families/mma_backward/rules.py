@@ -18,9 +18,9 @@ class RuledParameters(Parameters):
 
     @rule("arithmetic", after=FIRST_PARAMETER)
     def _tensor_cores_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        needed = 75 if problem.dtype == "f16" else 80
+        needed, number = (80, "bf16") if problem.dtype == "bf16" else (75, "f16")
         if limits.arch < needed:
-            return f"tensor cores multiply {problem.dtype} from sm_{needed} on, this is {limits.sm}"
+            return f"tensor cores multiply {number} from sm_{needed} on, this is {limits.sm}"
         return None
 
     @rule("divisibility", after="key_warps")
@@ -59,21 +59,28 @@ class RuledParameters(Parameters):
             return f"dq_path={self.dq_path}: sums of packed sequences are not laid out; take {LAUNCH}"
         return None
 
+    @rule("combination", after="bc")
+    def _parts_have_their_places(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.layout.is_packed and self.parts(problem) > 1:
+            return "parts of packed sequences are not laid out; family simt-backward takes these in float32"
+        return None
+
     @rule("divisibility", after="row_warps")
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _unsplit("rows", self.rows, self.row_warps)
 
-    @rule("registers", after="row_warps")
+    @rule("registers", after="dq_path")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        needed = self.registers(problem, limits)
-        if needed > limits.max_registers_per_thread:
-            return f"about {needed} per thread, {limits.max_registers_per_thread} at most"
-        return None
+        return _lacks_registers(self.registers(problem, limits), self.threads(), limits)
+
+    @rule("registers", after="row_warps")
+    def _registers_fit_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return _lacks_registers(self.registers_of_rows(problem), self.row_warps * WARP, limits)
 
     @rule("layout", after="layout")
     def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         for head_dim in (problem.head_dim, problem.head_dim_v):
-            if self.layout != PADDED and self.tile(head_dim).period < 2:
+            if self.layout != PADDED and self.tile(head_dim, problem).period < 2:
                 return f"layout=swizzled: rows of {head_dim} columns have no power of two to XOR"
         return None
 
@@ -84,14 +91,15 @@ class RuledParameters(Parameters):
 
     @rule("occupancy", after="min_blocks")
     def _promised_blocks_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        threads = max(self.threads(), self.row_warps * WARP)
-        smem = max(self.smem_bytes(problem, limits), self.smem_bytes_of_rows(problem))
-        needed = self.registers(problem, limits)
-        room = limits.blocks_per_sm(threads, needed, smem)
-        if self.min_blocks > max(1, room):
-            return (
-                f"min_blocks={self.min_blocks}, but {smem} bytes and {needed} registers leave room for {room}"
-            )
+        blocks = [(self.threads(), self.registers(problem, limits), self.smem_bytes(problem, limits))]
+        if self.dq_path == LAUNCH:
+            of_rows = self.registers_of_rows(problem), self.smem_bytes_of_rows(problem)
+            blocks.append((self.row_warps * WARP, *of_rows))
+        for threads, needed, smem in blocks:
+            room = limits.blocks_per_sm(threads, needed, smem)
+            if self.min_blocks > max(1, room):
+                told = f"{threads} threads of {needed} registers and {smem} bytes"
+                return f"min_blocks={self.min_blocks}, but {told} leave room for {room}"
         return None
 
     @rule("short sequence", after="bc", advisory=True)
@@ -109,6 +117,14 @@ class RuledParameters(Parameters):
     @rule("short sequence", after="keys", advisory=True)
     def _passing_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return wasted("keys", self.keys, problem.seqlen_k)
+
+
+def _lacks_registers(needed: int, threads: int, limits: DeviceLimits) -> str | None:
+    """Why a block of so many threads cannot have so many registers each."""
+    allowed = min(limits.max_registers_per_thread, limits.registers_per_sm // threads // 8 * 8)
+    if needed > allowed:
+        return f"about {needed} per thread, {threads} threads allow {allowed}"
+    return None
 
 
 def _unsplit(name: str, rows: int, warps: int) -> str | None:

@@ -22,7 +22,7 @@ from ..gradient_work import (
     walk_of_rows,
 )
 from ..gradients import VECTOR_SUMS
-from ..mma.layouts import SWIZZLED, TILE_ROWS
+from ..mma.layouts import CHUNK_BYTES, SWIZZLED, TILE_ROWS
 from ..mma.work import ALU_PER_COPY, ALU_PER_SWIZZLE, ALU_PER_TILE, NARROW_COST, PADDED_PASSES, WIDE_FLOPS
 from .family import MmaBackward
 from .parameters import COLUMN_STEP
@@ -34,19 +34,23 @@ LANE_ROWS = 8
 @count_work.register
 def mma_backward_work(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> LaunchesWork:
     """Returns the work of a kernel of this family on a problem and a card."""
-    registers, moved = variant.registers(problem, limits), moved_by_statistics(problem)
+    registers, moved, split = variant.registers(problem, limits), moved_by_statistics(problem), 0
+    if problem.dtype == "f32":  # what passes by is read, and written in parts, by launches in front
+        gradients = problem.batch * problem.num_kv_heads * bytes_of_keys(problem, problem.seqlen_k)
+        split, moved = 2, moved + 2 * (moved_by_keys(problem) - gradients)
     of_keys = LaunchWork(
         _of_keys(variant, problem, limits), variant.threads(), variant.smem_bytes(problem, limits), registers
     )
     if columns := variant.summed_columns(problem):
-        return LaunchesWork((of_keys,), others=2, moved_bytes=moved + moved_by_sums(problem, columns))
+        moved += moved_by_sums(problem, columns)
+        return LaunchesWork((of_keys,), others=2 + split, moved_bytes=moved)
     of_rows = LaunchWork(
         _of_rows(variant, problem, limits),
         variant.row_warps * WARP,
         variant.smem_bytes_of_rows(problem),
-        registers,
+        variant.registers_of_rows(problem),
     )
-    return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved)
+    return LaunchesWork((of_rows, of_keys), others=1 + split, moved_bytes=moved)
 
 
 def _of_keys(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> BlockWork:
@@ -65,7 +69,7 @@ def _of_keys(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> Bl
     block = BlockWork(
         once=_moved(variant, problem, 2 * bytes_of_keys(problem, variant.bc)),
         per_tile=per_tile + Counts(barriers=int(variant.weights_kept > 0)),
-        per_warp_tile=compute,
+        per_warp_tile=_in_parts(problem, compute),
         walks=walk_of_keys(problem, variant.bc, br, warps),
         heads=problem.batch * problem.num_kv_heads,
         warps=warps,
@@ -85,7 +89,9 @@ def _of_rows(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> Bl
     block = BlockWork(
         once=_moved(variant, problem, bytes_of_rows(problem, variant.rows) + written),
         per_tile=_copied(variant, problem, bytes_of_keys(problem, variant.keys), limits),
-        per_warp_tile=compute + _sums(variant, variant.row_tiles, variant.keys, d, limits),
+        per_warp_tile=_in_parts(
+            problem, compute + _sums(variant, variant.row_tiles, variant.keys, d, limits)
+        ),
         walks=walk_of_rows(problem, variant.rows, variant.keys, variant.row_warps),
         heads=problem.batch * problem.num_q_heads,
         warps=variant.row_warps,
@@ -149,6 +155,14 @@ def _added_up(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> C
     return Counts(accesses=accesses, wavefronts=added / 128, l2_bytes=READS_PER_SUM * added)
 
 
+def _in_parts(problem: Problem, counts: Counts) -> Counts:
+    """The same where numbers are of two parts: three products of each two, twice the loads and the stores."""
+    if problem.dtype != "f32":
+        return counts
+    twice = counts + replace(counts, ffma=0.0, exp=0.0, products=0.0, tensor=0.0, shared_waits=0.0)
+    return replace(twice, products=3 * counts.products, tensor=3 * counts.tensor)
+
+
 def _multiplied(products: float, limits: DeviceLimits) -> Counts:
     """Products sixteen deep, or of two eight deep each."""
     cycles = products * 4 * WIDE_FLOPS / limits.mma_flops_per_sm
@@ -177,7 +191,9 @@ def _with_scores(
 
 def _copied(variant: MmaBackward, problem: Problem, tile_bytes: float, limits: DeviceLimits) -> Counts:
     """A tile that passes by, from global to shared memory: through registers where nothing else copies."""
-    copies = tile_bytes / (variant.access_width(problem) * ITEM_BYTES[problem.dtype] * WARP)
+    in_parts = problem.dtype == "f32"  # which fill whole chunks
+    width = CHUNK_BYTES if in_parts else variant.access_width(problem) * ITEM_BYTES[problem.dtype]
+    copies = tile_bytes / (width * WARP)
     passes = 1.0 if variant.layout == SWIZZLED else PADDED_PASSES
     return Counts(
         alu=ALU_PER_COPY * copies,

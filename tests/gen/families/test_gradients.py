@@ -94,13 +94,34 @@ WAYS: dict[str, tuple[Variant, Problem, str]] = {
         replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64),
         "t4",
     ),
+    "mma, float32 in parts": (TENSOR, PROBLEM, "a100"),
+    "mma, float32 in parts, wide rows": (
+        replace(TENSOR, br=32, column_warps=2, stages=1, rows=16, keys=16),
+        replace(PROBLEM, head_dim=200, head_dim_v=144),
+        "h200",
+    ),
+    "mma, float32 in parts, sums in memory": (
+        replace(SUMMED, br=32, layout="swizzled"),
+        replace(PROBLEM, head_dim=64, head_dim_v=33),
+        "h200",
+    ),
+    "mma, float32 in parts, columns shared, sums in memory": (
+        replace(SUMMED, bc=64, br=32, column_warps=2),
+        replace(PROBLEM, head_dim=48, head_dim_v=80),
+        "a100",
+    ),
+    "mma, float32 in parts, products eight deep": (
+        TENSOR,
+        replace(PROBLEM, head_dim=7, head_dim_v=24),
+        "t4",
+    ),
     "mma, odd columns": (TENSOR, replace(PROBLEM, dtype="bf16", head_dim=33, head_dim_v=7), "a100"),
 }
 SCORED = [
     (way, name)
     for name in SCORINGS
     if name != "plain"
-    for way in ("simt", "mma", "mma, four sums at once, columns shared")
+    for way in ("simt", "mma", "mma, four sums at once, columns shared", "mma, float32 in parts")
 ]
 
 
@@ -117,7 +138,7 @@ def check(kernel: Kernel, *, depth="quick", sanitize: bool = False, seed: int = 
 
 @needs_compiler
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("way", sampled(WAYS, 2))
+@pytest.mark.parametrize("way", sampled(WAYS, 2, thorough=10))
 def test_gradients_are_those_of_float64(way: str, causal: bool) -> None:
     kernel = kernel_of(way, causal=causal)
     assert 0.0 < check(kernel) < kernel.problem.tolerance
@@ -140,7 +161,7 @@ def test_masks_and_changes_of_scores_are_differentiated(way: str, name: str) -> 
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(WAYS, 1))
+@pytest.mark.parametrize("way", sampled(WAYS, 1, thorough=5))
 def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
     check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
 
@@ -161,14 +182,14 @@ def differentiate(way: str, rows: int = 70, keys: int = 90):
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", ["simt", "mma"])
+@pytest.mark.parametrize("way", sampled(["simt", "mma", "mma, float32 in parts"], 2))
 def test_every_run_has_the_same_bits(way: str) -> None:
     (first, _), (second, _) = differentiate(way), differentiate(way)
     assert all(first[name].tobytes() == second[name].tobytes() for name in ("dq", "dk", "dv"))
 
 
 @needs_compiler
-@pytest.mark.parametrize(("way", "share"), [("simt", 5e-6), ("mma", 1e-2)])
+@pytest.mark.parametrize(("way", "share"), [("simt", 5e-6), ("mma", 1e-2), ("mma, float32 in parts", 5e-6)])
 def test_gradients_are_within_such_a_share_of_each_head(way: str, share: float) -> None:
     found, wanted = differentiate(way, rows=130, keys=260)
     for name, each in wanted.items():
@@ -216,10 +237,15 @@ def _slope(total: Callable[..., float], inputs: tuple[np.ndarray, ...], place: i
             ("simt", "key >= seen.begin && key < seen.end", "key >= seen.begin"),
             ("mma", "if (is_partial(args, batch, first, ", "if (false && is_partial(args, batch, first, "),
             ("simt", "first_row -= first_row % kBr", "first_row += kBr - first_row % kBr"),
-            ("mma", "n % of_head * kPassingRows, stage", "n * kPassingRows, stage"),
+            ("mma", ": Walk{head + 1, first_row}", ": Walk{head, first_row}"),
             ("mma", "kInfinity : lse * kLog2e", "kInfinity : lse"),
+            ("mma, sums in memory", "(tile + 1LL) * kBlockSums : num_query_sums(args)", "0LL : 0LL"),
+            ("mma, four sums at once, columns shared", "warp % kSumWarps * 16", "warp % kSumWarps * 8"),
+            ("mma, float32 in parts", "weights.small[i][u], b + 2 * j", "weights.big[i][u], b_small + 2 * j"),
+            ("mma, float32 in parts", "fmaf(weights.units[i][e % 4 / 2]", "fmaf(weights.units[i][0]"),
         ],
         4,
+        thorough=10,
     ),
 )
 def test_mistakes_are_found(way: str, right: str, wrong: str) -> None:
@@ -275,7 +301,10 @@ def test_kernels_build_without_spills(card: str, tmp_path: Path, monkeypatch: py
     plain = Problem(backward=True, causal=True)
     built = [(SimtBackward(br=32, bc=32, threads_per_block=128), plain)]
     if limits.arch >= 80:
-        built.append((MmaBackward(br=32), replace(plain, dtype="bf16", head_dim=128, head_dim_v=128)))
+        wide = replace(plain, dtype="bf16", head_dim=128, head_dim_v=128)
+        built.append((MmaBackward(br=32), wide))
+        built.append((MmaBackward(column_warps=2, dq_path="atomics"), wide))
+        built.append((MmaBackward(br=32, keys=32, dq_path="launch"), plain))
     for variant, problem in built:
         build = toolchain.build(render(variant, problem, limits))
         assert 0 < build.registers <= 255 and build.spill_bytes == 0

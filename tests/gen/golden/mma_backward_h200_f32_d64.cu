@@ -1,0 +1,966 @@
+// attention_f32_d64_backward: gradients of flash attention, f32, head dim 64, tuned without a causal mask.
+//
+// dq, dk and dv of o = softmax(scale * q k^T) v, from dout, o and the log-sum-exp of each row, and from dlse, the gradient of
+// that, where it is not null. Tensors are (batch, heads, seqlen, head_dim) by strides with a contiguous head dim; a causal
+// mask is aligned bottom-right; several query heads may share one key/value head, whose gradients are sums over them.
+// Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma-backward:
+//   bc = 64                    keys that a block keeps, whose gradients it makes
+//   br = 32                    query rows that pass by them
+//   key_warps = 4              warps of such a block, which share its keys
+//   column_warps = 1           warps with the same keys, which take columns of their gradients each
+//   dq_path = atomics          who makes queries' gradients: a launch of its own, or blocks of keys by atomic sums
+//   rows = 64                  query rows that a block of the other launch keeps
+//   keys = 64                  keys that pass by them
+//   row_warps = 4              warps of such a block, which share its rows
+//   layout = swizzled          how rows in shared memory avoid bank conflicts
+//   stages = 2                 tiles that pass by in shared memory
+//   min_blocks = 1             blocks per SM the compiler must leave registers for
+
+#include <cuda_fp16.h>
+
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements; lse and dlse are contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* o;
+  const float* dout;
+  const float* lse;
+  const float* dlse;
+  float* dq;
+  float* dk;
+  float* dv;
+  float* workspace;  // for what launches leave each other
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  long long dout_stride_batch, dout_stride_head, dout_stride_row;
+  long long dq_stride_batch, dq_stride_head, dq_stride_row;
+  long long dk_stride_batch, dk_stride_head, dk_stride_row;
+  long long dv_stride_batch, dv_stride_head, dv_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+constexpr int kD = 64, kDv = 64;  // head dims of keys and of values
+constexpr int kVec = 4;  // elements per access of global memory
+
+constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
+constexpr int kPassingRows = 32;  // query rows that pass by them at a time
+constexpr int kThreads = 128;
+constexpr int kSumWarps = 1, kSumColumnWarps = 4;  // warps along rows and columns of the queries' gradients
+constexpr int kStages = 2;  // tiles that pass by in shared memory
+constexpr int kStatisticsRows = 8, kStatisticsThreads = 256;
+constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
+
+// Columns in whole steps of products, and elements from one row in shared memory to the next.
+constexpr int kColumns = 64, kColumnsV = 64;
+constexpr int kStride = 128, kStrideV = 128;
+constexpr int kWeightStride = 64;  // between keys' weights of the rows that pass by
+using Operand = __half;
+// float32 is brought into the range of f16 by powers of two, its units: each row of an array has its own, behind its parts,
+// in which its largest element is between 2^12 and 2^13.
+constexpr int kTopExponent = 12;
+constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
+constexpr int kUnitWords = 4;  // of 32 bits, from the end of a row's parts to the next row
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+// Keys and values, and of the query rows that pass by what is known of them.
+struct SharedStorage {
+  alignas(16) Operand k[kBc * kStride], v[kBc * kStrideV];
+  alignas(16) Operand q[kStages][kPassingRows * kStride], out_gradient[kStages][kPassingRows * kStrideV];
+  alignas(16) Operand row_gradients[kBc * kWeightStride];  // of scores, too, in units of rows
+  float row_units[4][kPassingRows];
+  alignas(16) float lse[kStages][kPassingRows], delta[kStages][kPassingRows];
+  alignas(16) float q_unit[kStages][kPassingRows], out_unit[kStages][kPassingRows];
+};
+
+static_assert(sizeof(SharedStorage) == 75264, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// D += A B for one warp: A is 16 x 16 by rows, B is 16 x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Adds four numbers to neighbours in global memory, whoever else adds to them; nobody waits for what they were.
+__device__ __forceinline__ void add_to_sums(float* sums, const float (&x)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(sums)), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
+#endif
+
+// What a row sees of the keys ends there.
+__device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, int row) {
+  return kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+}
+
+__device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) { return 0; }
+
+// What a row sees of the keys, a predicate aside: none where it is not there.
+struct KeyRange {
+  int begin, end;
+};
+__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
+  if (row >= args.seqlen_q) return {0, 0};
+  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
+}
+
+// The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
+__device__ __forceinline__ void find_rows(
+    const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
+  int below = 0, above = args.seqlen_q;
+  while (below < above) {  // the first row that does not end before them
+    const int middle = below + (above - below) / 2;
+    if (end_key_of(args, batch, middle) > first_key) above = middle; else below = middle + 1;
+  }
+  first_row = below;
+  above = args.seqlen_q;
+  while (below < above) {  // and the first that begins behind them
+    const int middle = below + (above - below) / 2;
+    if (first_key_of(args, batch, middle) >= end_key) above = middle; else below = middle + 1;
+  }
+  end_row = below;
+}
+
+// Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
+// scores' gradients are less by.
+__device__ __forceinline__ float* lse_of(const AttentionArgs& args, int batch, int head) {
+  return args.workspace + (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q;
+}
+__device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch, int head) {
+  return lse_of(args, batch, head) + ((static_cast<long long>(args.batch)) * args.num_q_heads * args.seqlen_q + 63) / 64 * 64;
+}
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
+__device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
+  return (args.seqlen_q + 15) / 16 * (16LL * 64);
+}
+__device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  return args.workspace + (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+         (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+         (static_cast<long long>(batch) * args.num_q_heads + head) * num_query_sums(args);
+}
+// Where a tile of them begins for a lane, whose next numbers are neighbours.
+__device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int column_tile) {
+  const int lane = threadIdx.x % 32;
+  return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
+}
+
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
+}
+
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  constexpr unsigned kLeast = __builtin_bit_cast(unsigned, kLeastUnit);
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, kLeast + kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+// Where elements of tiles lie: of queries and keys, and of values and outputs.
+struct OfKeys {
+  static constexpr int kRowStride = kStride;
+  static __device__ __forceinline__ int at(int row, int x) {
+    // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+    return row * kRowStride + (x ^ (row % 8 * 8));
+  }
+};
+struct OfValues {
+  static constexpr int kRowStride = kStrideV;
+  static __device__ __forceinline__ int at(int row, int x) {
+    // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+    return row * kRowStride + (x ^ (row % 8 * 8));
+  }
+};
+
+struct OfWeights {
+  static constexpr int kRowStride = kWeightStride;
+  static __device__ __forceinline__ int at(int row, int x) {
+    // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+    return row * kRowStride + (x ^ (row % 8 * 8));
+  }
+};
+
+// Rows of a head in parts, and their units, each so many words from the next.
+__device__ __forceinline__ Operand* queries_of(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  float* const parts = args.workspace + (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64;
+  return reinterpret_cast<Operand*>(
+      parts + (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q * (kColumns + kUnitWords));
+}
+__device__ __forceinline__ const float* query_units_of(const AttentionArgs& args, int batch, int head) {
+  return reinterpret_cast<const float*>(queries_of(args, batch, head)) + kColumns;
+}
+__device__ __forceinline__ Operand* outputs_of(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  float* const parts = args.workspace + (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q * 68 + 63) / 64 * 64;
+  return reinterpret_cast<Operand*>(
+      parts + (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q * (kColumnsV + kUnitWords));
+}
+__device__ __forceinline__ const float* output_units_of(const AttentionArgs& args, int batch, int head) {
+  return reinterpret_cast<const float*>(outputs_of(args, batch, head)) + kColumnsV;
+}
+__device__ __forceinline__ Operand* keys_of_head(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  float* const parts = args.workspace + (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q * 68 + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q * 68 + 63) / 64 * 64;
+  return reinterpret_cast<Operand*>(
+      parts + (static_cast<long long>(batch) * args.num_kv_heads + head) * args.seqlen_k * (kColumns + kUnitWords));
+}
+__device__ __forceinline__ const float* key_units_of(const AttentionArgs& args, int batch, int head) {
+  return reinterpret_cast<const float*>(keys_of_head(args, batch, head)) + kColumns;
+}
+__device__ __forceinline__ Operand* values_of_head(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  float* const parts = args.workspace + (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q * 68 + 63) / 64 * 64 +
+                       (batches * args.num_q_heads * args.seqlen_q * 68 + 63) / 64 * 64 +
+                       (batches * args.num_kv_heads * args.seqlen_k * 68 + 63) / 64 * 64;
+  return reinterpret_cast<Operand*>(
+      parts + (static_cast<long long>(batch) * args.num_kv_heads + head) * args.seqlen_k * (kColumnsV + kUnitWords));
+}
+__device__ __forceinline__ const float* value_units_of(const AttentionArgs& args, int batch, int head) {
+  return reinterpret_cast<const float*>(values_of_head(args, batch, head)) + kColumnsV;
+}
+
+// Starts copying rows [first, first + kRows) of kWidth columns in parts; rows from `end` on become zeros.
+template <typename Place, int kRows, int kWidth, int kBlock>
+__device__ __forceinline__ void copy_tile(Operand* tile, const Operand* rows, int first, int end) {
+  constexpr int kAcross = kWidth / 4, kTogether = kAcross < kBlock ? kAcross : kBlock, kRowStep = kBlock / kTogether;
+  constexpr int kPasses = (kAcross + kTogether - 1) / kTogether;  // across a row
+  const int own_row = threadIdx.x / kTogether, own_x = threadIdx.x % kTogether;
+#pragma unroll 8
+  for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep * kPasses; ++i) {
+    const int row = own_row + i / kPasses * kRowStep, x = (own_x + i % kPasses * kTogether) * 8;
+    if (kBlock % kTogether != 0 && own_row >= kRowStep) break;
+    if (kRows % kRowStep != 0 && row >= kRows) break;
+    if (kAcross % kTogether != 0 && x >= kAcross * 8) continue;
+    const bool inside = first + row < end;
+    const Operand* const source = rows + (first + row) * (2LL * (kWidth + kUnitWords)) + x;
+    copy_async<16>(tile + Place::at(row, x), source, inside);
+  }
+}
+
+// Starts copying one number of each of rows [first, first + kRows), which are so many words apart, zeros from `end` on.
+template <int kRows, int kBlock, int kApart = 1>
+__device__ __forceinline__ void copy_numbers(float* tile, const float* numbers, int first, int end) {
+  for (int i = threadIdx.x; i < kRows; i += kBlock) {
+    const bool inside = first + i < end;
+    const float* const source = numbers + (inside ? static_cast<long long>(first + i) * kApart : 0);
+    copy_async<4>(tile + i, source, inside);
+  }
+}
+
+// Products of a warp's rows, from `own` on, with those that pass by, over all columns. What two steps add is summed apart,
+// since accumulators cut off what they cannot hold.
+template <typename Place, int kRowTiles, int kTiles, int kDepth>
+__device__ __forceinline__ void multiply(
+    float (&s)[kRowTiles][kTiles][4], const Operand* stay, int own, const Operand* pass) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int first = 0; first < kDepth; first += 32) {
+    constexpr int kSteps = 2;
+    const int steps = min(kSteps, (kDepth - first) / 16);
+    unsigned a[kSteps][kRowTiles][4], a_small[kSteps][kRowTiles][4];
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const int x = first + step * 16 + lane / 16 * 8;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        ldmatrix_x4(a[step][i], stay + Place::at(own + 16 * i + lane % 16, x));
+        ldmatrix_x4(a_small[step][i], stay + Place::at(own + 16 * i + lane % 16, kDepth + x));
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; t += 2) {
+      float added[kRowTiles][2][4] = {};
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        const int row = t * 8 + lane / 16 * 8 + lane % 8, x = first + step * 16 + lane / 8 % 2 * 8;
+        unsigned b[4], b_small[4];  // of two tiles of eight
+        ldmatrix_x4(b, pass + Place::at(row, x));
+        ldmatrix_x4(b_small, pass + Place::at(row, kDepth + x));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+            mma_m16n8k16_f16(added[i][j], a_small[step][i], b + 2 * j);
+            mma_m16n8k16_f16(added[i][j], a[step][i], b_small + 2 * j);
+            mma_m16n8k16_f16(added[i][j], a[step][i], b + 2 * j);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) s[i][t + e / 4][e % 4] += added[i][e / 4][e % 4];
+      }
+    }
+  }
+}
+
+// A warp's weights as left operands in parts: rows are what it keeps, columns what passes by, in shares. In each share each
+// row has a unit of its own.
+template <int kRowTiles, int kSteps, int kShares>
+struct Weights {
+  unsigned big[kRowTiles][kSteps][4], small[kRowTiles][kSteps][4];
+  float units[kRowTiles][2][kShares];
+};
+
+// Splits weights as the products left them.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ Weights<kRowTiles, kTiles / 2, 1> split_weights(const float (&s)[kRowTiles][kTiles][4]) {
+  Weights<kRowTiles, kTiles / 2, 1> weights;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) largest = fmaxf(largest, fmaxf(fabsf(s[i][t][2 * h]), fabsf(s[i][t][2 * h + 1])));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      const float unit = unit_of(largest), factor = inverse_of(unit);
+      weights.units[i][h][0] = unit;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const Parts both = split(s[i][t][2 * h] * factor, s[i][t][2 * h + 1] * factor);
+        weights.big[i][t / 2][t % 2 * 2 + h] = both.big;
+        weights.small[i][t / 2][t % 2 * 2 + h] = both.small;
+      }
+    }
+  }
+  return weights;
+}
+
+// Adds to a warp's rows what passes by, times its weights. What a tile adds is summed apart.
+template <typename Place, int kWidth, int kAll, int kRowTiles, int kSteps, int kShares>
+__device__ __forceinline__ void accumulate(
+    float (&sum)[kRowTiles][kWidth / 8][4], const Weights<kRowTiles, kSteps, kShares>& weights, const Operand* pass) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kWidth / 8; n += 2) {
+#pragma unroll
+    for (int share = 0; share < kShares; ++share) {
+      float added[kRowTiles][2][4] = {};
+#pragma unroll
+      for (int u = share * kSteps / kShares; u < (share + 1) * kSteps / kShares; ++u) {
+        const int row = u * 16 + lane % 16, x = n * 8 + lane / 16 * 8;
+        unsigned b[4], b_small[4];
+        ldmatrix_x4_trans(b, pass + Place::at(row, x));
+        ldmatrix_x4_trans(b_small, pass + Place::at(row, kAll + x));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+            mma_m16n8k16_f16(added[i][j], weights.small[i][u], b + 2 * j);
+            mma_m16n8k16_f16(added[i][j], weights.big[i][u], b_small + 2 * j);
+            mma_m16n8k16_f16(added[i][j], weights.big[i][u], b + 2 * j);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          float& total = sum[i][n + e / 4][e % 4];
+          total = fmaf(weights.units[i][e % 4 / 2][share], added[i][e / 4][e % 4], total);
+        }
+      }
+    }
+  }
+}
+
+// Lays a warp's gradients of scores, times units of keys, to where all warps see them, in units of its own for each row.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void put_gradients(
+    Operand* tile, float (&units)[kPassingRows], const float (&gradient)[kRowTiles][kTiles][4],
+    const float (&k_unit)[kRowTiles][2], int own, int own_row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int row = own_row + t * 8 + lane % 4 * 2;
+    float factors[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        largest = fmaxf(largest, fabsf(gradient[i / 2][t][i % 2 * 2 + e] * k_unit[i / 2][i % 2]));
+      }
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+      }
+      const float unit = unit_of(largest);
+      factors[e] = inverse_of(unit);
+      if (lane < 4) units[row + e] = unit;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      const int key = own + 8 * i + lane / 4;
+      const float* const pair = gradient[i / 2][t] + i % 2 * 2;
+      const float of_key = k_unit[i / 2][i % 2];
+      const Parts both = split(pair[0] * of_key * factors[0], pair[1] * of_key * factors[1]);
+      *reinterpret_cast<unsigned*>(tile + OfWeights::at(key, row)) = both.big;
+      *reinterpret_cast<unsigned*>(tile + OfWeights::at(key, kPassingRows + row)) = both.small;
+    }
+  }
+}
+
+// Adds what the block's keys make of the gradients of the query rows from `first` on, of which there are none from `end`
+// on, to the sums of all blocks: each warp some tiles of it.
+template <int kKeyGroups>
+__device__ __forceinline__ void add_queries(
+    float* sums, const Operand* gradients, const float (&units)[kKeyGroups][kPassingRows], const Operand* keys, int warp,
+    int first, int end) {
+  constexpr int kRowTiles = kPassingRows / (16 * kSumWarps);
+  constexpr int kSteps = (kColumns / 16 + kSumColumnWarps - 1) / kSumColumnWarps;
+  const int lane = threadIdx.x % 32, own_row = warp % kSumWarps * 16 * kRowTiles, own_step = warp / kSumWarps * kSteps;
+  float sum[kRowTiles][2 * kSteps][4] = {};
+#pragma unroll 1  // else too much is read ahead
+  for (int group = 0; group < kKeyGroups; ++group) {
+    float added[kRowTiles][2 * kSteps][4] = {};
+#pragma unroll
+    for (int key = group * (kBc / kKeyGroups); key < (group + 1) * (kBc / kKeyGroups); key += 16) {
+      unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        const int row = own_row + 16 * i + lane / 8 % 2 * 8;
+        ldmatrix_x4_trans(a[i], gradients + OfWeights::at(key + lane / 16 * 8 + lane % 8, row));
+        ldmatrix_x4_trans(a_small[i], gradients + OfWeights::at(key + lane / 16 * 8 + lane % 8, kPassingRows + row));
+      }
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) {
+        const int x = (own_step + n) * 16 + lane / 16 * 8;
+        unsigned b[4], b_small[4];
+        ldmatrix_x4_trans(b, keys + OfKeys::at(key + lane % 16, x));
+        ldmatrix_x4_trans(b_small, keys + OfKeys::at(key + lane % 16, kColumns + x));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+            mma_m16n8k16_f16(added[i][2 * n + j], a_small[i], b + 2 * j);
+            mma_m16n8k16_f16(added[i][2 * n + j], a[i], b_small + 2 * j);
+            mma_m16n8k16_f16(added[i][2 * n + j], a[i], b + 2 * j);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float unit = units[group][own_row + 16 * i + lane / 4 + 8 * h];
+#pragma unroll
+        for (int n = 0; n < 2 * kSteps; ++n) {
+          sum[i][n][2 * h] = fmaf(unit, added[i][n][2 * h], sum[i][n][2 * h]);
+          sum[i][n][2 * h + 1] = fmaf(unit, added[i][n][2 * h + 1], sum[i][n][2 * h + 1]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    const int row = first + own_row + 16 * i;
+    if (row >= end) break;
+#pragma unroll
+    for (int n = 0; n < 2 * kSteps; ++n) {
+      float* const place = query_sum_at(sums, row / 16, 2 * own_step + n);
+      add_to_sums(place, sum[i][n]);
+    }
+  }
+}
+
+// Writes a warp's rows, those before `end`, times a factor.
+template <int kWidth, int kRowTiles, int kFilled>
+__device__ __forceinline__ void write_rows(
+    Element* array, long long stride, int first_row, int end, const float (&sum)[kRowTiles][kFilled][4], float factor) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      Element* const target = array + row * stride;
+      if (row >= end) continue;
+#pragma unroll
+      for (int n = 0; n < kFilled; ++n) {
+        const int x = n * 8 + lane % 4 * 2;
+        const float first = sum[i][n][2 * h] * factor, second = sum[i][n][2 * h + 1] * factor;
+        if (x < kWidth) *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
+      }
+    }
+  }
+}
+
+// Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
+// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+template <bool masked>
+__device__ __forceinline__ void weigh(
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float scale, float lse, float delta) {
+  s = exp2f(fmaf(s, scale, -lse));
+  if (masked) {
+    const bool sees_key = key >= seen.begin && key < seen.end;
+    s = sees_key ? s : 0.0f;
+  }
+  gradient = s * (gradient - delta);
+  if (masked) gradient = s == 0.0f ? 0.0f : gradient;
+}
+
+// A truth that is known when a kernel is built.
+template <bool is_true>
+struct Constant {
+  static constexpr bool value = is_true;
+};
+
+// Whether some of the rows [first_row, end_row) do not see some of the keys [first_key, end_key), or are not there.
+__device__ __forceinline__ bool is_partial(
+    const AttentionArgs& args, int batch, int first_row, int end_row, int first_key, int end_key) {
+  return end_row > args.seqlen_q || first_key_of(args, batch, end_row - 1) > first_key ||
+         end_key_of(args, batch, first_row) < end_key;
+}
+
+// Where a block is among the rows of heads that pass by its keys.
+struct Walk {
+  int head, first;
+  // The next tile, of this head or of the next one.
+  __device__ __forceinline__ Walk next(int first_row, int end_row) const {
+    return first + kPassingRows < end_row ? Walk{head, first + kPassingRows} : Walk{head + 1, first_row};
+  }
+};
+
+// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; a warp does a row.
+extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
+    attention_f32_d64_backward_statistics(const AttentionArgs args) {
+  const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
+  constexpr int kBlockSums = kStatisticsRows * 64;
+  float* const sums = query_sums_of(args, batch, head);
+  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
+  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
+    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  if (row >= args.seqlen_q) return;
+  const float* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
+  const float* gradient =
+      args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
+  float sum = 0.0f;
+  for (int x = lane; x < kDv; x += 32) sum = fmaf(o[x], gradient[x], sum);
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  if (lane != 0) return;
+  const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
+  const float lse = args.lse[place];
+  lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+  delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+}
+
+// Splits a row of kWidth numbers, a warp together: its big parts, its small ones, and its unit.
+template <int kWidth, int kFilled>
+__device__ __forceinline__ void split_row(Operand* parts, const Element* row) {
+  constexpr int kPairs = (kFilled + 63) / 64;
+  const int lane = threadIdx.x % 32;
+  float first[kPairs], second[kPairs], largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int x = 64 * i + 2 * lane;
+    first[i] = x < kWidth ? row[x] : 0.0f;
+    second[i] = x + 1 < kWidth ? row[x + 1] : 0.0f;
+    largest = fmaxf(largest, fmaxf(fabsf(first[i]), fabsf(second[i])));
+  }
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  }
+  const float unit = unit_of(largest), factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int x = 64 * i + 2 * lane;
+    if (x >= kFilled) break;
+    const Parts both = split(first[i] * factor, second[i] * factor);
+    *reinterpret_cast<unsigned*>(parts + x) = both.big;
+    *reinterpret_cast<unsigned*>(parts + kFilled + x) = both.small;
+  }
+  if (lane == 0) reinterpret_cast<float*>(parts)[kFilled] = unit;
+}
+
+// Splits queries and gradients of outputs; a warp does a row.
+extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
+    attention_f32_d64_backward_query_parts(const AttentionArgs args) {
+  const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32;
+  if (row >= args.seqlen_q) return;
+  split_row<kD, kColumns>(
+      queries_of(args, batch, head) + 2LL * row * (kColumns + kUnitWords),
+      args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row);
+  split_row<kDv, kColumnsV>(
+      outputs_of(args, batch, head) + 2LL * row * (kColumnsV + kUnitWords),
+      args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row);
+}
+
+// Splits keys and values; a warp does a row.
+extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
+    attention_f32_d64_backward_key_parts(const AttentionArgs args) {
+  const int tiles = (args.seqlen_k + kStatisticsRows - 1) / kStatisticsRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32;
+  if (row >= args.seqlen_k) return;
+  split_row<kD, kColumns>(
+      keys_of_head(args, batch, head) + 2LL * row * (kColumns + kUnitWords),
+      args.k + batch * args.k_stride_batch + head * args.k_stride_head + row * args.k_stride_row);
+  split_row<kDv, kColumnsV>(
+      values_of_head(args, batch, head) + 2LL * row * (kColumnsV + kUnitWords),
+      args.v + batch * args.v_stride_batch + head * args.v_stride_head + row * args.v_stride_row);
+}
+
+// Gradients of keys and values: the block keeps kBc of them, each warp its own, and the rows that see some pass by.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_d64_backward_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  constexpr int kRowTiles = kBc / (kThreads / 2), kTiles = kPassingRows / 8;
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
+  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const int end_key = min(first_key + kBc, args.seqlen_k), lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), own = warp * 16 * kRowTiles;  // the warp's first key here
+  int first_row, end_row;
+  find_rows(args, batch, first_key, end_key, first_row, end_row);
+  first_row -= first_row % kPassingRows;
+  // Tiles of rows of all heads that share the keys, one head behind the other.
+  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  const int count = of_head * group;
+  Walk current = {kv_head * group, first_row}, copied = current;
+  const auto copy_rows = [&](int n) {
+    const int head = copied.head, first = copied.first, stage = n % kStages;
+    copied = copied.next(first_row, end_row);
+    copy_tile<OfKeys, kPassingRows, kColumns, kThreads>(smem.q[stage], queries_of(args, batch, head), first, args.seqlen_q);
+    copy_tile<OfValues, kPassingRows, kColumnsV, kThreads>(
+        smem.out_gradient[stage], outputs_of(args, batch, head), first, args.seqlen_q);
+    copy_numbers<kPassingRows, kThreads>(smem.lse[stage], lse_of(args, batch, head), first, args.seqlen_q);
+    copy_numbers<kPassingRows, kThreads>(smem.delta[stage], delta_of(args, batch, head), first, args.seqlen_q);
+    copy_numbers<kPassingRows, kThreads, kColumns + kUnitWords>(
+        smem.q_unit[stage], query_units_of(args, batch, head), first, args.seqlen_q);
+    copy_numbers<kPassingRows, kThreads, kColumnsV + kUnitWords>(
+        smem.out_unit[stage], output_units_of(args, batch, head), first, args.seqlen_q);
+  };
+  copy_tile<OfKeys, kBc, kColumns, kThreads>(smem.k, keys_of_head(args, batch, kv_head), first_key, end_key);
+  copy_tile<OfValues, kBc, kColumnsV, kThreads>(smem.v, values_of_head(args, batch, kv_head), first_key, end_key);
+  if (count > 0) copy_rows(0);
+  __pipeline_commit();
+  const float scale = args.scale * kLog2e;
+  float k_unit[kRowTiles][2], v_unit[kRowTiles][2];
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const long long key = min(first_key + own + 8 * i + lane / 4, args.seqlen_k - 1);
+    k_unit[i / 2][i % 2] = key_units_of(args, batch, kv_head)[key * (kColumns + kUnitWords)];
+    v_unit[i / 2][i % 2] = value_units_of(args, batch, kv_head)[key * (kColumnsV + kUnitWords)];
+  }
+  float sum_k[kRowTiles][kColumns / 8][4] = {}, sum_v[kRowTiles][kColumnsV / 8][4] = {};
+  for (int n = 0; n < count; ++n) {
+    __pipeline_wait_prior(0);
+    __syncthreads();  // this tile is there, and no warp needs the one before it
+    if (n + 1 < count) copy_rows(n + 1);
+    __pipeline_commit();
+    const int head = current.head, first = current.first, stage = n % kStages;
+    current = current.next(first_row, end_row);
+    float s[kRowTiles][kTiles][4], gradient[kRowTiles][kTiles][4];
+    multiply<OfKeys, kRowTiles, kTiles, kColumns>(s, smem.k, own, smem.q[stage]);
+    multiply<OfValues, kRowTiles, kTiles, kColumnsV>(gradient, smem.v, own, smem.out_gradient[stage]);
+    const auto weigh_all = [&](auto masked) {
+      constexpr bool kMasked = decltype(masked)::value;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const int column = t * 8 + lane % 4 * 2;
+        const float2 lse = *reinterpret_cast<const float2*>(smem.lse[stage] + column);
+        const float2 delta = *reinterpret_cast<const float2*>(smem.delta[stage] + column);
+        const float2 q_unit = *reinterpret_cast<const float2*>(smem.q_unit[stage] + column);
+        const float2 out_unit = *reinterpret_cast<const float2*>(smem.out_unit[stage] + column);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int row = first + column + e;
+          const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const int key = first_key + own + 16 * i + lane / 4 + 8 * h;
+              float& weight = s[i][t][2 * h + e];
+              float& of_score = gradient[i][t][2 * h + e];
+              weight *= (e ? q_unit.y : q_unit.x) * k_unit[i][h];
+              of_score *= (e ? out_unit.y : out_unit.x) * v_unit[i][h];
+              weigh<kMasked>(weight, of_score, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
+                             e ? delta.y : delta.x);
+              // In the units of what they will be multiplied by: gradients of scores once those of queries have them.
+              weight *= e ? out_unit.y : out_unit.x;
+            }
+          }
+        }
+      }
+    };
+    if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+      weigh_all(Constant<true>{});
+    } else {
+      weigh_all(Constant<false>{});
+    }
+    put_gradients(smem.row_gradients, smem.row_units[warp], gradient, k_unit, own, 0);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const float2 q_unit = *reinterpret_cast<const float2*>(smem.q_unit[stage] + t * 8 + lane % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) gradient[i][t][e] *= e % 2 ? q_unit.y : q_unit.x;
+      }
+    }
+    accumulate<OfValues, kColumnsV, kColumnsV>(sum_v, split_weights(s), smem.out_gradient[stage]);
+    accumulate<OfKeys, kColumns, kColumns>(sum_k, split_weights(gradient), smem.q[stage]);
+    __syncthreads();
+    add_queries(
+        query_sums_of(args, batch, head), smem.row_gradients, smem.row_units, smem.k, warp, first, args.seqlen_q);
+  }
+  __pipeline_wait_prior(0);
+  write_rows<kD>(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
+                 end_key, sum_k, args.scale);
+  write_rows<kDv>(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row,
+                  first_key + own, end_key, sum_v, 1.0f);
+}
+
+// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
+extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
+    attention_f32_d64_backward_postprocess(const AttentionArgs args) {
+  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
+  if (16 * row_tile >= args.seqlen_q) return;
+  float* const sums = query_sums_of(args, batch, head);
+  float sum[1][kColumns / 8][4];
+#pragma unroll
+  for (int x = 0; x < kColumns / 8; ++x) {
+    const float* const place = query_sum_at(sums, row_tile, x);
+    const float4 of_lane = *reinterpret_cast<const float4*>(place);
+    sum[0][x][0] = of_lane.x, sum[0][x][1] = of_lane.y, sum[0][x][2] = of_lane.z, sum[0][x][3] = of_lane.w;
+  }
+  write_rows<kD>(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row, 16 * row_tile,
+                 args.seqlen_q, sum, args.scale);
+}
+
+#ifndef __CUDACC_RTC__
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_f32_d64_backward_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long num_q_heads = args->num_q_heads, seqlen_k = args->seqlen_k;
+  const long long seqlen_q = args->seqlen_q;
+  return 4 * ((batch * num_q_heads * seqlen_q + 63) / 64 * 64 +
+              (batch * num_q_heads * seqlen_q + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * seqlen_q * 68 + 63) / 64 * 64 +
+              (batch * num_q_heads * seqlen_q * 68 + 63) / 64 * 64 +
+              (batch * num_kv_heads * seqlen_k * 68 + 63) / 64 * 64 +
+              (batch * num_kv_heads * seqlen_k * 68 + 63) / 64 * 64);
+}
+
+static int launch_statistics(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kStatisticsRows - 1) / kStatisticsRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_backward_statistics, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64_backward_statistics, dim3(unsigned(blocks)), dim3(256), parameters,
+                          smem_bytes, stream);
+}
+
+static int launch_query_parts(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kStatisticsRows - 1) / kStatisticsRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_backward_query_parts, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64_backward_query_parts, dim3(unsigned(blocks)), dim3(256), parameters,
+                          smem_bytes, stream);
+}
+
+static int launch_key_parts(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  const long long blocks = (seqlen_k + kStatisticsRows - 1) / kStatisticsRows * num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_backward_key_parts, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64_backward_key_parts, dim3(unsigned(blocks)), dim3(256), parameters,
+                          smem_bytes, stream);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  const long long blocks = (seqlen_k + kBc - 1) / kBc * num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64_backward_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+
+static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64_backward_postprocess, dim3(unsigned(blocks)), dim3(128), parameters,
+                          smem_bytes, stream);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_d64_backward(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row,
+                               args->dout_stride_batch, args->dout_stride_head, args->dout_stride_row,
+                               args->dq_stride_batch, args->dq_stride_head, args->dq_stride_row,
+                               args->dk_stride_batch, args->dk_stride_head, args->dk_stride_row,
+                               args->dv_stride_batch, args->dv_stride_head, args->dv_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o, args->dout, args->dq, args->dk, args->dv};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  if (const int status = launch_statistics(args, stream)) return status;
+  if (const int status = launch_query_parts(args, stream)) return status;
+  if (const int status = launch_key_parts(args, stream)) return status;
+  if (const int status = launch_kernel(args, stream)) return status;
+  if (const int status = launch_postprocess(args, stream)) return status;
+  return cudaSuccess;
+}
+#endif
