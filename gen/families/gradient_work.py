@@ -118,13 +118,6 @@ def moved_by_rows(problem: Problem) -> float:
     return _all_rows(problem) + _all_keys(problem) + problem.batch * problem.num_q_heads * gradients
 
 
-def moved_by_sums(problem: Problem, columns: int) -> float:
-    """Returns the bytes that the queries' gradients take where so many columns of them are added up in
-    memory: sums are cleared before, and afterwards read and written as gradients."""
-    rows = problem.batch * problem.num_q_heads * problem.seqlen_q
-    return rows * (2 * ITEM_BYTES["f32"] * columns + problem.head_dim * ITEM_BYTES[problem.dtype])
-
-
 def moved_by_statistics(problem: Problem) -> float:
     """Returns the bytes that the launch of the rows' statistics moves: outputs and their gradients, the
     log-sum-exp, and what it leaves."""
