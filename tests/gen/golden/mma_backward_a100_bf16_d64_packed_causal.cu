@@ -264,12 +264,17 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
 // zeros.
 template <typename Place, int kRows, int kWidth, int kFilled, int kBlock>
 __device__ __forceinline__ void copy_tile(Element* tile, Rows rows, int first, int end) {
-  constexpr int kAcross = kFilled / kVec;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * kAcross; i += kBlock) {
-    const int row = i / kAcross, x = i % kAcross * kVec;
+  constexpr int kAcross = kFilled / kVec, kTogether = kAcross < kBlock ? kAcross : kBlock, kRowStep = kBlock / kTogether;
+  constexpr int kPasses = (kAcross + kTogether - 1) / kTogether;  // across a row
+  const int own_row = threadIdx.x / kTogether, own_x = threadIdx.x % kTogether;
+#pragma unroll 8
+  for (int i = 0; i < (kRows + kRowStep - 1) / kRowStep * kPasses; ++i) {
+    const int row = own_row + i / kPasses * kRowStep, x = (own_x + i % kPasses * kTogether) * kVec;
+    if (kBlock % kTogether != 0 && own_row >= kRowStep) break;
+    if (kRows % kRowStep != 0 && row >= kRows) break;
+    if (kAcross % kTogether != 0 && x >= kAcross * kVec) continue;
     const bool inside = first + row < end && x < kWidth;
-    copy_vector(tile + Place::at(row, x), inside ? rows.first + (first + row) * rows.stride + x : rows.first, inside);
+    copy_vector(tile + Place::at(row, x), rows.first + (first + row) * rows.stride + x, inside);
   }
 }
 
@@ -396,6 +401,15 @@ __device__ __forceinline__ bool is_partial(
          end_key_of(args, batch, first_row) < end_key;
 }
 
+// Where a block is among the rows of heads that pass by its keys.
+struct Walk {
+  int head, first;
+  // The next tile, of this head or of the next one.
+  __device__ __forceinline__ Walk next(int first_row, int end_row) const {
+    return first + kPassingRows < end_row ? Walk{head, first + kPassingRows} : Walk{head + 1, first_row};
+  }
+};
+
 // Where a sequence is: within the arrays whatever the offsets say, and empty beyond the last.
 __device__ __forceinline__ Item find_sequence(const AttentionArgs& args, int sequence) {
   Item item{};
@@ -500,8 +514,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Tiles of rows of all heads that share the keys, one head behind the other.
   const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
   const int count = of_head * group;
+  Walk current = {kv_head * group, first_row}, copied = current;
   const auto copy_rows = [&](int n) {
-    const int head = kv_head * group + n / of_head, first = first_row + n % of_head * kPassingRows, stage = n % kStages;
+    const int head = copied.head, first = copied.first, stage = n % kStages;
+    copied = copied.next(first_row, end_row);
     copy_tile<OfKeys, kPassingRows, kD, kColumns, kThreads>(smem.q[stage], queries_of(args, batch, head), first, args.seqlen_q);
     copy_tile<OfValues, kPassingRows, kDv, kColumnsV, kThreads>(
         smem.out_gradient[stage], outputs_of(args, batch, head), first, args.seqlen_q);
@@ -519,7 +535,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();  // this tile is there, and no warp needs the one before it
     if (n + 1 < count) copy_rows(n + 1);
     __pipeline_commit();
-    const int head = kv_head * group + n / of_head, first = first_row + n % of_head * kPassingRows, stage = n % kStages;
+    const int head = current.head, first = current.first, stage = n % kStages;
+    current = current.next(first_row, end_row);
     float s[kRowTiles][kTiles][4], gradient[kRowTiles][kTiles][4];
     multiply<OfKeys, kRowTiles, kTiles, kColumns>(s, smem.k, own, smem.q[stage]);
     multiply<OfValues, kRowTiles, kTiles, kColumnsV>(gradient, smem.v, own, smem.out_gradient[stage]);
