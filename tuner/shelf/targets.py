@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
+from ...gen.layout import DENSE
 from ...gen.problem import Problem
 from ..errors import FlashgenError, UsageError
 from ..files import check_regular, read_text, write_text
@@ -54,10 +55,11 @@ def with_program(emitted: Emitted, target: Path) -> str:
     Raises UsageError for kernels that it could not call.
     """
     _check_native(emitted.problem)
-    if emitted.problem.backward and not emitted.problem.scoring.is_plain:
+    is_plain = emitted.problem.scoring.is_plain and emitted.problem.layout is DENSE
+    if emitted.problem.backward and not is_plain:
         raise UsageError(
-            "--main makes programs of gradients that check themselves under the causal mask or none; "
-            f"{emitted.problem.name} is called by the launcher in the plain .cu"
+            "--main makes programs of gradients that check themselves under the causal mask or none, of "
+            f"sequences of one length; {emitted.problem.name} is called by the launcher in the plain .cu"
         )
     return emitted.text + program(emitted.problem, emitted.variant, emitted.sm, target.stem)
 

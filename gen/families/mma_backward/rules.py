@@ -59,6 +59,12 @@ class RuledParameters(Parameters):
             return f"dq_path={self.dq_path}: sums of packed sequences are not laid out; take {LAUNCH}"
         return None
 
+    @rule("arithmetic", after=FIRST_PARAMETER)
+    def _sequences_are_whole(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if problem.layout.is_packed and self.parts(problem) > 1:
+            return "parts of float32 are of sequences of one length; family simt-backward takes packed ones"
+        return None
+
     @rule("combination", after="bc")
     def _parts_have_their_places(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if problem.layout.is_packed and self.parts(problem) > 1:
