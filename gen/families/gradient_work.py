@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -12,7 +14,7 @@ from ..problem import ITEM_BYTES, Problem
 from ..scores import BATCH, SCORE, laid_over
 from ..scoring_values import typical_values
 from ..scoring_work import pair_counts
-from ..work import Counts, Walk
+from ..work import Counts, Walk, sequences_alone
 
 #: A score is masked by two comparisons and a selection.
 ALU_PER_MASKED = 3.0
@@ -31,7 +33,10 @@ READS_PER_SUM = 2.8
 @lru_cache(maxsize=4096)
 def walk_of_keys(problem: Problem, bc: int, br: int, warps: int) -> tuple[Walk, ...]:
     """Counts the walks of the tiles of ``bc`` keys of one head, the first one first: past each come, in tiles
-    of ``br``, the query rows of all heads that share the keys which see some of them."""
+    of ``br``, the query rows of all heads that share the keys which see some of them. Of packed sequences
+    the walks are those of all."""
+    if problem.layout.is_packed:
+        return _of_sequences(lambda alone: walk_of_keys(alone, bc, br, warps), problem)
     begins, ends = _bounds(problem)
     found = []
     for first in range(0, problem.seqlen_k, bc):
@@ -45,13 +50,31 @@ def walk_of_keys(problem: Problem, bc: int, br: int, warps: int) -> tuple[Walk, 
 @lru_cache(maxsize=4096)
 def walk_of_rows(problem: Problem, br: int, bc: int, warps: int) -> tuple[Walk, ...]:
     """Counts the walks of the tiles of ``br`` query rows of one head, the first one first: past each come, in
-    tiles of ``bc``, the keys between those that its rows see first and last."""
+    tiles of ``bc``, the keys between those that its rows see first and last. Of packed sequences the walks
+    are those of all."""
+    if problem.layout.is_packed:
+        return _of_sequences(lambda alone: walk_of_rows(alone, br, bc, warps), problem)
     begins, ends = _bounds(problem)
     found = []
     for first in range(0, problem.seqlen_q, br):
         begin, end = int(begins[first]), int(ends[min(first + br, problem.seqlen_q) - 1])
         found.append(-(-(end - begin // bc * bc) // bc) if begin < end else 0)
     return _walks(found, warps)
+
+
+def _of_sequences(walks_of: Callable[[Problem], tuple[Walk, ...]], problem: Problem) -> tuple[Walk, ...]:
+    """The walks of all packed sequences, those that are longest first."""
+    found = [
+        replace(walk, blocks=count * walk.blocks)
+        for count, alone in sequences_alone(problem)
+        for walk in walks_of(alone)
+    ]
+    return tuple(sorted(found, key=lambda walk: -walk.tiles))
+
+
+def heads_of(problem: Problem, heads: int) -> int:
+    """Returns how many heads have such walks: of all batches, or of packed sequences those of one."""
+    return heads * (1 if problem.layout.is_packed else problem.batch)
 
 
 def _bounds(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
@@ -114,27 +137,27 @@ def moved_by_keys(problem: Problem) -> float:
 
 def moved_by_rows(problem: Problem) -> float:
     """Returns the same for the gradients of query rows."""
-    gradients = problem.head_dim * ITEM_BYTES[problem.dtype] * problem.seqlen_q
-    return _all_rows(problem) + _all_keys(problem) + problem.batch * problem.num_q_heads * gradients
+    gradients = problem.head_dim * ITEM_BYTES[problem.dtype] * problem.total_q
+    return _all_rows(problem) + _all_keys(problem) + problem.num_q_heads * gradients
 
 
 def moved_by_statistics(problem: Problem) -> float:
     """Returns the bytes that the launch of the rows' statistics moves: outputs and their gradients, the
     log-sum-exp, and what it leaves."""
     of_row = 2 * problem.head_dim_v * ITEM_BYTES[problem.output_dtype] + 1.5 * STATISTICS_BYTES
-    return problem.batch * problem.num_q_heads * problem.seqlen_q * of_row
+    return problem.num_q_heads * problem.total_q * of_row
 
 
 def moved_by_sums(problem: Problem, columns: int) -> float:
     """Returns the bytes that the sums of the queries' gradients take through device memory beside being added
     up: they are cleared before, and afterwards read, and written as gradients."""
-    rows = problem.batch * problem.num_q_heads * problem.seqlen_q
+    rows = problem.num_q_heads * problem.total_q
     return rows * (2 * FLOAT_BYTES * columns + problem.head_dim * ITEM_BYTES[problem.dtype])
 
 
 def _all_rows(problem: Problem) -> float:
-    return problem.batch * problem.num_q_heads * bytes_of_rows(problem, problem.seqlen_q)
+    return problem.num_q_heads * bytes_of_rows(problem, problem.total_q)
 
 
 def _all_keys(problem: Problem) -> float:
-    return problem.batch * problem.num_kv_heads * bytes_of_keys(problem, problem.seqlen_k)
+    return problem.num_kv_heads * bytes_of_keys(problem, problem.total_k)

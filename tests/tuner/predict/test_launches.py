@@ -84,3 +84,15 @@ def test_a_time_is_that_of_all_launches(variant: Variant, problem: Problem) -> N
     assert found.limiter in found.parts_us and found.median_us > max(found.parts_us.values()) / 2
     peak = prod((H200.num_sms, H200.mma_flops_per_sm, H200.clock_mhz)) * 1e6
     assert problem.flops * 7 / 5 / (found.median_us * 1e-6) < peak
+
+
+@pytest.mark.parametrize(("variant", "problem"), [WAYS["mma"], WAYS["simt"]], ids=["mma", "simt"])
+def test_packed_sequences_are_counted_each_by_itself(variant: Variant, problem: Problem) -> None:
+    def tiles(asked: Problem) -> list[float]:
+        return [each.work.blocks * each.work.mean_tiles for each in work_of(variant, asked).launches]
+
+    alike = replace(problem, varlen="same")
+    assert tiles(alike) == tiles(problem)
+    some = replace(problem, batch=2, varlen="list:1024,2048", seqlen_q=2048, seqlen_k=2048)
+    alone = [tiles(replace(problem, batch=1, seqlen_q=n, seqlen_k=n)) for n in (1024, 2048)]
+    assert tiles(some) == pytest.approx([sum(each) for each in zip(*alone, strict=True)])
