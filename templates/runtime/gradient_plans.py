@@ -3,7 +3,6 @@
 import collections
 import ctypes
 import functools
-import struct
 from typing import Any, NamedTuple
 
 from .arrays import _View
@@ -19,7 +18,6 @@ from .plans import (
     _MAP_BYTES,
     _MOST_MAPS,
     _MOST_STREAMS,
-    _WORKSPACE,
     _Arguments,
     _Config,
     _encode_map,
@@ -212,10 +210,6 @@ class _ReadyGradients:
         self.arguments = _Arguments(launches[0].arguments, _GRADIENT_POINTERS)
         strides = (step for each in plan.steps for step in each)
         self.arguments.write(dict(zip(_GRADIENT_STRIDES, strides, strict=True)) | plan.sizes)
-        names = [name for name, _ in self.arguments.fields]
-        place = self.arguments.offset_of(names.index(_WORKSPACE))
-        words = struct.Struct("Q")
-        self.write_workspace = functools.partial(words.pack_into, self.arguments.buffer, place)
         self.launched = tuple(index for index, blocks in enumerate(plan.blocks) if blocks)
         self.parameters = tuple(
             (ctypes.c_void_p * 2)(ctypes.addressof(self.arguments.buffer), 0) for _ in launches
@@ -238,7 +232,7 @@ class _ReadyGradients:
         self, addresses: tuple[int, ...], workspace: int, scale: float, beside: tuple[float, ...]
     ) -> None:
         self.arguments.write_addresses(*addresses)
-        self.write_workspace(workspace)
+        self.arguments.write_workspace(workspace)
         self.arguments.write_numbers(scale, beside)
 
     def start(self, plan: _GradientPlan, index: int, addresses: tuple[int, ...]) -> int:

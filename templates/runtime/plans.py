@@ -24,12 +24,12 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _INVALID_VALUE = 1  # CUresult
 _POINTERS = ("q", "k", "v", "o", "lse")  # neighbours in the arguments of every kernel, where it has them
-_AXES = ("batch", "head", "row")
-_STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in _AXES)
+_OUTER_AXES = ("batch", "head", "row")
+_STRIDES = tuple(f"{array}_stride_{dim}" for array in "qkvo" for dim in _OUTER_AXES)
 #: What kernels of the backward pass have in place of those, and the arrays of it that have strides.
 _GRADIENT_POINTERS = ("q", "k", "v", "o", "dout", "lse", "dlse", "dq", "dk", "dv")
 _GRADIENT_ARRAYS = tuple(name for name in _GRADIENT_POINTERS if name not in ("lse", "dlse"))
-_GRADIENT_STRIDES = tuple(f"{array}_stride_{dim}" for array in _GRADIENT_ARRAYS for dim in _AXES)
+_GRADIENT_STRIDES = tuple(f"{array}_stride_{dim}" for array in _GRADIENT_ARRAYS for dim in _OUTER_AXES)
 _TILE_LISTS, _LISTS_MADE = "tile_lists", "tile_lists_made"
 _TOTALS = ("total_q", "total_k")
 #: The strides that caches have in place of those of batches, and their sizes.

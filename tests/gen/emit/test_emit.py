@@ -247,6 +247,18 @@ def test_the_module_is_loaded_from_its_path_alone(emit: Callable[..., str], tmp_
     assert module.explain(q, q, q).exact
 
 
+def test_no_name_of_the_runtime_means_two_things() -> None:
+    """All its files are one module where they are inlined: of two of a name, the latter would stand."""
+    found: dict[str, str] = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            written = [each for target in targets if target for each in ast.walk(target)]
+            names = {getattr(node, "name", ""), *(each.id for each in written if isinstance(each, ast.Name))}
+            for name in names - {"", "__all__"}:
+                assert found.setdefault(name, path.stem) == path.stem, f"{name} of {path.stem}"
+
+
 def test_the_runtime_is_inlined_whole() -> None:
     """All its files, those first that others import."""
     parts = (*PARTS, *SCORED_PARTS, *PACKED_PARTS, *PAGED_PARTS, *LATENT_PARTS, *LATENT_PAGED_PARTS)
