@@ -42,8 +42,6 @@ class _Tensors:
     """Whether kernels read arrays beside q, k and v: then the operators neither have gradients nor cast."""
     copies = True
     """Whether what no kernel can step by is copied where it may be."""
-    arrays = "Tensor q, Tensor k, Tensor v"
-    """What the operators take first, as PyTorch writes it: of a cache that they write to, that they do."""
     gradients: _Derivative | None = None
     """The kernels that take gradients; None: PyTorch's attention does, where it is asked to."""
 
@@ -61,6 +59,11 @@ class _Tensors:
         """Lets kernels be chosen anew."""
         self.plan.cache_clear()
         self.plan_sdpa.cache_clear()
+
+    @property
+    def arrays(self) -> str:
+        """What the operators take first, as PyTorch writes it: of a cache that they write to, that they do."""
+        return "Tensor q, Tensor k, Tensor v"
 
     @property
     def settings(self) -> str:
