@@ -25,10 +25,6 @@ FLOAT_BYTES = 4
 #: 30 GB a second where it reads 85.
 READS_PER_SUM = 2.8
 
-#: Bytes that L2 could have delivered in the time in which it adds one up: on an H200 an SM was seen to add
-#: 30 GB a second where it reads 85.
-READS_PER_SUM = 2.8
-
 
 @lru_cache(maxsize=4096)
 def walk_of_keys(problem: Problem, bc: int, br: int, warps: int) -> tuple[Walk, ...]:
