@@ -70,7 +70,10 @@ class _GrownTensors(_PackedTensors):
     """Such a kernel for tensors: operators say that they write to caches, which are never copied."""
 
     copies = False
-    arrays = _WRITTEN_CACHES
+
+    @property
+    def arrays(self) -> str:
+        return _WRITTEN_CACHES
 
     @property
     def settings(self) -> str:

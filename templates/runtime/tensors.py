@@ -62,7 +62,7 @@ class _Tensors:
 
     @property
     def arrays(self) -> str:
-        """What the operators take first, as PyTorch writes it: of a cache that they write to, that they do."""
+        """What the operators take first, as PyTorch writes it: of caches that they write to, that they do."""
         return "Tensor q, Tensor k, Tensor v"
 
     @property
