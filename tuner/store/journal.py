@@ -12,6 +12,7 @@ import fcntl
 import glob
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -67,7 +68,7 @@ class Journal(JournalFileBackend):
                 raise NoJournal(f"line {number} of it is nested too deeply") from None
             if not _is_log(log):
                 raise NoJournal(f"line {number} of it is nothing that Optuna writes")
-            yield log
+            yield _with_shared_words(log)
 
     def _require_journal(self) -> None:
         """Raises NoJournal for a file that is not Optuna's, before its end is taken for half a line."""
@@ -111,6 +112,14 @@ class Journal(JournalFileBackend):
                 return True
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
+
+
+def _with_shared_words(value: Any) -> Any:
+    """The same with one string for all equal ones: every line names the same parameters and attributes, which
+    a parser makes anew each time, and trials keep."""
+    if isinstance(value, dict):
+        return {sys.intern(name): _with_shared_words(each) for name, each in value.items()}
+    return sys.intern(value) if isinstance(value, str) else value
 
 
 class JournalLock(JournalFileSymlinkLock):
