@@ -22,6 +22,10 @@ PROBLEMS = (
         dtype="bf16", batch=1, num_q_heads=2, seqlen_q=200, seqlen_k=333, head_dim=8, causal=True,
         num_kv_heads=1, scoring=Scoring(window=(60, 0)), backward=True,
     ),
+    Problem(
+        batch=1, num_q_heads=2, seqlen_q=64, seqlen_k=64, head_dim=16, num_kv_heads=2,
+        scoring=Scoring(bias="f32"), backward=True,
+    ),
 )  # fmt: skip
 
 
@@ -36,7 +40,8 @@ class Exact:
     ) -> dict[str, np.ndarray]:
         taken = (inputs[name] for name in ("q", "k", "v", "dout"))
         found = gradients(*taken, scale=scale, scores=self.problem.scores, values=values)
-        made = {name: each.value.astype(inputs[name[1]].dtype) for name, each in found.items()}
+        dtypes = {f"d{name}": array.dtype for name, array in inputs.items()}
+        made = {name: each.value.astype(dtypes.get(name, np.float32)) for name, each in found.items()}
         if self.spoilt:
             made[self.spoilt][self.where] *= np.asarray(1.25, made[self.spoilt].dtype)
         return made
@@ -50,7 +55,7 @@ def check(problem: Problem, spoilt: str = "", where: Any = ()) -> float:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_right_gradients_pass_and_wrong_ones_of_any_key_do_not(problem: Problem) -> None:
     assert check(problem) < problem.tolerance
-    for name in ("dq", "dk", "dv"):
+    for name in ("dq", "dk", "dv", *(["dbias"] if problem.scoring.bias else [])):
         with pytest.raises(WrongResult, match=f"{name}, {problem.name} at its real lengths"):
             check(problem, name)
     # Any key that a sampled row sees is compared, of a head whose rows are sampled.
