@@ -186,7 +186,7 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
   float power = fmaf(0.05517169f, fraction, 0.24261117f);
   power = fmaf(power, fraction, 0.69326099f);
   power = fmaf(power, fraction, 0.99992807f);
-  // Multiplied, so that what is no number stays so: of a tile it may be all that a row sees, and then nothing else tells.
+  // Multiplied, so that what is no number stays so: it may be all of a tile that a row sees, and nothing else tells.
   return power * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
 }
 

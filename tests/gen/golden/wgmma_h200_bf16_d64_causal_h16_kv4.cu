@@ -446,7 +446,7 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
   const float shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, which its low bits then hold
   const float f = x - (shifted - 12582912.0f);
   const float value = fmaf(fmaf(fmaf(0.05517169f, f, 0.24261117f), f, 0.69326099f), f, 0.99992807f);
-  // Multiplied, so that what is no number stays so: of a tile it may be all that a row sees, and then nothing else tells.
+  // Multiplied, so that what is no number stays so: it may be all of a tile that a row sees, and nothing else tells.
   return value * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
 }
 

@@ -42,7 +42,17 @@ def test_one_kernel_of_each_family_and_class_is_looked_at():
     found = list(subjects(Wanted()))
     names = list(dict.fromkeys(subject.name for subject in found))
     assert names == [
-        *("ieee ladder", "auto mma", "3xtf32 mma", "3xf16 mma", "tf32 mma", "f16 mma", "bf16 mma"),
+        *(
+            "ieee ladder",
+            "f16 latent",
+            "bf16 latent",
+            "auto mma",
+            "3xtf32 mma",
+            "3xf16 mma",
+            "tf32 mma",
+            "f16 mma",
+            "bf16 mma",
+        ),
         *("ieee simt", "auto wgmma", "3xf16 wgmma", "f16 wgmma", "bf16 wgmma", "e4m3 wgmma"),
     ]
     assert [subject.mask for subject in found[:2]] == ["full", "causal"] and len(found) == 2 * len(names)

@@ -21,7 +21,7 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.variant import Illegal, Variant
-from flashgen.tuner.cards import emulated
+from flashgen.tuner.cards import beside
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate import reference
@@ -82,7 +82,7 @@ def test_outputs_are_multiplied_by_the_scale_of_values(monkeypatch):
     q, k, v = reference.random_inputs("normal", shape, shape, scale=0.1, rng=rng, dtype="e4m3")
     plain, _ = runner.attend(build, q, k, v, scale=0.1)
     scaled_values = functools.partial(make_arguments, value_scale=-4.0)
-    monkeypatch.setattr(emulated, "make_arguments", scaled_values)
+    monkeypatch.setattr(beside, "make_arguments", scaled_values)
     scaled, _ = runner.attend(build, q, k, v, scale=0.1)
     np.testing.assert_array_equal(scaled.astype(np.float32), -4 * plain.astype(np.float32))
     assert plain.dtype == numpy_dtype("bf16") and np.abs(plain.astype(np.float32)).max() > 0.1
