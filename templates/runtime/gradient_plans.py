@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .arrays import _View
 from .build import _load
-from .driver import _check, _driver, _pop_context, _push_context
+from .driver import _driver, _pop_context, _push_context
 from .facts import Tuned
 from .plans import (
     _GRADIENT_ARRAYS,
@@ -22,6 +22,7 @@ from .plans import (
     _Config,
     _encode_map,
     _Maps,
+    _tell_of_launch,
 )
 from .table import _TORCH_DEVICES, _ordinal, _Output, _Table
 
@@ -178,9 +179,7 @@ def _launch_gradients(
         if pushed:
             _pop_context()
     if status:
-        _check(
-            status, f"launching on stream {handle:#x} (is it one of device {plan.device} and its context?)"
-        )
+        _tell_of_launch(status, handle, plan.device)
     idle.append(ready)
 
 

@@ -230,10 +230,13 @@ def _launch(
         if pushed:
             _pop_context()
     if status:
-        _check(
-            status, f"launching on stream {handle:#x} (is it one of device {plan.device} and its context?)"
-        )
+        _tell_of_launch(status, handle, plan.device)
     idle.append(ready)
+
+
+def _tell_of_launch(status: int, handle: int, device: int) -> None:
+    """Raises what a launch on the stream of that handle failed of."""
+    _check(status, f"launching on stream {handle:#x} (is it one of device {device} and its context?)")
 
 
 def _check_alignment(plan: _Plan, addresses: tuple[int, ...]) -> None:

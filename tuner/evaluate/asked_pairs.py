@@ -75,32 +75,26 @@ class AskedPairs:
         """Returns what becomes of one head's scaled scores, and of their errors."""
         if self.scores.change is None:
             return Rounded(scores, errors)
-        names = {
+        values = laid_over(self.values, {**self._places(b, h, rows, keys), SCORE.name: scores})
+        return rounded_change(self.scores.change, values, errors, tanh_error=tanh_error)
+
+    def _places(self, b: int, h: int, rows: np.ndarray, keys: np.ndarray) -> dict[str, Any]:
+        """Where the pairs of a head's rows and keys are, by the names that expressions have for it."""
+        return {
             BATCH.name: self.first[0] + b,
             HEAD.name: self.first[1] + h,
             QUERY.name: rows[:, None],
             KEY.name: keys[None, :],
             NUM_ROWS.name: self.seqlen_q,
             NUM_KEYS.name: self.seqlen_k,
-            SCORE.name: scores,
         }
-        values = laid_over(self.values, names)
-        return rounded_change(self.scores.change, values, errors, tanh_error=tanh_error)
 
     def index_of(
         self, load: Load, shape: tuple[int, ...], b: int, h: int, rows: np.ndarray, keys: np.ndarray
     ) -> np.ndarray:
         """Returns which element of a buffer of that ``shape``, counted one after the other, each pair of a
         head reads, ``(rows, keys)``; along axes of length 1 all read the same."""
-        names = {
-            BATCH.name: self.first[0] + b,
-            HEAD.name: self.first[1] + h,
-            QUERY.name: rows[:, None],
-            KEY.name: keys[None, :],
-            NUM_ROWS.name: self.seqlen_q,
-            NUM_KEYS.name: self.seqlen_k,
-        }
-        values = laid_over(self.values, names)
+        values = laid_over(self.values, self._places(b, h, rows, keys))
         places = (np.asarray(index.value(values)) for index in load.indices)
         # Negative ones count from the end; what is outside is the nearest that there is.
         within = (

@@ -49,8 +49,7 @@ def draw_gradient_sample(problem: Problem, seed: int) -> GradientSample:
     sample = draw_sample(problem, seed)
     q, k, v = sample.q, sample.k, sample.v
     rng = np.random.default_rng([seed, 2])
-    o = np.zeros((*q.shape[:3], v.shape[3]), numpy_dtype(problem.output_dtype))
-    dout, lse = np.zeros_like(o), np.full(q.shape[:3], FAR_ABOVE, np.float32)
+    o, dout, lse = _nothing_given(problem, q, v)
     for (b, h), found in zip(sample.picks, sample.expected, strict=True):
         o[b, h, sample.rows] = found.o[0, 0].astype(o.dtype)
         lse[b, h, sample.rows] = found.lse[0, 0]
@@ -91,8 +90,7 @@ def check_packed_gradient_sample(runner: Runner, build: Build, problem: Problem,
     sample = draw_packed_sample(problem, seed)
     q, k, v = sample.q, sample.k, sample.v
     rng = np.random.default_rng([seed, 3])
-    o = np.zeros((*q.shape[:3], v.shape[3]), numpy_dtype(problem.output_dtype))
-    dout, lse = np.zeros_like(o), np.full(q.shape[:3], FAR_ABOVE, np.float32)
+    o, dout, lse = _nothing_given(problem, q, v)
     for (head, rows), exact in zip(sample.picks, sample.expected, strict=True):
         o[0, head, rows], lse[0, head, rows] = exact.o[0, 0].astype(o.dtype), exact.lse[0, 0]
         dout[0, head, rows] = rng.standard_normal(exact.o.shape[2:], dtype=np.float32).astype(o.dtype)
@@ -126,3 +124,11 @@ def check_packed_gradient_sample(runner: Runner, build: Build, problem: Problem,
         whole = gradient.summed_to(found[each].shape)
         worst = max(worst, compare_gradient(found[each], whole, largest, problem, f"{each}, {name}"))
     return worst
+
+
+def _nothing_given(
+    problem: Problem, q: np.ndarray, v: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Outputs, their gradients and log-sum-exps of rows that are given nothing."""
+    o = np.zeros((*q.shape[:3], v.shape[3]), numpy_dtype(problem.output_dtype))
+    return o, np.zeros_like(o), np.full(q.shape[:3], FAR_ABOVE, np.float32)

@@ -34,6 +34,7 @@ from ...serves import Serves
 from ...split_rows import UNIT_WORDS, split_launches, split_regions
 from ...workspace import Workspace
 from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
+from ..used_tiles import UsedTiles
 from .parameters import ATOMICS, COLUMN_STEP
 from .rules import RuledParameters
 
@@ -45,7 +46,7 @@ PRODUCTS = {
 
 
 @dataclass(frozen=True)
-class MmaBackward(RuledParameters):
+class MmaBackward(UsedTiles, RuledParameters):
     """Gradients of attention by tensor cores fed by warps."""
 
     family: ClassVar[str] = "mma-backward"

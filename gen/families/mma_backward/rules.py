@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ...limits import WARP, DeviceLimits
 from ...problem import Problem
-from ...shared_memory.tiles import wasted
 from ...variant import FIRST_PARAMETER, rule
 from ..mma.layouts import PADDED, TILE_ROWS
 from .parameters import COLUMN_STEP, LAUNCH, Parameters
@@ -107,22 +106,6 @@ class RuledParameters(Parameters):
                 told = f"{threads} threads of {needed} registers and {smem} bytes"
                 return f"min_blocks={self.min_blocks}, but {told} leave room for {room}"
         return None
-
-    @rule("short sequence", after="bc", advisory=True)
-    def _kept_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("bc", self.bc, problem.seqlen_k)
-
-    @rule("short sequence", after="br", advisory=True)
-    def _passing_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("br", self.br, problem.seqlen_q)
-
-    @rule("short sequence", after="rows", advisory=True)
-    def _kept_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("rows", self.rows, problem.seqlen_q)
-
-    @rule("short sequence", after="keys", advisory=True)
-    def _passing_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("keys", self.keys, problem.seqlen_k)
 
 
 def _lacks_registers(needed: int, threads: int, limits: DeviceLimits) -> str | None:

@@ -27,6 +27,7 @@ from ...limits import DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
+from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP
 from ..wgmma.shared_memory import chunks
 from .parameters import PRODUCER_REGISTERS, consumer_registers
@@ -34,7 +35,7 @@ from .rules import RuledParameters
 
 
 @dataclass(frozen=True)
-class WgmmaBackward(RuledParameters):
+class WgmmaBackward(UsedTiles, RuledParameters):
     """Gradients of attention by wgmma and TMA."""
 
     family: ClassVar[str] = "wgmma-backward"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...shared_memory.tiles import wasted
 from ...variant import FIRST_PARAMETER, rule
 from ..wgmma.parameters import GROUP
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
@@ -98,22 +97,6 @@ class RuledParameters(Parameters):
                 told = f"{parameter.name}={value}"
                 return f"dq_path={self.dq_path}: no launch keeps query rows, of which {told} is"
         return None
-
-    @rule("short sequence", after="bc", advisory=True)
-    def _kept_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("bc", self.bc, problem.seqlen_k)
-
-    @rule("short sequence", after="br", advisory=True)
-    def _passing_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("br", self.br, problem.seqlen_q)
-
-    @rule("short sequence", after="rows", advisory=True)
-    def _kept_rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("rows", self.rows, problem.seqlen_q)
-
-    @rule("short sequence", after="keys", advisory=True)
-    def _passing_keys_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return wasted("keys", self.keys, problem.seqlen_k)
 
 
 def _lacks_registers(needed: int, threads: int, limits: DeviceLimits) -> str | None:
