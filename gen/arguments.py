@@ -29,6 +29,9 @@ from .workspace import WORKSPACE
 
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
+#: Where the rows of a map end of which a sequence has fewer, which is told for each box: beyond any sequence.
+#: As many steps of so many bytes come round to the same address, of 64 bits.
+MAP_ROWS_END, MAP_ROUND_BYTES = 2**30, 2**34
 #: Byte strides that a map can hold are multiples of the one and below the other.
 MAP_STRIDE_UNIT, MAP_STRIDE_END = 16, 2**40
 #: What kernels whose rows see what a predicate says are told of their lists of tiles.
@@ -362,10 +365,9 @@ def make_arguments(
 @dataclass(frozen=True)
 class MapDescription:
     """What ``cuTensorMapEncodeTiled`` is told of an array, the innermost dimension first: columns, rows,
-    heads, batch; of packed sequences rows again, in place of batches; of a cache columns, rows of a page,
-    heads, pages, rows again. ``sizes`` are in elements, ``strides`` of all but columns in bytes; a box is
-    ``columns`` by ``rows`` of one head; ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16
-    is none."""
+    heads, batch; of packed sequences and of pages columns, rows, heads (of all pages), rows again, and the
+    way round. ``sizes`` are in elements, ``strides`` of all but columns in bytes; a box is ``columns`` by
+    ``rows`` of one head; ``swizzle`` and ``l2_promotion`` are in bytes, and a swizzle of 16 is none."""
 
     array: str
     dtype: str
@@ -378,7 +380,7 @@ class MapDescription:
     l2_promotion: int
 
     def __str__(self) -> str:
-        outer = "batch" if len(self.sizes) == 4 else "rows, pages"
+        outer = "batch" if len(self.sizes) == 4 else "way round, rows"
         return (
             f"{self.array} at {self.address:#x}, {self.sizes[::-1]} ({outer}, heads, rows, columns) by "
             f"{self.strides[::-1]} bytes, in boxes of {self.rows} rows and {self.columns} columns"
@@ -389,7 +391,7 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
     """Returns the maps of one launch, in order, of the arrays that ``arguments`` names.
 
     Of ``problem`` only the types and the head dims count. Nothing is checked: the driver refuses what it
-    cannot take.
+    cannot take. Raises ValueError for pages that are not a whole number of heads apart.
     """
     described, layout = [], arguments.layout
     for each in launch.tensor_maps:
@@ -402,11 +404,15 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
         )
         lengths = (rows, heads, outer)
         if layout.is_packed or in_pages:
-            # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to
-            # end where a sequence does, so that boxes are clipped there.
-            lengths = (*(lengths if in_pages else lengths[:2]), rows + 1)
-            strides = (strides[-1], *strides)
-            address -= item_bytes * strides[-1] * rows
+            heads_apart, row = strides[-2:]
+            if in_pages:
+                heads_apart = heads_apart if heads > 1 else strides[0]
+                heads = _heads_of_pages(each.array, heads, outer, strides[0], heads_apart)
+            # Rows twice, named by the sum of both: the first of both is chosen to end where a sequence does,
+            # so that boxes are clipped there. The sum is too large by the rows of the whole map, and the last
+            # dimension goes back by those, all the way round: what a map begins with must be memory.
+            lengths = (MAP_ROWS_END, heads, rows + 1, MAP_ROWS_END + 1)
+            strides = (MAP_ROUND_BYTES // item_bytes - row, row, heads_apart, row)
         if rows == 0 or (in_pages and arguments.values[array.rows] == 0):
             # Nothing is read of an array without rows, but a map must be of something.
             lengths, address = (1,) * len(lengths), arguments.address(problem.operation.arrays[0].name)
@@ -429,6 +435,16 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
             )
         )
     return tuple(described)
+
+
+def _heads_of_pages(array: str, heads: int, pages: int, page_stride: int, heads_apart: int) -> int:
+    """Returns the end of what heads of pages are numbered by: those of a page follow on those of the last."""
+    if pages > 1 and (heads_apart == 0 or page_stride % heads_apart != 0):
+        raise ValueError(
+            f"{array}: pages are {page_stride} elements apart, heads {heads_apart}; the copy engine takes "
+            "caches whose pages are a whole number of heads apart"
+        )
+    return max(pages - 1, 0) * (page_stride // heads_apart if pages > 1 else 1) + heads
 
 
 #: What elements of arrays are called where the type does not matter: in a C header.

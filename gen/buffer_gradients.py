@@ -106,6 +106,11 @@ def buffer_gradients(scores: Scores) -> tuple[BufferGradient, ...]:
     return tuple(_gradients(scores))
 
 
+def scattered_arrays(scores: Scores) -> tuple[str, ...]:
+    """Returns the names of the arrays whose gradients are added up in no order."""
+    return tuple(each.buffer.name for each in buffer_gradients(scores) if each.is_scattered)
+
+
 def _greatest(lengths: list[str]) -> str:
     first, *others = lengths
     return f"max({first}, {_greatest(others)})" if others else first

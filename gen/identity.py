@@ -32,6 +32,8 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     # Before the samples had keys split over a workspace, and packed sequences and pages.
     "mma": ("3aaa0a2c55812199",),
     "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
+    # The last: before the sample had weights of eight bits.
+    "wgmma": ("0a8dff97c1dcfdcc", "6b39798514a894d2"),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.
 IDENTITIES_OF_0_1_0: Mapping[str, str] = {

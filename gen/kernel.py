@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .arguments import ArgumentStruct, struct_of
-from .launch import LISTS_ROLE, MAIN_ROLE, POSTPROCESS_ROLE, Launch
+from .launch import LISTS_ROLE, MAIN_ROLE, Launch, repeats_bits
 from .plan import Plan
 from .problem import Problem
 from .tile_lists import list_ints
@@ -52,7 +52,7 @@ class Kernel:
     @property
     def is_deterministic(self) -> bool:
         """Whether every run makes the same bits: no blocks add to the same memory as they come along."""
-        return all(each.role != POSTPROCESS_ROLE for each in self.launches)
+        return repeats_bits(self.launches)
 
     @property
     def has_tile_lists(self) -> bool:

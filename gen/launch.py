@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,8 +37,8 @@ _TILE_NAMES = {
     LISTS_ROLE: "kListRows",
     STATISTICS_ROLE: "kStatisticsRows",
     POSTPROCESS_ROLE: "kPostprocessRows",
-    QUERY_PARTS_ROLE: "kStatisticsRows",
-    KEY_PARTS_ROLE: "kStatisticsRows",
+    QUERY_PARTS_ROLE: "kSplitRows",
+    KEY_PARTS_ROLE: "kSplitRows",
 }
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")
@@ -230,3 +230,9 @@ class Launch:
         """Returns how many blocks are launched for these sizes, by name."""
         blocks = self.blocks.value(sizes)
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
+
+
+def repeats_bits(launches: Iterable[Launch]) -> bool:
+    """Tells whether a kernel of those launches makes the same bits every run: no blocks add to the same
+    memory as they come along."""
+    return all(each.role != POSTPROCESS_ROLE for each in launches)

@@ -93,10 +93,13 @@ class DeviceLimits:
     def tensor_tflops(self) -> float:
         """Peak of the tensor cores on 16-bit numbers with float32 sums, by whichever instruction, as data
         sheets give it: for data-center cards from Hopper on at a lower clock than multiply-adds run at."""
-        per_sm, clock_mhz = {90: (4096, 1830), 100: (8192, 1855)}.get(
-            self.arch, (self.mma_flops_per_sm, self.clock_mhz)
-        )
-        return 1e-6 * self.num_sms * per_sm * min(clock_mhz, self.clock_mhz)
+        per_sm = {90: 4096, 100: 8192}.get(self.arch, self.mma_flops_per_sm)
+        return 1e-6 * self.num_sms * per_sm * self.tensor_clock_mhz
+
+    @property
+    def tensor_clock_mhz(self) -> int:
+        """The clock that data sheets give the tensor cores' peak at."""
+        return min({90: 1830, 100: 1855}.get(self.arch, self.clock_mhz), self.clock_mhz)
 
     @property
     def fp32_tflops(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .problem import Problem
+from .problem import EIGHT, Problem
 
 #: float32's smallest number that a card's builds do not flush to zero.
 LEAST = 2.0**-126
@@ -49,6 +49,8 @@ class Promise:
 UNIT = 2.0**-24
 #: Weights of f16 are multiples of 2^-24 of the largest.
 F16_WEIGHT_FLOOR = 2.0**-25
+#: Those of e4m3 are multiples of 2^-17 of it.
+E4M3_WEIGHT_FLOOR = 2.0**-18
 #: Exponentials by polynomials, and the second parts of TF32, end at float32's smallest normal
 #: number; twice that, for what else is lost beside it.
 NORMAL_WEIGHT_FLOOR = 2.0**-125
@@ -59,7 +61,7 @@ LAZY_HEADROOM = 2.0**-8
 F16_PARTS_SHARE = 2.0**-19
 
 _FLOAT32 = Promise(tolerance=2e-6, roundoff=UNIT, isolates_values=False)
-#: By precision of float32 and, for other types, by type.
+#: By precision of float32 and, for other types, by type or a precision that is asked for.
 PROMISES = {
     "ieee": replace(_FLOAT32, scales_queries=True),
     "auto": replace(_FLOAT32, scales_queries=True, row_share=F16_PARTS_SHARE),
@@ -81,12 +83,20 @@ PROMISES = {
     ),
     # Tensor cores keep thirteen bits behind the first of a sum of products of e4m3; its weights are f16.
     "e4m3": Promise(tolerance=1e-2, roundoff=2.0**-14, weight_floor=F16_WEIGHT_FLOOR, isolates_values=False),
+    # Of each weight four bits are kept: an element of o is off by up to 2^-4 of its row's mean of |v|.
+    EIGHT: Promise(tolerance=7e-2, roundoff=2.0**-14, weight_floor=E4M3_WEIGHT_FLOOR, isolates_values=False),
 }
+
+
+def class_of(problem: Problem) -> str:
+    """Returns the name of a problem's class of arithmetic: the precision of float32, or one that is asked
+    for; of other types the type."""
+    return problem.precision if problem.dtype == "f32" or problem.precision != "auto" else problem.dtype
 
 
 def promise_of(problem: Problem) -> Promise:
     """Returns what a kernel of the problem's type and precision promises."""
-    promise = PROMISES[problem.precision if problem.dtype == "f32" else problem.dtype]
+    promise = PROMISES[class_of(problem)]
     if problem.kv_dtype and problem.dtype != "f32":
         # Weights beside such keys are of f16, whatever the queries are.
         return replace(promise, weight_floor=max(promise.weight_floor, F16_WEIGHT_FLOOR))

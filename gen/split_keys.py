@@ -26,7 +26,7 @@ PARTIAL_RESULTS = "partial_results"
 
 def combine_launch(main: Launch) -> Launch:
     """Returns the launch that puts together what the blocks of ``main`` leave."""
-    return replace(main, threads=COMBINE_THREADS, smem_bytes=0, role=COMBINE_ROLE)
+    return replace(main, threads=COMBINE_THREADS, smem_bytes=0, tensor_maps=(), role=COMBINE_ROLE)
 
 
 def workspace_of_splits(main: Launch, floats: int) -> Workspace:
@@ -37,10 +37,17 @@ def workspace_of_splits(main: Launch, floats: int) -> Workspace:
 
 
 def no_need_to_split(
-    splits: int, tiles: int, heads: int, problem: Problem, limits: DeviceLimits
+    splits: int,
+    tiles: int,
+    heads: int,
+    problem: Problem,
+    limits: DeviceLimits,
+    *,
+    enough_blocks: int = ENOUGH_BLOCKS,
 ) -> str | None:
     """Says why the search leaves out kernels of which so many blocks share the keys of a tile of rows, there
-    being ``tiles`` of them for each of ``heads``; None where these leave the card idle."""
+    being ``tiles`` of them for each of ``heads``; None where these leave the card idle. More than
+    ``enough_blocks`` per multiprocessor only make shares smaller."""
     alone, filling = tiles * heads, FILLING_BLOCKS * limits.num_sms
     if splits == 1:
         return None
@@ -48,7 +55,7 @@ def no_need_to_split(
     is_even = not keys or max(keys) * filling <= sum(keys) * heads
     if alone >= filling and is_even:
         return f"workspace_splits={splits}: {alone} blocks occupy {limits.num_sms} multiprocessors without"
-    enough = ENOUGH_BLOCKS * limits.num_sms
+    enough = enough_blocks * limits.num_sms
     if splits * alone > enough and not keys:
         return f"workspace_splits={splits}: makes {splits * alone} blocks of {alone}, {enough} are enough"
     return None

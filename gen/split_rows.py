@@ -7,11 +7,12 @@ the workspace a row is its big parts, its small ones, and its unit; columns are 
 from __future__ import annotations
 
 from .launch import BATCH, KEY_PARTS_ROLE, KEYS, KV_HEADS, Q_HEADS, QUERY_PARTS_ROLE, ROWS, Launch
-from .statistics import STATISTICS_ROWS, STATISTICS_THREADS
 from .workspace import Region
 
 #: Words of a row behind its parts, the first of which is its unit: so that rows are aligned to 16 bytes.
 UNIT_WORDS = 4
+#: Threads of a block that splits rows, a warp for each.
+SPLIT_THREADS, SPLIT_ROWS = 256, 8
 
 
 def split_regions(columns: int, columns_v: int) -> tuple[Region, ...]:
@@ -29,6 +30,6 @@ def split_regions(columns: int, columns_v: int) -> tuple[Region, ...]:
 def split_launches() -> tuple[Launch, Launch]:
     """Returns the launches that split arrays of query rows and arrays of keys, a warp for each row."""
     return (
-        Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=QUERY_PARTS_ROLE),
-        Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=KEY_PARTS_ROLE, of_keys=True),
+        Launch(SPLIT_THREADS, 0, SPLIT_ROWS, role=QUERY_PARTS_ROLE),
+        Launch(SPLIT_THREADS, 0, SPLIT_ROWS, role=KEY_PARTS_ROLE, of_keys=True),
     )

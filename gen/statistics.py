@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from .expression import Constant, divided_up
 from .launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, TOTAL_ROWS, Launch
+from .limits import WARP
 from .workspace import Region
 
-#: Threads of a block that makes statistics, a warp for each row.
-STATISTICS_THREADS, STATISTICS_ROWS = 256, 8
+#: Threads of a block that makes statistics, and the rows that it does: whole tiles of sums, which it begins.
+STATISTICS_THREADS, STATISTICS_ROWS = 256, 32
+
+
+def statistics_lanes(columns: int, width: int) -> int:
+    """Returns how many neighbouring lanes of a warp share a row of so many columns, each ``width`` of them at
+    once: a power of two."""
+    return min(WARP, 1 << (-(-columns // width) - 1).bit_length())
 
 
 def statistics_launch(*, packed: bool) -> Launch:

@@ -216,10 +216,13 @@ class Variant:
             splits=self.blocks_per_tile(),
             packed=problem.layout.is_packed,
             workspace_splits=self.splits_by_workspace(),
-            wanted_blocks=self.wanted_blocks(limits)
-            if problem.layout.is_packed and self.splits_by_workspace() > 1
-            else 0,
+            wanted_blocks=self.wanted_by_plan(problem, limits),
         )
+
+    def wanted_by_plan(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Returns over how many blocks a plan of packed sequences splits their keys; 0 where none does."""
+        by_plan = problem.layout.is_packed and self.splits_by_workspace() > 1
+        return self.wanted_blocks(limits) if by_plan else 0
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         """Returns all launches of the kernel in their order, `launch` among them."""

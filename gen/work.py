@@ -145,6 +145,15 @@ class BlockWork(Work):
     left_bytes: float = 0.0
     """Bytes that a block leaves for another launch, which puts together what blocks with the same rows made
     of shares of the keys."""
+    shares: int = 1
+    """Blocks that leave something for the same rows."""
+    late: float = 0.0
+    """Tiles that a block waits for with all its warps, by tile that it brings in: there is room for no other
+    beside the one that is computed."""
+    evicts_first: bool = False
+    """Whether what is read is marked as what L2 should give up first."""
+    pace: float = 1.0
+    """How much longer the loop takes than its counts tell, where times of a card say so of a parameter."""
 
     @property
     def blocks(self) -> int:
@@ -201,6 +210,8 @@ class LaunchesWork(Work):
     launches: tuple[LaunchWork, ...]
     others: int = 0
     moved_bytes: float = 0.0
+    by_warpgroups: bool = False
+    """Whether products are of whole warpgroups, which issue one and go on."""
 
 
 def heads_alike(problem: Problem) -> int:

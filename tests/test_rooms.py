@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 #: A room of tuner imports only from those before it. The emulated card needs the compiler and the cost model,
 #: so that these stand before it. Emitted files are read on the shelf, and proved after that.
 ROOMS = (
-    *("errors", "version", "extras", "interrupts", "printable", "processes", "files"),
+    *("errors", "version", "variables", "extras", "interrupts", "printable", "processes", "files"),
     *("workload", "serving_suites", "training_suites", "suites"),
     *("asked_scoring", "request", "option_words", "serving"),
     *("predict", "build", "cards", "evaluate", "store", "search", "shelf", "exchange", "prove", "accuracy"),
-    *("tune", "bench", "report", "view", "commands", "cli", "start", "package"),
+    *("tune", "front", "compat", "bench", "report", "view", "commands", "cli", "start", "package"),
 )
 PACKAGES = ("templates", "gen", "tuner")
 

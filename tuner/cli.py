@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 
 from . import interrupts
 from .errors import FlashgenError, UsageError
+from .extras import needing
 from .printable import printable
 from .version import flashgen_version
 
@@ -34,13 +35,17 @@ MODULES = {
     "renew": "kernels",
     "list": "kernels",
     "diff": "kernels",
+    "pack": "pack",
     "export": "studies",
     "import": "studies",
     "report": "studies",
+    "watch": "watch",
     "record": "studies",
     "replay": "studies",
     "draw": "draw",
     "devices": "kernels",
+    "doctor": "machine",
+    "cache": "machine",
     "validate": "kernels",
     "accuracy": "accuracy",
     "ladder": "tuning",
@@ -143,7 +148,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         as_json = bool(kwargs.get("json_"))
         try:
-            with interrupts.raised(), notes_shown():
+            with interrupts.raised(), notes_shown(), needing("this command"):
                 command(*args, **kwargs)
         except FlashgenError as error:
             _fail(str(error), 2 if isinstance(error, UsageError) else 1, as_json)

@@ -2,7 +2,7 @@
 
     python docs/examples/decode_step.py [--json] [--layers 32] [--batch 32] [--keys 512-8192]
 
-Needs a CUDA card, PyTorch and PyCUDA. Weights are random, sequences have lengths of their own. Keys lie in
+Needs a CUDA card and PyTorch. Weights are random, sequences have lengths of their own. Keys lie in
 pages of 16 for flashgen, and as each of PyTorch's ways likes them best: in one array with a mask, one behind
 the other, or for FlexAttention by blocks. All else of the step is the same. What all say of the next tokens
 is compared, and the step without any attention is timed too.

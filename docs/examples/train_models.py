@@ -5,7 +5,7 @@
 
 Weights, data and their order are the same; only who computes attention and its gradients differs. Both loss
 curves and the time of a step are written to FOLDER as JSON and drawn; the program fails where curves part.
-Needs PyTorch, transformers and matplotlib, and a CUDA card with PyCUDA; on an emulated card the very kernels
+Needs PyTorch, transformers and matplotlib, and a CUDA card; on an emulated card the very kernels
 run without one, slowly, and no time is told.
 """
 

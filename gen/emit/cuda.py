@@ -11,7 +11,6 @@ from typing import Any
 from ..families import family_named
 from ..kernel import Kernel
 from ..launch import MAIN_ROLE, Launch, TensorMap
-from ..limits import PRESETS
 from ..problem import Problem
 from ..scoring_words import scoring_words
 from .made import Made
@@ -71,9 +70,7 @@ def read_cuda(text: str) -> tuple[Kernel, str]:
     problem = Problem.from_dict(facts["problem"])
     variant = family_named(facts["family"]).from_dict(facts["variant"])
     main = next(each for each in launches if each.role == MAIN_ROLE)
-    # What launches leave each other follows from the rest; cards of an architecture are alike in it.
-    card = min(PRESETS.values(), key=lambda each: abs(each.arch - facts["arch"]))
-    workspace = variant.workspace_of(problem, main) or variant.workspace(problem, card)
+    workspace = variant.workspace_of(problem, main)
     kernel = Kernel(problem, variant, facts["arch"], text, facts["entry"], tuple(launches), workspace)
     return kernel, facts["device"]
 

@@ -15,6 +15,9 @@ FOLDER = TEMPLATES / "runtime"
 PARTS = (
     "facts",
     "driver",
+    "nvrtc",
+    "kept",
+    "compilers",
     "build",
     "arrays",
     "table",
@@ -25,7 +28,13 @@ PARTS = (
     "program",
 )
 #: What stands behind them where kernels have masks or changes of scores.
-SCORED_PARTS = ("scored_values", "scored_huggingface", "scored_attention", "scored_program")
+SCORED_PARTS = (
+    "scored_values",
+    "scored_huggingface",
+    "scored_kinds",
+    "scored_attention",
+    "scored_program",
+)
 #: What stands behind those where kernels take packed sequences.
 PACKED_PARTS = ("packed_values", "packed_huggingface", "packed_attention", "packed_program")
 #: What stands behind those where keys lie in pages, and where dense caches are appended to.
@@ -33,8 +42,11 @@ PAGED_PARTS = ("appended_values", "paged_values", "slots", "paged_attention", "p
 CACHE_PARTS = ("appended_values", "cache_attention", "cache_program")
 #: What stands behind all these where values are columns of keys, and where such lie in pages.
 LATENT_PARTS, LATENT_PAGED_PARTS = ("latent_keys",), ("latent_attention",)
-#: What stands behind those where kernels take gradients, and where such have masks or changes of scores.
-GRADIENT_PARTS, SCORED_GRADIENT_PARTS = ("gradient_plans", "gradients", "gradient_program"), ()
+#: What stands behind those where kernels take gradients, where such have masks or changes of scores, and
+#: where sequences are packed.
+GRADIENT_PARTS = ("gradient_plans", "gradient_tensors", "gradients", "gradient_program")
+PACKED_GRADIENT_PARTS = ("packed_gradients", "packed_gradient_program")
+SCORED_GRADIENT_PARTS = ("scored_gradients", "scored_gradient_program")
 #: What it imports beside the standard library, and modules that stand alone therefore too.
 THIRD_PARTY = ("numpy",)
 _WIDTH = 110
@@ -68,7 +80,8 @@ def inline_runtime(
     more += LATENT_PARTS if latent else ()
     more += LATENT_PAGED_PARTS if latent and layout.is_paged else ()
     more += GRADIENT_PARTS if gradients else ()
-    more += SCORED_GRADIENT_PARTS if gradients and scored else ()
+    more += SCORED_GRADIENT_PARTS if gradients and (scored or layout is not DENSE) else ()
+    more += PACKED_GRADIENT_PARTS if gradients and layout is not DENSE else ()
     for part in (*PARTS, *more):
         text = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
         body = ast.parse(text).body

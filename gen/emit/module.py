@@ -12,9 +12,11 @@ from itertools import combinations
 from typing import Any
 
 from ..arguments import KEY_SCALE_AXES, KEY_SCALES
+from ..buffer_gradients import buffer_gradients, scattered_arrays
 from ..kernel import Kernel
 from ..launch import LISTS_ROLE, PLAN_ROLE, Launch
-from ..layout import DENSE
+from ..layout import DENSE, PACKED
+from ..plan import Plan
 from ..problem import Problem
 from ..render import environment
 from ..scoring import BOOLEAN
@@ -39,18 +41,8 @@ from .words import (
 )
 
 
-def why_no_module(problem: Problem) -> str | None:
-    """Says why there are no modules of a problem's kernels; None where there are."""
-    if problem.backward and not (problem.scoring.is_plain and problem.layout is DENSE):
-        what = "packed sequences" if problem.layout.is_packed else "masks or changes of scores"
-        return f"{problem.name} is of gradients under {what}, which no module offers; name a .cu file"
-    return None
-
-
 def why_alone(problem: Problem) -> str | None:
     """Says why a problem's kernels make no module with others; None where they do."""
-    if (reason := why_no_module(problem)) is not None:
-        return reason
     if problem.has_key_scales:
         return f"{problem.name} takes scales of keys, as calls of others do not; make a module of it alone"
     if problem.latent:
@@ -133,8 +125,9 @@ _DIFFERENTIATES = " Some are of the backward pass: gradients of what the others 
 
 def _check_together(problems: Sequence[Problem]) -> None:
     """Raises ValueError for problems whose kernels make no module of several."""
-    if reason := next(filter(None, map(why_alone, problems)), None):
-        raise ValueError(reason)
+    alone = next(filter(None, map(why_alone, problems)), None)
+    if alone is not None and not _is_packed_pair(problems):
+        raise ValueError(alone)
     names = [problem.name for problem in problems]
     if len(names) < 2:
         raise ValueError(f"a module of several kernels was asked for with {len(names)}")
@@ -150,12 +143,6 @@ def _check_together(problems: Sequence[Problem]) -> None:
             raise ValueError(
                 f"calls for {one.name} and {other.name} are told by the same arguments; make a module of each"
             )
-    scored = [problem.name for problem in problems if not problem.scoring.is_plain]
-    if scored and any(problem.backward for problem in problems):
-        raise ValueError(
-            f"{scored[0]} has masks or changes of scores, which modules with gradients do not know; make a "
-            "module of it alone"
-        )
     scaled = [problem.name for problem in problems if problem.has_scales]
     if scaled:
         raise ValueError(
@@ -169,6 +156,14 @@ def _check_together(problems: Sequence[Problem]) -> None:
                 f"a call does not say which precision of {dtype} it wants, and there are kernels of "
                 f"{', '.join(sorted(precisions))}; make a module of each"
             )
+
+
+def _is_packed_pair(problems: Sequence[Problem]) -> bool:
+    """Whether these are packed sequences and the gradients of the same attention."""
+    if len(problems) != 2 or problems[0].backward == problems[1].backward:
+        return False
+    told = {(p.layout, p.dtype, p.kv_dtype, p.head_dim, p.head_dim_v, p.scoring.stem) for p in problems}
+    return len(told) == 1 and problems[0].layout is PACKED
 
 
 def _called_as(problem: Problem) -> tuple[object, ...]:
@@ -202,8 +197,10 @@ def _render(
     differentiable = 0 < len(forward) < len(made)
     problems = [each.kernel.problem for each in made]
     has_scales, scored = problems[0].has_scales, any(map(_reads_more, problems))
-    # Kernels that read the same are told by one list of arguments.
+    # Kernels that read the same are told by one list of arguments, those that see and change the same by one
+    # text.
     kinds = {_kind(each.kernel): each.kernel for each in made}
+    scorings = {problem.scoring.stem: problem for problem in problems}
     kernels = {_source_key(each): each.kernel for each in made}
     offer = offer_of(problems[0], scored=scored, differentiable=differentiable)
     imports, code = _imports_and_code(made, thin, scored)
@@ -215,7 +212,7 @@ def _render(
     data += ["SOURCES"] if several else ["DEVICE", "MEASUREMENT", "PROBLEM", "SOURCE", "VARIANT"]
     classes = [] if thin else ["Choice", "Launch", "TensorMap", "Tuned"]
     classes += ["Buffer", "Scored"] if scored and not thin else []
-    values = [_values(each, alone=len(kinds) == 1) for each in made]
+    values = [_values(each, alone=len(kinds) == 1, one_scoring=len(scorings) == 1) for each in made]
     lists = any(each.kernel.has_tile_lists for each in made)
     classes += ["TileLists"] if lists else []
     classes += ["SequencePlan"] if problems[0].layout.is_packed else []
@@ -248,16 +245,23 @@ def _render(
                 if kernels
             },
             calls=_calls(problems),
+            wanted=value_literal(_wanted(problems)),
             kernels_heading=heading("kernels" if several else "the kernel"),
             kinds=[
                 {
-                    "key": stem if len(kinds) > 1 else "",
+                    "key": kind if len(kinds) > 1 else "",
                     "arguments": [(field.name, field.code) for field in kernel.arguments.fields],
-                    "plain": not _reads_more(kernel.problem),
-                    "seen": seen_text(kernel.problem),
-                    "changed": changed_text(kernel.problem),
                 }
-                for stem, kernel in kinds.items()
+                for kind, kernel in kinds.items()
+            ],
+            scorings=[
+                {
+                    "key": stem if len(scorings) > 1 else "",
+                    "seen": seen_text(problem),
+                    "changed": changed_text(problem),
+                }
+                for stem, problem in scorings.items()
+                if _reads_more(problem)
             ],
             sources={} if thin else {key: source_literal(kernel.source) for key, kernel in kernels.items()},
             cubins={
@@ -320,7 +324,7 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
             + f"from flashgen.templates.runtime.latent_keys import {bound}",
             "",
         )
-    if made[0].kernel.problem.backward:
+    if made[0].kernel.problem.backward and not scored:
         return (
             "import sys\nfrom pathlib import Path\n\n"
             f"from flashgen.templates.runtime import Launch{maps}, Tuned\n"
@@ -336,11 +340,14 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
         )
     buffers = "Buffer, " if _has_buffers(made[0].kernel.problem) else ""
     lists = ", TileLists" if made[0].kernel.has_tile_lists else ""
+    of = "scored_gradients" if made[0].kernel.problem.backward else "scored_attention"
+    program = "scored_gradient_program" if made[0].kernel.problem.backward else "scored_program"
+    offer = offer_of(made[0].kernel.problem, scored=True)
     return (
         "import sys\nfrom pathlib import Path\nfrom typing import Any\n\nimport numpy as np\n"
         f"from flashgen.templates.runtime import Launch, Tuned{maps}\n"
-        f"from flashgen.templates.runtime.scored_attention import ScoredAttention\n"
-        f"from flashgen.templates.runtime.scored_program import run_scored_module\n"
+        f"from flashgen.templates.runtime.{of} import {offer.bound}\n"
+        f"from flashgen.templates.runtime.{program} import {offer.program}\n"
         f"from flashgen.templates.runtime.scored_values import {buffers}Scored{lists}",
         "",
     )
@@ -349,8 +356,11 @@ def _imports_and_code(made: Sequence[Made], thin: bool, scored: bool) -> tuple[s
 def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
     """What a thin module of packed sequences, of keys in pages, or of caches that grow imports."""
     offer, layout = offer_of(made.kernel.problem), made.kernel.problem.layout
+    backward = made.kernel.problem.backward
     latent = made.kernel.problem.latent
     kind = "paged" if layout.is_paged else "packed" if layout.is_packed else "cache"
+    part = f"{kind}_gradients" if backward else f"{'latent' if latent else kind}_attention"
+    program = f"{kind}_gradient_program" if backward else f"{kind}_program"
     values = ["Buffer"] if _has_buffers(made.kernel.problem) else []
     values += ["Scored"] if scored else []
     values += ["TileLists"] if made.kernel.has_tile_lists else []
@@ -358,8 +368,8 @@ def _sequence_imports(made: Made, maps: str, scored: bool) -> str:
     lines += ["from typing import Any", "", "import numpy as np"] if scored else [""]
     lines += [
         f"from flashgen.templates.runtime import Launch, Tuned{maps}",
-        f"from flashgen.templates.runtime.{'latent' if latent else kind}_attention import {offer.bound}",
-        f"from flashgen.templates.runtime.{kind}_program import {offer.program}",
+        f"from flashgen.templates.runtime.{part} import {offer.bound}",
+        f"from flashgen.templates.runtime.{program} import {offer.program}",
     ]
     lines += ["from flashgen.templates.runtime.packed_values import SequencePlan"] * layout.is_packed
     lines += [f"from flashgen.templates.runtime.scored_values import {', '.join(values)}"] if values else []
@@ -391,6 +401,13 @@ def _calls(problems: Sequence[Problem]) -> list[str]:
     return list(told)
 
 
+def _wanted(problems: Sequence[Problem]) -> list[str]:
+    """The arrays that kernels take gradients of beside q, k and v, as calls name them."""
+    made = (buffer_gradients(each.scores) for each in problems if each.backward)
+    names = dict.fromkeys(each.buffer.name for one in made for each in one)
+    return ["alibi_slopes" if name == "slopes" else name for name in names]
+
+
 def _own_buffers(problem: Problem) -> list[str]:
     """The arrays of a problem's expressions."""
     scoring = problem.scoring
@@ -407,14 +424,16 @@ def _own_buffers(problem: Problem) -> list[str]:
     return [each.name for each in problem.scores.buffers if not by_name.get(each.name)]
 
 
-def _values(made: Made, *, alone: bool) -> dict[str, Any]:
-    """What the template asks of a kernel."""
+def _values(made: Made, *, alone: bool, one_scoring: bool) -> dict[str, Any]:
+    """What the template asks of a kernel, whose arguments or scores may be those of all."""
     kernel, problem, variant = made.kernel, made.kernel.problem, made.kernel.variant
     carried = {key: value for key, value in (made.measurement or {}).items() if key != "times_us"}
+    plan = Plan.of_launches(kernel.launches)
     return {
         "name": problem.name,
         "class": "Scored" if _reads_more(problem) else "Tuned",
         "kind": "" if alone else _kind(kernel),
+        "scoring": "" if one_scoring else problem.scoring.stem,
         "asked": value_literal(" ".join(scoring_options(problem.scoring))),
         "scalars": to_literal(
             {each.name: scalar_values(problem.scoring)[each.name] for each in problem.scores.scalars}
@@ -429,20 +448,14 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
         "device": to_literal({"name": made.device, "arch": kernel.arch}),
         "measurement": to_literal(carried),
         "vector": variant.access_width(problem),
-        "workspace_floats": variant.partial_floats(problem) if variant.splits_by_workspace() > 1 else 0,
         "key_vector": variant.key_access_width(problem) if problem.has_key_scales else 0,
-        "counted": "batch, num_q_heads, num_kv_heads, "
-        + (
-            "seqlen_q, seqlen_k"
-            if problem.backward
-            else "total_q"
-            if problem.layout.is_packed
-            else "seqlen_q"
-        ),
-        "workspace": [each.whole.python() for each in kernel.workspace.regions]
-        if kernel.workspace and problem.backward
+        "counted": ", ".join(counted_by(problem)),
+        "plan_ints": plan.ints.python(_GRID_OF_NEW) if plan is not None else "",
+        "workspace": [each.floats.python(_GRID_OF_NEW) for each in kernel.workspace.regions]
+        if kernel.workspace
         else [],
         "deterministic": kernel.is_deterministic,
+        "scattered": value_literal(scattered_arrays(problem.scores) if problem.backward else ()),
         "launches": [
             {
                 "symbol": kernel.symbol_of(each),
@@ -462,17 +475,26 @@ def _values(made: Made, *, alone: bool) -> dict[str, Any]:
     }
 
 
+def counted_by(problem: Problem) -> tuple[str, ...]:
+    """Returns the sizes by which a problem's blocks are counted, as the runtime has them."""
+    packed, heads = problem.layout.is_packed, ("batch", "num_q_heads", "num_kv_heads")
+    if problem.backward:
+        return (*heads, "seqlen_q", "seqlen_k", *(("total_q", "total_k") if packed else ()))
+    return (*heads, "total_q" if packed else "seqlen_q")
+
+
 #: Grids are as if there were a new row for each query: blocks that append take more where there are more.
 _GRID_OF_NEW = {"seqlen_new": "seqlen_q", "total_new": "total_q"}
 #: Of a launch's fields its maps, its role, which its function's name tells, and what the problem tells.
-_TOLD_APART = ("tensor_maps", "role", "packed", "rotates", "of_keys")
+_TOLD_APART = ("tensor_maps", "role", "packed", "rotates", "of_keys", "keys_per_block")
 
 
 def _numbers(launch: Launch) -> dict[str, Any]:
     """A launch's fields that are not as usual, but those `_TOLD_APART`."""
     usual = Launch(-1, -1, None)
     names = [field.name for field in fields(Launch) if field.name not in _TOLD_APART]
-    return {name: getattr(launch, name) for name in names if getattr(launch, name) != getattr(usual, name)}
+    told = {name: getattr(launch, name) for name in names if getattr(launch, name) != getattr(usual, name)}
+    return {name: value_literal(value) for name, value in told.items()}
 
 
 def _source_key(made: Made) -> str:

@@ -38,9 +38,15 @@ def offer_of(problem: Problem, *, scored: bool = False, differentiable: bool = F
     changes of scores. It is ``differentiable`` by kernels for gradients beside those. Of other libraries'
     functions flash-attn's alone know scales."""
     layout = problem.layout
+    if problem.backward and layout.is_packed:
+        functions, usual = ("gradients_varlen", *_ALL), f"q, k, v, o, lse, dout, {_LENGTHS}"
+        return Offer(functions, "PackedGradients", "run_packed_gradients_module", usual)
     if problem.backward:
         functions, usual = ("gradients", *_ALL), "q, k, v, o, lse, dout"
-        return Offer(functions, "Gradients", "run_gradients_module", usual)
+        bound, program = ("Gradients", "run_gradients_module")
+        if scored:
+            bound, program = ("ScoredGradients", "run_scored_gradients_module")
+        return Offer(functions, bound, program, usual)
     paged, packed = layout.is_paged, layout.is_packed
     if paged and packed:
         known, of = ("flash_attn_varlen_func",), f"{_CACHES}, {_PACKED_QUERIES}"
@@ -63,10 +69,16 @@ def offer_of(problem: Problem, *, scored: bool = False, differentiable: bool = F
         return Offer(("attention_paged", *_ALL, *known), "PagedAttention", "run_paged_module", of)
     if problem.append is not None:
         return Offer(("attention_append", *_ALL, *known), "CacheAttention", "run_cache_module", of)
+    if packed and differentiable:
+        functions = ("attention_varlen", *_ALL, "gradients_varlen", *known)
+        return Offer(functions, "DifferentiablePackedAttention", "run_differentiable_packed_module", of)
     if packed:
         return Offer(("attention_varlen", *_ALL, *known), "PackedAttention", "run_packed_module", of)
     if differentiable:
         functions = ("attention", *_ALL, "gradients", *known)
-        return Offer(functions, "DifferentiableAttention", "run_differentiable_module", of)
+        bound, program = ("DifferentiableAttention", "run_differentiable_module")
+        if scored:
+            bound, program = ("DifferentiableScoredAttention", "run_differentiable_scored_module")
+        return Offer(functions, bound, program, of)
     bound, program = ("ScoredAttention", "run_scored_module") if scored else ("Attention", "run_module")
     return Offer(("attention", *_ALL, *known), bound, program, of)

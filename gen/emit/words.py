@@ -185,26 +185,26 @@ def listing(made: Sequence[Made]) -> str:
 def needs(made: Sequence[Made], *, embedded: bool, thin: bool) -> str:
     """Returns what a module of the kernels needs of a machine, in words."""
     maps = any(launch.tensor_maps for each in made for launch in each.kernel.launches)
-    nvcc = "nvcc 12.5 or newer" if maps else "nvcc"
+    compiler = f"a CUDA compiler{', 12.5 or newer' if maps else ''}: nvcc, or the NVRTC that PyTorch brings"
     what = "a kernel is compiled by its first call" if len(made) > 1 else "the first call compiles"
     forward = not any(each.kernel.problem.backward for each in made)
-    rest = "(PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph."
+    rest = "(and keeps the result). Make that call before capturing a CUDA graph."
     rest += " Forward only." if forward else ""
     driver = "Needs an NVIDIA driver for CUDA 12 or newer"
     if embedded:
         archs = " and ".join(dict.fromkeys(each.kernel.sm for each in made))
         carried = "Kernels are in it as compiled" if len(made) > 1 else "The kernel is in it as compiled"
         told = (
-            f"{driver} and numpy. {carried} for {archs}; for other cards the first call compiles the source, "
-            f"which takes PyCUDA and {nvcc} {rest}"
+            f"{driver} and numpy. {carried} for {archs}; for other cards the first call compiles the source "
+            f"{rest} That takes {compiler}."
         )
     elif thin:
         told = (
-            f"{driver}, flashgen, PyCUDA and {nvcc}; {what} the .cu beside it {rest} `flashgen emit` makes a "
+            f"{driver}, flashgen and {compiler}; {what} the .cu beside it {rest} `flashgen emit` makes a "
             "module of it that stands alone."
         )
     else:
-        told = f"{driver}, numpy, PyCUDA and {nvcc}; {what} {rest}"
+        told = f"{driver}, numpy and {compiler}; {what} {rest}"
     return wrap(told)
 
 

@@ -8,3 +8,6 @@ LAG = 8.0
 #: tensor is brought to, the least unit, and what a row's largest weight is; where maxima lag, 2^PARTS_LAG
 #: times that, which must not exceed f16 but be seldom exceeded itself.
 TOP_EXPONENT, LEAST_EXPONENT, WEIGHT_EXPONENT, PARTS_LAG = 12, -113, 13, 2.875
+#: The same of weights of e4m3, whose largest number is 448: a row's largest is exactly 2^8, so that it loses
+#: nothing where it is nearly all of the row, and no maximum may lag behind.
+EIGHT_BITS_EXPONENT, EIGHT_BITS_LAG = 8, 0.0

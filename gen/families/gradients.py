@@ -20,7 +20,13 @@ from ..plan import Plan
 from ..problem import Problem
 from ..query_sums import POSTPROCESS_ROWS, POSTPROCESS_THREADS, postprocess_launch, query_sums_region
 from ..scores import SCORE
-from ..statistics import STATISTICS_ROWS, STATISTICS_THREADS, statistics_launch, statistics_regions
+from ..statistics import (
+    STATISTICS_ROWS,
+    STATISTICS_THREADS,
+    statistics_lanes,
+    statistics_launch,
+    statistics_regions,
+)
 from ..variant import Variant
 from ..workspace import Workspace
 
@@ -79,7 +85,7 @@ class GradientVariant(Variant):
             return None
         return Plan.of_launches((self._queries(problem), self.launch(problem, limits)))
 
-    def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
+    def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
         """Returns what launches leave those behind them."""
         columns = self.summed_columns(problem)
         sums = (query_sums_region(columns),) if columns else ()
@@ -96,6 +102,7 @@ class GradientVariant(Variant):
             "statistics_tile": self.statistics_tile,
             "statistics_rows": STATISTICS_ROWS,
             "statistics_threads": STATISTICS_THREADS,
+            "statistics_lanes": statistics_lanes(problem.head_dim_v, self.access_width(problem)),
             "summed_columns": self.summed_columns(problem),
             "postprocess_rows": POSTPROCESS_ROWS,
             "postprocess_threads": POSTPROCESS_THREADS,

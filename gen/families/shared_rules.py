@@ -25,3 +25,12 @@ def why_not_pack_heads(problem: Problem, most_rows: int) -> str | None:
     if problem.seqlen_q > most_rows:
         return f"pack_heads=True: {problem.seqlen_q} query rows fill tiles by themselves"
     return None
+
+
+def why_not_both_ways(splits: int, workspace_splits: int) -> str | None:
+    """Says why blocks of a cluster that share keys leave nothing in the workspace; None where none leave
+    anything, or form no cluster."""
+    if splits > 1 and workspace_splits > 1:
+        by_cluster = f"the {splits} blocks of a cluster share keys already"
+        return f"workspace_splits={workspace_splits}: {by_cluster}"
+    return None

@@ -21,7 +21,7 @@ from .proxy import ArrayProxy, Proxy, called_by_library, is_array
 _DEEPEST, _LONGEST = 12, 256
 #: Libraries whose functions hold no arrays of a user, but for those that compose masks.
 _LIBRARIES = frozenset({"torch", "numpy", "cupy", "jax", "jaxlib", "flashgen"}) | sys.stdlib_module_names
-_COMPOSERS = "torch.nn.attention"
+_COMPOSERS = ("torch.nn.attention", "flashgen.tuner.compat")
 #: Modules whose functions do not ask their operands what they want to make of them.
 _DEAF = frozenset({"math", "jax.numpy", "jax.nn", "jax.lax", "cupy"})
 

@@ -8,25 +8,25 @@
 //
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 128                   keys per tile
+//   bc = 80                    keys per tile
 //   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
-//   v_stages = 2               V tiles in shared memory
+//   k_stages = 4               K tiles in shared memory
+//   v_stages = 4               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 8                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   p_in_shared = true         weights pass by shared memory, which relieves registers
+//   tangent = cubic            tangents of small scores: polynomials, special functions, by turns, or within exponents
 //
 // Tuned with soft cap 30.
 //
-// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask, soft cap 30: 1.046 ms (median),
-// spread 1.5 %, 525.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against
-// float64: 3.0e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask, soft cap 30: 890.6 us (median),
+// spread 0.4 %, 617.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against
+// float64: 3.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -37,9 +37,9 @@
 //
 //     flashgen emit bf16_d128_softcap30_causal_b2_n8192.cu \
 //         --device h200 --dtype bf16 --d 128 --causal --softcap 30 --batch 2 --seqlen 8192 --family wgmma \
-//         --set br=192 --set bc=128 --set persistent=false --set q_stages=1 --set k_stages=2 \
-//         --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-//         --set rescale=lazy --set poly_exp=0 --set section=8 --set min_blocks=1 --set p_in_shared=true
+//         --set br=192 --set bc=80 --set persistent=false --set q_stages=1 --set k_stages=4 \
+//         --set v_stages=4 --set schedule=chained --set q_in_registers=false --set order_of_groups=free \
+//         --set rescale=lazy --set poly_exp=0 --set section=8 --set min_blocks=1 --set tangent=cubic
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -81,11 +81,11 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 128;  // keys per tile
+constexpr int kBc = 80;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -94,12 +94,10 @@ constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
 constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
 constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
-constexpr int kKeyChunks = (kBc + kChunk - 1) / kChunk;  // of weights, the last one not always whole
 constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
-constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -112,20 +110,18 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kChunk];
 using VChunk = KChunk;
-using PChunk = QChunk;
 using OChunk = QChunk;
 
 struct SharedStorage {
   // Q by consumer, and then its outputs on their way to global memory.
   alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
-  alignas(1024) PChunk p[kConsumers][kKeyChunks];  // a tile's weights by consumer
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 214016, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -173,11 +169,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// Comes to barrier `id` and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -280,50 +271,40 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
-// rather than once and for all in a register each.
-__device__ __forceinline__ void forget(unsigned long long& value) {
-  asm volatile("" : "+l"(value));
-}
-
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
-// p v has p in shared memory and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss(
+    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %42, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39}, "
+      "%40, %41, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss_trans(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
+    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
+      "setp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 1;\n"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -333,7 +314,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16_ss_trans(
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(int(accumulate)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -451,29 +432,8 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Whether hyperbolic tangents of all of a warp's scores can be had by multiply-adds, which leave the special functions
-// to exponentials.
-template <int n>
-__device__ __forceinline__ bool are_small(
-    const AttentionArgs& args, const float (&s)[n], float score_scale) {
-  bool is_small = true;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int bound = 0;  // as integers, positive floats compare as they are
-#pragma unroll
-    for (int i = 2 * h; i < n; i += 8) {
-      const float first = fmaxf(fabsf(s[i]), fabsf(s[i + 1])), second = fmaxf(fabsf(s[i + 4]), fabsf(s[i + 5]));
-      bound = __vimax3_s32(bound, __float_as_int(first), __float_as_int(second));
-    }
-    const float largest = __int_as_float(bound);
-    const float t0 = fabsf(score_scale * (1.0f / args.softcap));
-    is_small &= largest * t0 <= 0.8f && t0 >= 1e-07f && t0 <= 10000000.0f;
-  }
-  return !__any_sync(0xffffffffu, !is_small);
-}
-
 // Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`.
-template <bool is_small, int n>
+template <int n>
 __device__ __forceinline__ void change(
     const AttentionArgs& args, float (&s)[n], float score_scale, int batch, int head,
     int first_row, int first_key) {
@@ -484,14 +444,50 @@ __device__ __forceinline__ void change(
     for (int i = 0; i < n; ++i) {
       if (i / 2 % 2 != h) continue;
       const float raw = s[i];
-      const float t0 = score_scale * (1.0f / args.softcap);
-      const float t1 = raw * raw;
-      const float t2 = t0 * t0;
-      const float t3 = t0 * t2;
-      s[i] = (is_small ? raw * (0.9996967f * t0 + t1 * (-0.32457365f * t3 + t1 * (0.09357443f * (t3 * t2)))) : tanh_approximate(raw * t0));
+      s[i] = tanh_approximate(raw * (score_scale * (1.0f / args.softcap)));
     }
   }
 }
+
+// What small raw scores are multiplied by to be capped and in powers of two: a polynomial of their squares that is the
+// tangent's, by its argument. Capped scores are in the order of raw ones, among which maxima may so be found.
+struct SmallCap {
+  float powers[2];  // what the even powers of a raw score are multiplied by
+  float most;  // up to which magnitude scores are small
+
+  __device__ __forceinline__ SmallCap(const AttentionArgs& args, float score_scale, float scale) {
+    const float factor = score_scale * (1.0f / args.softcap), square = factor * factor;
+    powers[0] = scale * factor * 0.99956185f;
+    powers[1] = scale * factor * square * -0.3122109f;
+    most = factor >= 1e-07f && factor <= 10000000.0f ? 0.41f / factor : -1.0f;
+  }
+
+  // Whether all of a warp's scores are small; and how large they are in each row.
+  template <int n>
+  __device__ __forceinline__ bool are_small(const float (&s)[n], float (&bounds)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;  // as integers, positive floats compare as they are
+#pragma unroll
+      for (int i = 2 * h; i < n; i += 8) {
+        const float first = fmaxf(fabsf(s[i]), fabsf(s[i + 1])), second = fmaxf(fabsf(s[i + 4]), fabsf(s[i + 5]));
+        bound = __vimax3_s32(bound, __float_as_int(first), __float_as_int(second));
+      }
+      bounds[h] = __int_as_float(bound);
+    }
+    return !__any_sync(0xffffffffu, !(fmaxf(bounds[0], bounds[1]) <= most));
+  }
+};
+
+__device__ __forceinline__ float factor_of(float raw, const SmallCap& cap) {
+  const float square = raw * raw;
+  return fmaf(square, cap.powers[1], cap.powers[0]);
+}
+__device__ __forceinline__ float factor_of(float, float scale) { return scale; }
+
+// The largest such factor.
+__device__ __forceinline__ float steepest(const SmallCap& cap) { return cap.powers[0]; }
+__device__ __forceinline__ float steepest(float scale) { return scale; }
 
 // The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
 // belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
@@ -502,21 +498,14 @@ struct SoftmaxState {
 
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
-template <int n>
+template <int n, typename Scale>
 __device__ __forceinline__ bool raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
-  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
-  // floats compare as they are; zero bounds the others.
+    const float (&s)[n], const float (&bound)[2], SoftmaxState& softmax, float (&rescale)[2], const Scale& scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision: it is looked for where the tile's
+  // bounds exceed it.
   bool grown = false;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int bound = 0;
-#pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
-    }
-    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 8.0f;
-  }
+  for (int h = 0; h < 2; ++h) grown |= fmaf(bound[h], steepest(scale), -softmax.max[h]) > 8.0f;
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -525,7 +514,7 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float highest = tile_max * scale;
+    const float highest = tile_max * factor_of(tile_max, scale);
     // Rounded up: of scores of -1e9, by which masks hide, weights would else exceed what 16 bits hold.
     const float row_max = fmaxf(softmax.max[h], highest * (highest < 0.0f ? 1.0f - 0x1p-22f : 1.0f + 0x1p-22f));
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
@@ -537,9 +526,25 @@ __device__ __forceinline__ bool raise_maximum(
   return true;
 }
 
-// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+// The same where no bounds are known: of zero and, compared as integers, all positive scores.
 template <int n>
-__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
+__device__ __forceinline__ bool raise_maximum(const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+  float bound[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int most = 0;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      most = __vimax3_s32(most, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
+    }
+    bound[h] = __int_as_float(most);
+  }
+  return raise_maximum(s, bound, softmax, rescale, scale);
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n, typename Scale>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const Scale& scale) {
   float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -547,12 +552,19 @@ __device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, floa
   }
 #pragma unroll
   for (int i = 0; i < n; ++i) {
-    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    const float exponent = fmaf(s[i], factor_of(s[i], scale), -base[i / 2 % 2]);
     s[i] = exp2f(exponent);
     sum[i / 2 % 2][i % 2] += s[i];
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
+}
+
+// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
+template <int n>
+__device__ __forceinline__ void pack_weights(const float (&s)[n], unsigned (&p)[n / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < n / 2; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
 }
 
 __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
@@ -567,39 +579,20 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n128k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n80k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
 
 // Starts o += p v for a consumer's rows and one tile of keys.
-__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], unsigned long long p, unsigned long long v) {
-  forget(p);  // descriptors of all steps would be many
+template <int steps>
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[steps][4], unsigned long long v) {
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kKeySteps; ++step) {
-    const unsigned long long p_step = step_of_columns<PChunk>(p, step);
-    wgmma_m64n128k16_bf16_ss_trans(o, p_step, step_of_keys(v, step), true);
+  for (int step = 0; step < steps; ++step) {
+    wgmma_m64n128k16_bf16_rs_trans(o, p[step], step_of_keys(v, step), true);
   }
   wgmma_commit();
-}
-
-// Brings a tile's weights to shared memory, sixteen rows by each warp, for the consumer's products. Those that
-// read what was there have ended.
-__device__ __forceinline__ void store_weights(PChunk* p, const float (&s)[kBc / 2], int warp, int consumer) {
-  const int lane = threadIdx.x % 32;
-  const int row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < kKeySteps; ++step) {
-    unsigned m[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) m[i] = pack(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
-    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
-    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
-    stmatrix_x4(p[step / 4] + row * kChunk + piece * 8, m);
-  }
-  fence_proxy_async();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
 // Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
@@ -608,15 +601,6 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-}
-
-// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
-// another's products.
-__device__ __forceinline__ void order_wait(int consumer) {
-  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
-}
-__device__ __forceinline__ void order_arrive(int consumer) {
-  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -829,6 +813,7 @@ __device__ __forceinline__ void consume_tile(
   // Where it is next to none, what is left of the scale is small: nothing is divided by zero.
   const float score_scale = fabsf(args.scale) < 1e-30f ? 1e-30f : fabsf(args.scale);
   const float scale = kLog2e * args.softcap;
+  const SmallCap cap(args, score_scale, scale);
   SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -844,12 +829,9 @@ __device__ __forceinline__ void consume_tile(
   if (args.scale < 0.0f) negate_q(q, consumer);
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
-  const unsigned long long p_desc = descriptor(smem.p[consumer]);
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
-    order_wait(consumer);
-    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -862,32 +844,25 @@ __device__ __forceinline__ void consume_tile(
   int n = last_tile - 1;
   if (n >= first_tile) {
     float s[kBc / 2], rescale[2];
+    unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
-    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
-    if (are_small(args, s, score_scale)) {
-      change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
-    } else {
-      change<false>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
-    }
+    change(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
-    store_weights(smem.p[consumer], s, warp, consumer);
+    pack_weights(s, p);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
-      order_wait(consumer);
-      start_pv(o, p_desc, v_desc + v_pipe.stage * kNextV);
+      start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
-      order_arrive(consumer);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -896,18 +871,21 @@ __device__ __forceinline__ void consume_tile(
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
-      if (are_small(args, s, score_scale)) {
-        change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+      // Of whole tiles, small scores stay raw until exponents are made of them.
+      float bounds[2];
+      if (n < first_partial && cap.are_small(s, bounds)) {
+        if (raise_maximum(s, bounds, softmax, rescale, cap)) rescale_output(o, rescale);
+        weigh(s, softmax, cap);
       } else {
-        change<false>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        change(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+        if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
+        weigh(s, softmax, scale);
       }
-      if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
-      if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
-      weigh(s, softmax, scale);
-      store_weights(smem.p[consumer], s, warp, consumer);
+      pack_weights(s, p);
     }
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
-    start_pv(o, p_desc, v_desc + v_pipe.stage * kNextV);
+    start_pv(o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
     if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -988,7 +966,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<160>();
     const int consumer = warp / 4 - 1;
-    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -1055,12 +1032,12 @@ extern "C" int attention_bf16_d128_softcap(const AttentionArgs* args, cudaStream
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 80,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 80,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -1077,4 +1054,4 @@ extern "C" int attention_bf16_d128_softcap(const AttentionArgs* args, cudaStream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"softcap": 30.0}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "bc": 128, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": true, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_softcap", "launches": [{"threads": 512, "smem_bytes": 230400, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e1ad4e0d27def1f7", "figures": [1581, 1052]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"softcap": 30.0}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 80, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "k_stages": 4, "v_stages": 4, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "cubic"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_softcap", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7b829e42d3a860a6", "figures": [1613, 1044]}

@@ -18,9 +18,9 @@ per head against float64: 3.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUD
     sdpa(q, k, v, is_causal=True)                    # torch's scaled_dot_product_attention, by this kernel where it serves
     register_transformers("tuned")                   # attn_implementation="tuned" for Hugging Face's models
 
-Needs an NVIDIA driver for CUDA 12 or newer, flashgen, PyCUDA and nvcc 12.5 or newer; the first call compiles
-the .cu beside it (PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph.
-Forward only. `flashgen emit` makes a module of it that stands alone.
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler, 12.5 or newer: nvcc, or the NVRTC
+that PyTorch brings; the first call compiles the .cu beside it (and keeps the result). Make that call before
+capturing a CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
 
 Regenerate:
 
@@ -130,11 +130,13 @@ KERNELS: tuple[Tuned, ...] = (
             "pack_heads": False,
             "br": 128,
             "splits": 1,
+            "workspace_splits": 1,
             "bc": 64,
             "persistent": True,
             "q_stages": 1,
             "o_apart": True,
             "p_in_shared": False,
+            "weights": "f16",
             "k_stages": 3,
             "v_stages": 3,
             "schedule": "chained",

@@ -14,9 +14,9 @@ Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, s
     attention(q, k, v, causal=True, scale=0.1, out=o, stream=stream)
     attention(q, k, v, scales=(0.02, 0.03, 0.01))    # q, k and v times these are what was meant
 
-Needs an NVIDIA driver for CUDA 12 or newer, flashgen, PyCUDA and nvcc 12.5 or newer; the first call compiles
-the .cu beside it (PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph.
-Forward only. `flashgen emit` makes a module of it that stands alone.
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler, 12.5 or newer: nvcc, or the NVRTC
+that PyTorch brings; the first call compiles the .cu beside it (and keeps the result). Make that call before
+capturing a CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
 
 Regenerate:
 
@@ -98,11 +98,13 @@ KERNELS: tuple[Tuned, ...] = (
             "pack_heads": False,
             "br": 128,
             "splits": 1,
+            "workspace_splits": 1,
             "bc": 128,
             "persistent": True,
             "q_stages": 1,
             "o_apart": True,
             "p_in_shared": False,
+            "weights": "f16",
             "k_stages": 3,
             "v_stages": 3,
             "schedule": "chained",

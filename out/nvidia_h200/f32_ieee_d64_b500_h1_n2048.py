@@ -15,9 +15,9 @@ by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
     sdpa(q, k, v, is_causal=True)                    # torch's scaled_dot_product_attention, by this kernel where it serves
     register_transformers("tuned")                   # attn_implementation="tuned" for Hugging Face's models
 
-Needs an NVIDIA driver for CUDA 12 or newer, flashgen, PyCUDA and nvcc; the first call compiles the .cu beside
-it (PyCUDA keeps the result in its cache). Make that call before capturing a CUDA graph. Forward only.
-`flashgen emit` makes a module of it that stands alone.
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler: nvcc, or the NVRTC that PyTorch
+brings; the first call compiles the .cu beside it (and keeps the result). Make that call before capturing a
+CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
 
 Regenerate:
 

@@ -160,9 +160,10 @@ class Attention:
         have.
 
         Runs in the arrays' CUDA context, from any thread. Raises TypeError and ValueError for arrays it
-        cannot serve, RuntimeError when the GPU or the compiler fails, ImportError without PyCUDA.
+        cannot serve, RuntimeError when the GPU or the compiler fails.
         """
-        _check_call(layout, scale)
+        if scale is not None or layout != "bhsd":
+            _check_call(layout, scale)
         beside = self._usual_beside
         if scales is not None:
             scale, value_scale = self._fold(q, scale, scales)
@@ -448,7 +449,7 @@ class Attention:
     def compile(self, name: str, arch: int, causal: bool) -> bytes:
         """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
         cubin."""
-        return _compile(self._named(name), arch, causal, True)
+        return _compile(self._named(name), arch, causal)
 
     def carry(self, name: str, causal: bool, cubin: bytes) -> None:
         """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""

@@ -1,14 +1,10 @@
-"""Kernels, compiled by PyCUDA or carried along, as the driver loads them."""
+"""Kernels, compiled here or carried along, as the driver loads them."""
 
 import base64
 import ctypes
-import importlib
-import os
-import shutil
-import sys
 import zlib
-from pathlib import Path
 
+from .compilers import _compile_source
 from .driver import _LOCK, _SMEM_PER_BLOCK, _arch_of, _attribute, _check, _driver
 from .facts import Tuned
 
@@ -33,13 +29,8 @@ def _load(tuned: Tuned, device: int, causal: bool) -> tuple[int, ...]:
                 f"{tuned.command} --device {device}"
             )
         library = ctypes.c_void_p()
-        status = 0
-        # Another process may be writing the cubin that PyCUDA's cache just handed out: then compile afresh.
-        for cached in (True, False):
-            cubin = _built(tuned, arch, causal) or _compile(tuned, arch, causal, cached)
-            status = driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0)
-            if status == 0:
-                break
+        cubin = _built(tuned, arch, causal) or _compile(tuned, arch, causal)
+        status = driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0)
         _check(status, f"loading the kernel for sm_{arch}")
         functions = []
         for launch in tuned.launches:
@@ -71,49 +62,7 @@ def _pack(cubin: bytes) -> str:
     return base64.b85encode(zlib.compress(cubin, 9)).decode()
 
 
-def _compile(tuned: Tuned, arch: int, causal: bool, cached: bool) -> bytes:
+def _compile(tuned: Tuned, arch: int, causal: bool) -> bytes:
     """The cubin for one compute capability (times ten) and mask."""
-    try:
-        nvcc_compile = importlib.import_module("pycuda.compiler").compile
-        compile_error = importlib.import_module("pycuda.driver").CompileError
-    except ImportError as error:
-        raise ImportError(f"attention() compiles through PyCUDA: pip install pycuda ({error})") from error
-    options = ["-std=c++17", "-O3", "-ftz=true", f"-DFLASHGEN_CAUSAL={int(causal)}"]
-    if arch < 75:
-        options.append("-Wno-deprecated-gpu-targets")
-    nvcc, sm = _find_nvcc(), f"sm_{arch}{tuned.arch_suffix}"
-    try:
-        cache_dir = None if cached else False
-        cubin: bytes = nvcc_compile(
-            tuned.source, nvcc, options, no_extern_c=True, arch=sm, cache_dir=cache_dir
-        )
-        return cubin
-    except compile_error as error:
-        # nvcc says "Unsupported gpu architecture" or "not defined for option 'gpu-architecture'".
-        if "gpu architecture" in str(error) or "gpu-architecture" in str(error):
-            needed = "CUDA 12.9 or older (13 dropped cards before sm_75)" if arch < 75 else "a newer CUDA"
-            raise RuntimeError(
-                f"{nvcc} does not compile for sm_{arch}; install {needed} and set CUDA_HOME to it"
-            ) from error
-        raise RuntimeError(f"{nvcc} failed:\n{error}") from error
-    except OSError as error:
-        if cached:  # a cache that cannot be written is done without
-            return _compile(tuned, arch, causal, cached=False)
-        raise RuntimeError(f"{nvcc} could not be run: {error}") from error
-
-
-def _find_nvcc() -> str:
-    """nvcc of $CUDA_HOME, $CUDA_PATH, $PATH, /usr/local/cuda, or of the PyPI package."""
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    candidates = [Path(home, "bin", "nvcc") for home in homes]
-    candidates += [Path(found) for found in (shutil.which("nvcc"),) if found]
-    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
-    for folder in filter(None, sys.path):
-        candidates += Path(folder, "nvidia").glob("*/bin/nvcc")
-    for candidate in candidates:
-        if candidate.exists():
-            return str(candidate)
-    raise RuntimeError(
-        "nvcc, the CUDA compiler, was not found; install the CUDA toolkit (and set CUDA_HOME where it is "
-        "not on the PATH), or pip install nvidia-cuda-nvcc nvidia-cuda-cccl"
-    )
+    macros = (f"-DFLASHGEN_CAUSAL={int(causal)}",)
+    return _compile_source(tuned.source, f"sm_{arch}{tuned.arch_suffix}", arch, macros)

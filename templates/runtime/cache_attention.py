@@ -158,7 +158,7 @@ class CacheAttention(_SequenceAttention):
         A CUDA graph keeps the number of keys that it was captured with; one of a kernel of pages does not.
 
         Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU or the compiler
-        fails, ImportError without PyCUDA.
+        fails.
         """
         _check_call(layout, scale)
         value_scale = 1.0

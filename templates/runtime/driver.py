@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-# PyCUDA compiles, but does not launch: it takes neither streams nor contexts that other libraries made.
+# PyCUDA, where it is installed, does not launch: it takes neither streams nor contexts that others made.
 
 _POINTER_CONTEXT, _POINTER_DEVICE = 1, 9  # CUpointer_attribute
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SMEM_PER_BLOCK = 75, 76, 97  # CUdevice_attribute
@@ -49,6 +49,7 @@ def _driver() -> ctypes.CDLL:
         "cuMemFree_v2": [pointer],
         "cuMemcpyDtoHAsync_v2": [pointer, pointer, size, pointer],
         "cuMemcpyHtoDAsync_v2": [pointer, pointer, size, pointer],
+        "cuMemsetD8Async": [pointer, ctypes.c_ubyte, size, pointer],
         "cuPointerGetAttribute": [pointer, integer, pointer],
         "cuStreamSynchronize": [pointer],
         "cuTensorMapEncodeTiled": [pointer, integer, unsigned, *[pointer] * 5, *[integer] * 4],

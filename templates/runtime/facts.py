@@ -72,6 +72,8 @@ class Launch:
     """Whether what it makes for one head serves all."""
     plans: bool = False
     """Whether it plans which block takes what of packed sequences, which may be kept from call to call."""
+    makes: str = ""
+    """The gradient of what scores read without which nobody needs it."""
     lists: int = 0
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
     maps: tuple[TensorMap, ...] = ()
@@ -119,8 +121,6 @@ class Tuned:
     """The same of k and v where they are of a type of their own; else 0."""
     launches: tuple[Launch, ...]
     """The launches that one call makes, one after the other."""
-    workspace_floats: int = 0
-    """32-bit words that each block of the main launch leaves in the workspace, for other launches."""
     tolerance: float
     """The largest norm(o - reference) / norm(reference) that a head of a right result has against float64."""
     oldest_arch: int | None = None
@@ -133,7 +133,9 @@ class Tuned:
     """What compilers add to an architecture's name for instructions that it alone has, as in sm_90a."""
     workspace: tuple[Callable[..., int], ...] = ()
     """The 32-bit words of each part of the memory that its launches leave each other things in, of what
-    `counted` names."""
+    `counted` names; each begins at a multiple of 256 bytes."""
+    plan_ints: Callable[..., int] | None = None
+    """The 32-bit integers of the plan of packed sequences, of what blocks are counted by."""
     deterministic: bool = True
     """Whether it makes the same bits every time."""
     source: str = dataclasses.field(repr=False)
@@ -226,7 +228,8 @@ class Tuned:
     def counted(self) -> tuple[str, ...]:
         """The sizes of arrays by which blocks are counted: of gradients the keys, too."""
         keys = ("seqlen_k",) if self.problem.get("backward") else ()
-        return ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", *keys)
+        totals = ("total_q", "total_k") if keys and self.problem.get("varlen") else ()
+        return ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", *keys, *totals)
 
     def tiles(self, *counted: int) -> int:
         """Returns the shares of the work in the launch that has most."""

@@ -3,12 +3,14 @@
 import collections
 import ctypes
 import functools
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .arrays import _View
 from .build import _load
-from .driver import _driver, _pop_context, _push_context
-from .facts import Tuned
+from .driver import _check, _driver, _pop_context, _push_context
+from .facts import Launch, Tuned
 from .plans import (
     _GRADIENT_ARRAYS,
     _GRADIENT_POINTERS,
@@ -19,10 +21,12 @@ from .plans import (
     _MOST_MAPS,
     _MOST_STREAMS,
     _Arguments,
+    _Beside,
     _Config,
     _encode_map,
     _Maps,
     _tell_of_launch,
+    _workspace_words,
 )
 from .table import _TORCH_DEVICES, _ordinal, _Output, _Table
 
@@ -32,6 +36,57 @@ _ROWS = ("lse", "dlse")
 _GIVEN = _GRADIENT_ARRAYS[:5]
 #: By which size of a call the rows and the heads of arrays of keys are counted; those of others by another.
 _OF_KEYS = ("k", "v", "dk", "dv")
+
+
+class _ReadByGradients(_Beside):
+    """What kernels of the backward pass read beside their arrays, and the gradients of it that a call wants:
+    of plain attention there is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, Any] = {}
+        """The gradients that are wanted, by what kernels call the arrays that they are of, once `make` has
+        made room for them."""
+
+    @property
+    def in_no_order(self) -> tuple[str, ...]:
+        """Those that are wanted whose last bits vary."""
+        return ()
+
+    @property
+    def zeroed(self) -> tuple[tuple[int, int], ...]:
+        """Where memory begins that must be zero first, and the bytes of it."""
+        return ()
+
+    @property
+    def leaves_rows(self) -> bool:
+        """Whether there may be rows of which kernels make no gradients: those are zero."""
+        return False
+
+    def make(self, plan: "_GradientPlan", allocate: Callable[[tuple[int, ...]], Any]) -> None:
+        """Makes room for the gradients that are wanted."""
+
+    def skips(self, launch: Launch) -> bool:
+        """Tells whether a call can do without a launch."""
+        return False
+
+    def found(self, may_sum: bool) -> tuple[Any, ...]:
+        """Returns the gradients that are wanted, in their order, of the shapes of what they are of: what that
+        repeats is summed where it may be."""
+        return self.as_passed(self.made, may_sum)
+
+    def as_passed(self, made: dict[str, Any], may_sum: bool = True) -> tuple[Any, ...]:
+        """Returns such gradients likewise."""
+        return ()
+
+    def on_device(self, put: Callable[[Any], Any]) -> "_ReadByGradients":
+        return self
+
+    def through(self, read: Callable[[Any], Any]) -> "_ReadByGradients":
+        return self
+
+
+_NOTHING_READ = _ReadByGradients()
 
 
 class _GradientPlan(NamedTuple):
@@ -45,6 +100,8 @@ class _GradientPlan(NamedTuple):
     steps: tuple[tuple[int, int, int], ...]
     """The strides of arrays by batch, head and row, in elements and 0 along dimensions of one entry."""
     sizes: dict[str, int]
+    grid: tuple[int, ...]
+    """The sizes by which blocks are counted."""
     workspace_words: int
     """32-bit words of what the launches leave each other things in."""
     misfit_bits: int
@@ -56,6 +113,8 @@ class _GradientPlan(NamedTuple):
     """Whether the arrays are tensors without data."""
     made: tuple[_Output, _Output, _Output]
     """The gradients."""
+    made_bytes: tuple[int, ...]
+    """The bytes of each of them."""
     dtype: Any
     """Their type, torch's own for tensors."""
     idle: "dict[int, list[_ReadyGradients]]"
@@ -65,7 +124,7 @@ class _GradientPlan(NamedTuple):
 
 
 def _make_gradient_plan(
-    table: _Table, torch: Any, masked: bool, layout: str, *described: Any
+    table: _Table, torch: Any, masked: bool, layout: Any, *described: Any
 ) -> _GradientPlan:
     """Checks type, shape, strides and device of q, k, v, o, dout and of lse and dlse, one after the other,
     and draws from them all that they decide. `torch` is the module where they are tensors, else None. Strides
@@ -76,13 +135,14 @@ def _make_gradient_plan(
     }
     query, key, value = (views[name] for name in "qkv")
     table.check_shapes(query, key, value)
+    of_rows = table.output_like(query, value.head_dim, layout).rows_shape
     for name in ("o", "dout"):
         _check_like_output(name, views[name], query, value)
     devices = {name: view.device for name, view in views.items()}
     rows = described[4 * len(_GIVEN) :]
     for name, each in zip(_ROWS, (rows[:4], rows[4:]), strict=True):
         if each[0] is not None:
-            devices[name] = _check_rows(name, each, query, torch)
+            devices[name] = _check_rows(name, each, of_rows, torch)
     for name, device in devices.items():
         if None not in (device, query.device) and device != query.device:
             raise ValueError(f"q is on device {query.device}, {name} on device {device}; move them to one")
@@ -91,9 +151,9 @@ def _make_gradient_plan(
     strides = tuple(step for each in steps for step in each)
     tuned = table.choose(query, key, value, strides, masked).tuned
     sizes = table.sizes(query, key, layout)
-    counted = [sizes[name] for name in tuned.counted]
+    counted = tuple(sizes[name] for name in tuned.counted)
     blocks = tuple(launch.count(*counted) for launch in tuned.launches)
-    if max(*blocks, sizes["seqlen_q"], sizes["seqlen_k"]) > _INT_MAX:
+    if max(*blocks, query.shape[2], key.shape[2]) > _INT_MAX:
         raise ValueError(f"{max(blocks)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
     return _GradientPlan(
         tuned=tuned,
@@ -101,11 +161,13 @@ def _make_gradient_plan(
         blocks=tuple(launch.blocks(n) for launch, n in zip(tuned.launches, blocks, strict=True)),
         steps=steps,
         sizes=sizes,
-        workspace_words=sum(words(*counted) for words in tuned.workspace),
+        grid=counted,
+        workspace_words=_workspace_words(tuned, counted),
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
         device=query.device or 0,
         meta=torch is not None and arrays[0][3].type == "meta",
         made=(made[0], made[1], made[2]),
+        made_bytes=tuple(tuned.item_bytes * math.prod(each.shape) for each in made),
         dtype=tuned.dtype if torch is None else getattr(torch, tuned.dtype),
         idle=collections.defaultdict(list),
         maps=tuple({} for _ in tuned.launches),
@@ -124,21 +186,20 @@ def _check_like_output(name: str, given: _View, query: _View, value: _View) -> N
         raise ValueError(f"v has the head dim {value.head_dim}, {name} {given.head_dim}; they must be equal")
 
 
-def _check_rows(name: str, described: tuple[Any, ...], query: _View, torch: Any) -> int | None:
-    """The device of an array with a number for each row. Raises TypeError and ValueError."""
+def _check_rows(name: str, described: tuple[Any, ...], wanted: tuple[int, ...], torch: Any) -> int | None:
+    """The device of an array with a number for each row, of that shape. Raises TypeError and ValueError."""
     dtype, shape, strides, device = described
     if dtype not in ("float32", "<f4") if torch is None else dtype is not torch.float32:
         raise TypeError(f"{name} is {dtype}, not float32, as the log-sum-exp of attention is")
-    if tuple(shape) != query.shape:
-        raise ValueError(
-            f"{name} has the shape {tuple(shape)}, but must be (batch, heads, seqlen_q), {query.shape}"
-        )
+    if tuple(shape) != wanted:
+        told = "(batch, heads, seqlen_q)" if len(wanted) == 3 else "(heads, total_q)"
+        raise ValueError(f"{name} has the shape {tuple(shape)}, but must be {told}, {wanted}")
     item_bytes = 4 if torch is None else 1
-    dense = (query.shape[1] * query.shape[2], query.shape[2], 1)
+    dense = [math.prod(wanted[axis + 1 :]) for axis in range(len(wanted))]
     if strides is not None and any(
         n > 1 and stride != item_bytes * step
         for n, stride, step in zip(shape, strides, dense, strict=True)
-        if 0 not in query.shape
+        if 0 not in wanted
     ):
         raise ValueError(f"{name} has the strides {tuple(strides)}, but must be contiguous")
     if torch is None:
@@ -154,11 +215,12 @@ def _launch_gradients(
     addresses: tuple[int, ...],
     workspace: int,
     scale: float | None,
-    beside: tuple[float, ...],
+    read: _ReadByGradients,
+    numbers: tuple[float, ...],
     handle: int,
 ) -> None:
     """Launches a plan's kernel on arrays at these addresses, in the order of its arguments and 0 where they
-    are absent, with what it reads `beside` them, on the stream of that handle."""
+    are absent, with the `numbers` of what it reads beside them, on the stream of that handle."""
     _check_gradient_alignment(plan, addresses)
     idle = plan.idle[handle]
     try:
@@ -167,12 +229,17 @@ def _launch_gradients(
         if len(plan.idle) > _MOST_STREAMS:
             plan.idle.clear()
         ready = _ReadyGradients(plan, handle)
-    ready.write(addresses, workspace, plan.tuned.default_scale if scale is None else scale, beside)
+    ready.write(addresses, workspace, plan.tuned.default_scale if scale is None else scale, numbers)
     in_use = next(filter(None, (workspace, *addresses)), 0)
-    pushed, status = _push_context(_driver(), in_use, plan.device), 0
+    driver = _driver()
+    pushed, status = _push_context(driver, in_use, plan.device), 0
     try:
+        unwritten = zip(addresses[-3:], plan.made_bytes, strict=True) if read.leaves_rows else ()
+        for address, count in (*unwritten, *read.zeroed):
+            _check(driver.cuMemsetD8Async(address, 0, count, handle), "filling memory with zeros")
         for index in ready.launched:
-            status = ready.start(plan, index, addresses)
+            if not read.skips(plan.tuned.launches[index]):
+                status = ready.start(plan, index, addresses)
             if status:
                 break
     finally:

@@ -1,297 +1,24 @@
 """What a module offers of the backward pass: gradients of q, k and v, by the kernels of its table."""
 
-import contextlib
 import ctypes
-import functools
-import importlib
+import math
 import sys
-import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import (
-    Array,
-    _address,
-    _Buffer,
-    _can_allocate,
-    _check_kinds,
-    _describe,
-    _empty,
-    _kind,
-    _read,
-)
+from .arrays import Array, _address, _Buffer, _can_allocate, _check_kinds, _empty, _kind, _read
 from .attention import Attention, _check_call, _default_mask, _explained, _reader_of
 from .build import _compile, _pack
-from .driver import _LOCK, _driver, _pop_context, _push_context, _stream_handle, _wait_for_producers
+from .driver import _driver, _pop_context, _push_context, _stream_handle, _wait_for_producers
 from .facts import Tuned
-from .gradient_plans import _GIVEN, _GradientPlan, _launch_gradients, _make_gradient_plan
-from .plans import _NOTHING_BESIDE, _Beside
-from .table import Choice, _Table, _type_name
-from .tensors import _allocating_for, _current_handle
+from .gradient_plans import _GIVEN, _NOTHING_READ, _launch_gradients
+from .gradient_tensors import _check_order, _GradientTensors, _register_gradients, _Settings
+from .table import Choice
 
 _G = TypeVar("_G", bound=Array)
-#: What operators take for the causal mask, the scale and the layout where these are left out.
-_USUAL: tuple[Any, ...] = (None, None, "bhsd")
-
-
-class _Settings(NamedTuple):
-    """What a call is told beside arrays."""
-
-    causal: bool | None
-    scale: float | None
-    stream: Any
-    layout: str
-    deterministic: bool | None
-    beside: _Beside
-
-
-class _GradientTensors:
-    """A table's kernels of the backward pass for tensors, with the plans of those seen before."""
-
-    settings = 'bool? causal=None, float? scale=None, str layout="bhsd", bool deterministic=False'
-    """What the operator takes beside tensors, as PyTorch writes it."""
-
-    def __init__(self, kernels: tuple[Tuned, ...], operator: str, default_mask: bool) -> None:
-        self.operator, self.default_mask = operator, default_mask
-        self.table = _Table(kernels)
-        """All kernels."""
-        repeating = tuple(each for each in kernels if each.deterministic)
-        self.repeating = self.table if repeating == kernels else _Table(repeating)
-        """Those that make the same bits every time."""
-        self.plan = functools.lru_cache(maxsize=1024)(self.make_plan)
-
-    def forget(self) -> None:
-        """Lets kernels be chosen anew."""
-        self.plan.cache_clear()
-
-    def make_plan(self, deterministic: bool, *settings: Any) -> _GradientPlan:
-        return _make_gradient_plan(self.repeating if deterministic else self.table, *settings)
-
-    def is_masked(self, causal: bool | None) -> bool:
-        return self.default_mask if causal is None else bool(causal)
-
-    def repeats(
-        self, deterministic: bool, dtype: str, query: tuple[int, ...], value: tuple[int, ...], warn_only: bool
-    ) -> bool:
-        """Tells whether only kernels may serve that make the same bits every time, which was asked for if
-        `deterministic`, of q and v of those shapes; raises RuntimeError, or warns, where there are none."""
-        if not deterministic or self.repeating.computing(dtype, int(query[-1]), int(value[-1])):
-            return deterministic
-        told = (
-            f"none of the kernels for gradients of {dtype}, head dim {query[-1]}, makes the same bits every "
-            "time, which was asked for: make one with --set dq_path=launch beside it, or in its place"
-        )
-        if not warn_only:
-            raise RuntimeError(told)
-        warnings.warn(told, stacklevel=3)
-        return False
-
-    def numbers(self, beside: _Beside, plan: _GradientPlan, q: Any, may_make: bool) -> tuple[float, ...]:
-        """Returns what a kernel reads beside its arrays, in the order of its arguments."""
-        of: Any = plan
-        return beside.numbers(of, q, may_make)
-
-    # ---- in PyTorch
-
-    def computes(self, torch: Any, q: Any, v: Any) -> bool:
-        """Tells whether there are kernels for gradients of such tensors."""
-        dtype = _type_name(torch, q.dtype, self.table.dtypes)
-        return len(q.shape) == len(v.shape) == 4 and bool(self.table.computing(dtype, q.shape[3], v.shape[3]))
-
-    def keep(self, ctx: Any, operator: str, inputs: tuple[Any, ...], made: tuple[Any, ...]) -> None:
-        """Keeps what `differentiate` takes of a call of the operator of that name."""
-        ctx.operator, (q, k, v, *settings) = operator, inputs
-        ctx.settings, beside = self.kept(settings)
-        ctx.num_beside = len(beside)
-        ctx.save_for_backward(q, k, v, *beside, *made)
-
-    def kept(self, settings: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns what an operator was told beside q, k and v without tensors, and these."""
-        return tuple(settings), ()
-
-    def told(self, settings: tuple[Any, ...], beside: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns what `kept` made that of, for an operator."""
-        return settings
-
-    def differentiate(self, torch: Any, ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
-        """Returns the gradients of an operator's inputs."""
-        q, k, v, *rest = ctx.saved_tensors
-        beside, made = tuple(rest[: ctx.num_beside]), rest[ctx.num_beside :]
-        settings = self.told(ctx.settings, beside)
-        if len(made) == 2:
-            o, lse = made
-        else:
-            with torch.no_grad():
-                o, lse = getattr(torch.ops.flashgen, f"{ctx.operator}_lse")(q, k, v, *settings)
-        grad = torch.zeros_like(o) if grad is None else grad
-        if grad.stride(3) != 1 and grad.shape[3] > 1:
-            grad = grad.contiguous()
-        # Which may end anywhere, as an operator's arguments do.
-        causal, scale, layout = (*settings, *_USUAL[len(settings) :])[:3]
-        told = causal, scale, layout, bool(torch.are_deterministic_algorithms_enabled()), *settings[3:]
-        grad_lse = None if grad_lse is None else grad_lse.contiguous()
-        operator: Any = getattr(torch.ops.flashgen, self.operator)
-        grads = operator(q, k, v, o, lse, grad, grad_lse, *told)
-        return (*grads, *self.none_of(settings))
-
-    def none_of(self, settings: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the gradients of what an operator was told beside q, k and v: none."""
-        return (None,) * len(settings)
-
-    def beside_in(self, taken: tuple[Any, ...]) -> _Beside:
-        """Returns what kernels read beside, of what the operator took."""
-        return _NOTHING_BESIDE
-
-    def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
-        """Returns what the operator takes of what kernels read beside."""
-        return ()
-
-    def register(self, torch: Any) -> None:
-        """Makes the operator of the kernels in torch.ops.flashgen, once."""
-        with _LOCK:
-            if hasattr(torch.ops.flashgen, self.operator):
-                return
-            name, library = f"flashgen::{self.operator}", torch.library
-            arrays = "Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor dout, Tensor? dlse=None"
-            exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-            schema = f"({arrays}, {self.settings}) -> (Tensor, Tensor, Tensor)"
-            library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag, exact))
-            library.impl(name, "default", functools.partial(self.run, torch))
-            library.register_fake(name, functools.partial(self.fake, torch))
-            library.register_autograd(name, _refuse)
-
-    def run(
-        self,
-        torch: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        dout: Any,
-        dlse: Any = None,
-        causal: bool | None = None,
-        scale: float | None = None,
-        layout: str = "bhsd",
-        deterministic: bool = False,
-        *taken: Any,
-    ) -> tuple[Any, ...]:
-        """Computes what the operator returns, on a GPU."""
-        settings = _Settings(causal, scale, None, layout, deterministic, self.beside_in(taken))
-        return self.launch(torch, (q, k, v, o, dout), lse, dlse, settings)
-
-    def launch(
-        self,
-        torch: Any,
-        arrays: tuple[Any, ...],
-        lse: Any,
-        dlse: Any,
-        settings: _Settings,
-    ) -> tuple[Any, ...]:
-        """Computes the gradients of q, k and v, where arrays are those, o and dout. Copies what the kernel
-        cannot step by, but beside `stream`."""
-        q, _, v, *_ = arrays
-        stream, layout = settings.stream, settings.layout
-        dtype = _type_name(torch, q.dtype, self.table.dtypes)
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        repeats = self.repeats(bool(settings.deterministic), dtype, q.shape, v.shape, warn_only)
-        rows = [*_describe(lse), *((None,) * 4 if dlse is None else _describe(dlse))]
-
-        def planned() -> tuple[_GradientPlan, list[int]]:
-            described = [each for x in arrays for each in _describe(x)]
-            plan = self.plan(repeats, torch, self.is_masked(settings.causal), layout, *described, *rows)
-            return plan, [x.data_ptr() for x in arrays]
-
-        plan, addresses = planned()
-        if stream is None and functools.reduce(int.__or__, addresses) & plan.misfit_bits:
-            named = zip(_GIVEN, arrays, strict=True)
-            arrays = tuple(self.laid_out(torch, name, x, layout) for name, x in named)
-            plan, addresses = planned()
-        current = _current_handle(torch, plan.device)
-        handle = current if stream is None else _stream_handle(stream)
-        with contextlib.nullcontext() if handle == current else _allocating_for(torch, q, handle):
-            grads = tuple(
-                q.new_empty_strided(each.shape, each.strides, dtype=plan.dtype) for each in plan.made
-            )
-            workspace = q.new_empty((plan.workspace_words,), dtype=torch.float32)
-        addresses += [lse.data_ptr(), 0 if dlse is None else dlse.data_ptr()]
-        addresses += [x.data_ptr() for x in grads]
-        numbers = self.numbers(settings.beside, plan, q, stream is None)
-        _launch_gradients(plan, tuple(addresses), workspace.data_ptr(), settings.scale, numbers, handle)
-        return grads
-
-    def laid_out(self, torch: Any, name: str, x: Any, layout: str) -> Any:
-        """Returns a dense copy of a tensor, its dimensions in the same order."""
-        view = self.table.inspect(name, _describe(x), layout, torch)
-        made = self.table.output_like(view, view.head_dim, layout)
-        return x.new_empty_strided(made.shape, made.strides).copy_(x)
-
-    def fake(
-        self,
-        torch: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        dout: Any,
-        dlse: Any = None,
-        causal: bool | None = None,
-        scale: float | None = None,
-        layout: str = "bhsd",
-        *others: Any,
-    ) -> tuple[Any, ...]:
-        """Returns gradients without data, of tensors whose extents may be symbols."""
-        grads = []
-        for name, x in zip("qkv", (q, k, v), strict=True):
-            view = self.table.inspect(name, _describe(x), layout, torch)
-            made = self.table.output_like(view, view.head_dim, layout)
-            grads.append(x.new_empty_strided(made.shape, made.strides))
-        return tuple(grads)
-
-    def take(
-        self,
-        torch: Any,
-        arrays: tuple[Any, ...],
-        lse: Any,
-        dlse: Any,
-        settings: _Settings,
-    ) -> tuple[Any, ...]:
-        """Computes `gradients` of tensors: launches a kernel at once, or calls the operator where PyTorch
-        must see one."""
-        deterministic = settings.deterministic
-        if deterministic is None:
-            deterministic = bool(torch.are_deterministic_algorithms_enabled())
-        derived = torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
-        plain = all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in arrays)
-        if plain and not derived and not torch.compiler.is_compiling() and not arrays[0].is_meta:
-            settings = settings._replace(deterministic=deterministic)
-            return self.launch(torch, arrays, lse, dlse, settings)
-        if settings.stream is not None:
-            raise ValueError("leave stream out where gradients are needed, and under torch.compile")
-        _register_gradients(self)
-        q, k, v, o, dout = arrays
-        causal = None if settings.causal is None else bool(settings.causal)
-        scale = None if settings.scale is None else float(settings.scale)
-        told = causal, scale, settings.layout, deterministic, *self.in_graph(settings.beside)
-        operator: Any = getattr(torch.ops.flashgen, self.operator)
-        grads: tuple[Any, ...] = operator(q, k, v, o, lse, dout, dlse, *told)
-        return grads
-
-
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise NotImplementedError("gradients of gradients are not taken: leave create_graph=True out")
-
-
-def _register_gradients(tensors: _GradientTensors) -> None:
-    tensors.register(importlib.import_module("torch"))
-
-
-# As torch.compiler.assume_constant_result would mark it: torch.compile calls it as it traces, and moves on.
-_register_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Gradients:
@@ -300,8 +27,11 @@ class Gradients:
 
     def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
         """`operator` names the kernels among torch's operators."""
-        self.kernels = tuple(kernels)
-        self._tensors = _GradientTensors(self.kernels, f"{operator}_gradients", _default_mask(self.kernels))
+        table = tuple(kernels)
+        self._serve_by(_GradientTensors(table, f"{operator}_gradients", _default_mask(table)))
+
+    def _serve_by(self, tensors: _GradientTensors) -> None:
+        self._tensors, self.kernels = tensors, tensors.table.kernels
 
     def gradients(
         self,
@@ -339,9 +69,10 @@ class Gradients:
         Under torch.compile it is an operator, without a graph break. Gradients of gradients are not taken.
 
         Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU or the compiler
-        fails, or where no kernel is deterministic as asked, ImportError without PyCUDA.
+        fails, or where no kernel is deterministic as asked.
         """
-        settings = _Settings(causal, scale, stream, layout, deterministic, _NOTHING_BESIDE)
+        _check_call(layout, scale)
+        settings = _Settings(causal, scale, stream, layout, deterministic, _NOTHING_READ)
         found: tuple[_G, _G, _G] = self._gradients((q, k, v, o, dout), lse, dlse, settings)
         return found
 
@@ -352,7 +83,6 @@ class Gradients:
         dlse: Any,
         settings: _Settings,
     ) -> Any:
-        _check_call(settings.layout, settings.scale)
         q = arrays[0]
         named = (*zip(_GIVEN[1:], arrays[1:], strict=True), ("lse", lse), ("dlse", dlse))
         _check_kinds(q, named)
@@ -368,7 +98,7 @@ class Gradients:
                 )
             read = _reader_of(q, self._tensors.table).from_dlpack
             views = tuple(map(read, arrays))
-            settings = settings._replace(beside=settings.beside.through(read))
+            settings = settings._replace(read=settings.read.through(read))
             found = self._gradients(views, read(lse), None if dlse is None else read(dlse), settings)
             give_back = q.__array_namespace__().from_dlpack
             return tuple(map(give_back, found))
@@ -377,7 +107,8 @@ class Gradients:
                 f"q is a {_kind(q)}, of which this module cannot make gradients: pass torch, CuPy, PyCUDA or "
                 "numpy arrays"
             )
-        return self._of_others(arrays, lse, dlse, settings)[0]
+        made, _ = self._of_others(arrays, lse, dlse, settings)
+        return *made, *settings.read.found(settings.stream is None)
 
     def _of_others(
         self,
@@ -386,7 +117,8 @@ class Gradients:
         dlse: Any,
         settings: _Settings,
     ) -> tuple[tuple[Any, ...], Any]:
-        """Computes `gradients` of arrays that are no tensors, on the GPU; returns them and the workspace."""
+        """Computes `gradients` of arrays that are no tensors, on the GPU; returns those of q, k and v, and
+        the workspace."""
         q = arrays[0]
         read = [_read(name, x) for name, x in zip(_GIVEN, arrays, strict=True)]
         rows = [(0, (None,) * 4, None) if x is None else _read("lse", x) for x in (lse, dlse)]
@@ -394,18 +126,27 @@ class Gradients:
         tensors = self._tensors
         (dtype, shape, *_), (_, shape_v, *_) = read[0][1], read[2][1]
         repeats = tensors.repeats(bool(settings.deterministic), dtype, shape, shape_v, False)
+        if settings.deterministic:
+            _check_order(settings.read, False)
         masked, stream = tensors.is_masked(settings.causal), settings.stream
         plan = tensors.plan(repeats, None, masked, settings.layout, *described)
-        current, beside = read[0][2] or 0, settings.beside
+        current, beside = read[0][2] or 0, settings.read
         handle = current if stream is None else _stream_handle(stream)
         side_stream = None if handle == current else handle
+
+        def allocate(shape: tuple[int, ...]) -> Any:
+            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            return _empty(q, "float32", shape, strides, side_stream)
+
+        beside.make(plan, allocate)
+        numbers = tensors.numbers(beside, plan, q, stream is None or isinstance(q, _Buffer))
         made = tuple(_empty(q, plan.dtype, each.shape, each.strides, side_stream) for each in plan.made)
         workspace = _empty(q, "float32", (max(1, plan.workspace_words),), (1,), side_stream)
-        numbers = tensors.numbers(beside, plan, q, stream is None or isinstance(q, _Buffer))
         if stream is None:
             _wait_for_producers({*(each[2] for each in (*read, *rows)), *beside.streams}, handle)
         addresses = [each[0] for each in (*read, *rows)] + [_address(x) for x in made]
-        _launch_gradients(plan, tuple(addresses), _address(workspace), settings.scale, numbers, handle)
+        at, scale = _address(workspace), settings.scale
+        _launch_gradients(plan, tuple(addresses), at, scale, beside, numbers, handle)
         return made, workspace
 
     def _of_numpy(
@@ -424,11 +165,11 @@ class Gradients:
                 raise TypeError(f"{name} is {x.dtype}, not float32, as the log-sum-exp of attention is")
         found = self._through_buffers(arrays, lse, dlse, settings, arrays[0].dtype.name)
         grads = []
-        for x, grad in zip(arrays[:3], found, strict=True):
+        for x, grad in zip(arrays[:3], found[:3], strict=True):
             laid_out: NDArray[Any] = np.empty_like(x, subok=False)
             laid_out[...] = grad.view(x.dtype)
             grads.append(laid_out)
-        return tuple(grads)
+        return *grads, *found[3:]
 
     def _through_buffers(
         self,
@@ -453,15 +194,18 @@ class Gradients:
             return buffers[-1]
 
         hosts: list[NDArray[Any]] = []  # which live until the stream has got there
+        read = settings.read
         try:
             given = tuple(put(x, dtype) for x in arrays)
-            settings = settings._replace(stream=handle, beside=settings.beside.on_device(put))
+            read = read.on_device(put)
             of_rows = put(lse), None if dlse is None else put(dlse)
-            made, workspace = self._of_others(given, *of_rows, settings)
+            placed = settings._replace(stream=handle, read=read)
+            made, workspace = self._of_others(given, *of_rows, placed)
             buffers += [*made, workspace]
-            return [x.read(handle) for x in made]
+            grads = {name: x.read(handle) for name, x in read.made.items()}
+            return [*(x.read(handle) for x in made), *settings.read.as_passed(grads)]
         finally:
-            for buffer in buffers:
+            for buffer in (*buffers, *read.made.values()):
                 buffer.free()
             if pushed:
                 _pop_context()
@@ -500,7 +244,7 @@ class Gradients:
     def compile(self, name: str, arch: int, causal: bool) -> bytes:
         """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
         cubin."""
-        return _compile(self._named(name), arch, causal, True)
+        return _compile(self._named(name), arch, causal)
 
     def carry(self, name: str, causal: bool, cubin: bytes) -> None:
         """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""

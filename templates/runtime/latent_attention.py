@@ -43,7 +43,7 @@ class LatentAttention(PagedAttention):
         Lengths, tables, max_seqlen_k, out, stream and arrays of other libraries are as `attention_paged` of
         other modules has them: all is read on the card alone, and may be captured in a CUDA graph. Gradients
         are not taken. Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU
-        or the compiler fails, ImportError without PyCUDA.
+        or the compiler fails.
         """
         k, v = _keys_and_values(cache, self.tuned.head_dim_v)
         return self.attention_paged(

@@ -35,7 +35,7 @@ class LatentKeys(Attention):
 
         Out, stream and arrays of other libraries are as `attention` of other modules has them. Gradients are
         not taken. Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU or
-        the compiler fails, ImportError without PyCUDA.
+        the compiler fails.
         """
         k, v = _keys_and_values(cache, self.tuned.head_dim_v)
         return self.attention(q, k, v, causal, scale, out, stream, return_lse, layout="bshd")

@@ -19,11 +19,12 @@ from .packed_values import (
     _Packed,
     _PackedTable,
     _Sequences,
+    _shape,
 )
 from .plans import _Beside
-from .scored_attention import _arrays_of, _either, _Operands
+from .scored_kinds import _arrays_of, _operands, _told
 from .scored_values import Scored, TileLists, _Asked, _check_asked
-from .table import Choice, _Table
+from .table import _SIZES, Choice, _Table
 from .tensors import _register, _Tensors
 
 #: What flash-attn calls the scales of q, k and v.
@@ -65,30 +66,58 @@ class _PackedTensors(_Tensors):
         if scoring is None:
             return [], values
         assert isinstance(tuned, Scored)
-        buffers = scoring.buffers()
-        numbers = [float(scoring.scalars[name]) for name in tuned.scalars]
-        return [buffers[name] for name in tuned.buffers], [*numbers, *values]
+        buffers, numbers = scoring.in_graph(tuple(tuned.scalars))
+        return buffers, [*numbers, *values]
 
     def read_in(self, buffers: list[Any], numbers: list[float]) -> tuple[_Asked | None, float]:
         """Returns what masks and changes of scores read, and the scale of v, of what `read_in_graph` made of
         them."""
-        tuned = self.table.kernels[0]
-        scoring, wanted = None, (0, 0)
-        if isinstance(tuned, Scored):
-            wanted = (len(tuned.buffers), len(tuned.scalars))
-        if (len(buffers), len(numbers)) != (wanted[0], wanted[1] + self.table.has_scales):
-            raise ValueError(
-                f"the operator takes {wanted[0]} buffers and {wanted[1] + self.table.has_scales} numbers, "
-                f"not {len(buffers)} and {len(numbers)}"
-            )
-        if isinstance(tuned, Scored):
-            told = dict(zip(tuned.scalars, numbers[: wanted[1]], strict=True))
-            told = {name: int(number) if name in tuned.integers else number for name, number in told.items()}
-            scoring = _Operands(tuned, told, dict(zip(tuned.buffers, buffers, strict=True)), {})
-        return scoring, numbers[-1] if self.table.has_scales else 1.0
+        tuned, has_scales = self.table.kernels[0], self.table.has_scales
+        value_scale = numbers[-1] if has_scales and numbers else 1.0
+        numbers = numbers[: len(numbers) - has_scales]
+        return _scoring_of(tuned, buffers, numbers), value_scale
 
     def rows_of(self, o: Any, layout: Any) -> tuple[int, ...]:
         return o.shape[1], o.shape[0]
+
+
+def _scoring_asked(
+    tuned: Tuned, q: Any, values: Mapping[str, Any], lists: TileLists | None, differentiable: bool
+) -> _Asked | None:
+    """What a call says of masks and changes of scores, of whose arrays kernels may take gradients; None where
+    a kernel has none."""
+    asked = _told(values)
+    if not isinstance(tuned, Scored):
+        if asked:
+            raise TypeError(
+                f"{next(iter(asked))}= is nothing that this kernel reads; kernels are made by "
+                f"{tuned.command} with options for what is wanted"
+            )
+        return None
+    _check_asked(tuned, asked)
+    numbers = dict(tuned.scalars)
+    for keyword, value in asked.items():
+        if keyword not in tuned.required:
+            numbers |= tuned.numbers_of(keyword, value)
+    return _Asked(tuned, numbers, _arrays_of(tuned, asked, q, differentiable), {}, lists)
+
+
+def _sizes_of_sequences(q: Any, k: Any, layout: _Packed) -> dict[str, int]:
+    """The sizes of arrays that are as they should be; whether they are, is found out later."""
+    of_q, of_k = _shape(q), _shape(k)
+    if len(of_q) != 3 or len(of_k) != 3:
+        return {}
+    return dict(zip(_SIZES, (layout.batch, of_q[1], of_k[1], *layout[1:]), strict=True))
+
+
+def _scoring_of(tuned: Tuned, buffers: list[Any], numbers: list[float]) -> _Asked | None:
+    """What a kernel reads for masks and changes of scores, of what an operator was told; None where it has
+    none."""
+    if isinstance(tuned, Scored):
+        return _operands(tuned, tuple(tuned.scalars), buffers, numbers)
+    if buffers or numbers:
+        raise ValueError(f"the operator takes no buffers and numbers, not {len(buffers)} and {len(numbers)}")
+    return None
 
 
 class _SequenceAttention:
@@ -128,22 +157,7 @@ class _SequenceAttention:
 
     def _scoring(self, q: Any, values: Mapping[str, Any], lists: TileLists | None) -> _Asked | None:
         """What a call says of masks and changes of scores; None where the kernel has none."""
-        tuned, asked = self.tuned, {name: value for name, value in values.items() if value is not None}
-        if "attn_mask" in asked:
-            asked["bias"] = _either(asked.get("bias"), asked.pop("attn_mask"))
-        if not isinstance(tuned, Scored):
-            if asked:
-                raise TypeError(
-                    f"{next(iter(asked))}= is nothing that this kernel reads; kernels are made by "
-                    f"{tuned.command} with options for what is wanted"
-                )
-            return None
-        _check_asked(tuned, asked)
-        numbers = dict(tuned.scalars)
-        for keyword, value in asked.items():
-            if keyword not in tuned.required:
-                numbers |= tuned.numbers_of(keyword, value)
-        return _Asked(tuned, numbers, _arrays_of(tuned, asked, q), {}, lists)
+        return _scoring_asked(self.tuned, q, values, lists, self._group._tensors.gradients is not None)
 
     def _asked_of_flash(
         self, q: Any, window_size: tuple[int, int], softcap: float, descales: tuple[Any, Any, Any]
@@ -274,10 +288,11 @@ class PackedAttention(_SequenceAttention):
             window, softcap, alibi_slopes and others, and what expressions read by its name. Axes of rows and
             of keys are as long as the longest sequence may be.
 
-        Gradients are not taken. Under torch.compile it is the operator of `register_torch`.
+        Gradients of q, k, v and of the float arrays among `values` are taken where the module has a kernel
+        for them. Under torch.compile it is the operator of `register_torch`.
 
         Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU or the compiler
-        fails, ImportError without PyCUDA.
+        fails.
         """
         _check_call("bshd", scale)
         value_scale = 1.0
@@ -289,6 +304,8 @@ class PackedAttention(_SequenceAttention):
         if isinstance(q, np.ndarray) and len(q.shape) == len(k.shape) == 3:
             _check_lengths(arrays, (q.shape[0], k.shape[0]), layout)
         scoring = self._scoring(q, values, lists)
+        if scoring is not None:
+            scoring.sizes = _sizes_of_sequences(q, k, layout)
         beside = _Sequences(self.tuned, arrays, layout, plan, scoring, value_scale)
         return self._attend((q, k, v), causal, scale, out, stream, return_lse, beside)
 
@@ -346,11 +363,13 @@ class PackedAttention(_SequenceAttention):
         Sequences are told by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as a
         DataCollatorWithFlattening makes them, or by position_ids that begin anew, for which one layer looks
         once what they are; for neither a mask is made. Sliding windows, soft caps and sinks are served by
-        kernels that were made with them. PyTorch's attention computes all else: batches that are not packed,
-        other types and head dims, dropout, and what a gradient must be taken of, with a mask of the
-        sequences. Raises ValueError for a name with "flash" in it, which transformers takes for one of
-        FlashAttention's, ImportError without transformers or with one before 4.53."""
-        batches = _PackedBatches(self.tuned, self.attention_varlen)
+        kernels that were made with them. PyTorch's attention computes all else, with a mask of the sequences:
+        batches that are not packed, other types and head dims, dropout, and, where the module has no kernel
+        for them, what a gradient must be taken of. Raises ValueError for a name with "flash" in it, which
+        transformers takes for one of FlashAttention's, ImportError without transformers or with one before
+        4.53."""
+        differentiable = self._group._tensors.gradients is not None
+        batches = _PackedBatches(self.tuned, self.attention_varlen, differentiable)
         _register_transformers(batches.attend, _make_packed_mask, name)
 
     def explain(self, q: Any, k: Any, v: Any, causal: bool | None = None) -> Choice:
@@ -368,6 +387,6 @@ class PackedAttention(_SequenceAttention):
             NAME_out(q, k, v, out, the rest)
 
         They take what `attention_varlen` takes, arrays and numbers that masks and changes of scores read in
-        the order of the kernel's arguments, and copy what no kernel can step by. They have no gradients.
-        Needs PyTorch 2.7 or newer."""
+        the order of the kernel's arguments, and copy what no kernel can step by. They have gradients where
+        the module has a kernel for them. Needs PyTorch 2.7 or newer."""
         return _register(self._group._tensors.operator)

@@ -36,8 +36,8 @@ class _Lengths(NamedTuple):
 class _PackedBatches:
     """Serves the packed batches of a model, and leaves others to what serves otherwise."""
 
-    def __init__(self, tuned: Tuned, attend: Callable[..., Any]) -> None:
-        self.tuned, self.attend_varlen = tuned, attend
+    def __init__(self, tuned: Tuned, attend: Callable[..., Any], differentiable: bool = False) -> None:
+        self.tuned, self.attend_varlen, self.differentiable = tuned, attend, differentiable
         self.known: collections.deque[tuple[Any, _Lengths]] = collections.deque(maxlen=_KNOWN)
         """What was found out of the numbers of a batch's sequences, which all layers of a kind share."""
 
@@ -117,13 +117,15 @@ class _PackedBatches:
         if "softcap" in wanted:
             asked["softcap"] = told["softcap"]
         if "sinks" in wanted:
-            asked["sinks"] = told["s_aux"].detach().float()
+            sinks = told["s_aux"] if self.differentiable else told["s_aux"].detach()
+            asked["sinks"] = sinks.float()
         return asked
 
     def computes(self, torch: Any, query: Any, key: Any, value: Any) -> bool:
-        """Whether the kernel is for such tensors, of which no gradient is wanted."""
+        """Whether the kernel is for such tensors, of which no gradient is wanted that none takes."""
         tuned, tensors = self.tuned, (query, key, value)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        derived = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if derived and not self.differentiable:
             return False
         dims = (query.shape[3], key.shape[3], value.shape[3])
         alike = all(x.dtype is getattr(torch, tuned.dtype) and x.stride()[3] == 1 for x in tensors)

@@ -14,8 +14,6 @@ from .table import _TORCH_DEVICES, Choice, _ordinal, _Output, _Table
 
 #: The arrays that tell where sequences are, those that must be there first.
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-#: 32-bit integers of a plan's item; there is one more, and a multiple of so many bytes it begins at.
-_ITEM_INTS, _PLAN_ALIGNMENT = 8, 16
 
 
 class _Packed(NamedTuple):
@@ -84,12 +82,8 @@ class SequencePlan(_CardMemory):
         key = (plan.tuned, plan.device, *plan.sizes.values())
         if key == self._made_for:
             return True
-        main = plan.tuned.main
-        assert main.rows_per_block is not None
-        batch, heads, kv_heads, rows = plan.grid
-        rows *= heads // max(kv_heads, 1) if main.pack_heads else 1
-        shares = main.wanted_blocks // max(kv_heads if main.pack_heads else heads, 1)
-        ints = (max(rows // main.rows_per_block + batch, shares) + 1) * _ITEM_INTS
+        assert plan.tuned.plan_ints is not None
+        batch, ints = plan.sizes["batch"], plan.tuned.plan_ints(*plan.grid)
         if self._room is None or self._room[0] != plan.device or self._room[1] < ints:
             if not may_make:
                 raise ValueError(
@@ -127,8 +121,17 @@ class _Sequences(_Beside):
         self.tuned, self.arrays, self.layout, self.plan, self.scoring = tuned, arrays, layout, plan, scoring
         self.value_scale, self.put = value_scale, put
 
+    @property
+    def requires_grad(self) -> bool:
+        return self.scoring is not None and self.scoring.requires_grad
+
     def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
         """Returns addresses, strides, sizes and numbers in the order of the kernel's arguments."""
+        values = self.values(plan, q, may_make)
+        return tuple(values[name] for name in _beside(self.tuned.launches[0].arguments))
+
+    def values(self, plan: _Plan, q: Any, may_make: bool) -> dict[str, float]:
+        """Returns the same by name."""
         values: dict[str, float] = {"value_scale": self.value_scale, **dict.fromkeys(self.names, 0)}
         streams: set[int | None] = set()
         if self.scoring is not None:
@@ -152,7 +155,7 @@ class _Sequences(_Beside):
             kept.append(made.memory)
         # What was made for this call must stay until the launch has been made.
         self.streams, self.kept = frozenset(streams), kept
-        return tuple(values[name] for name in names)
+        return values
 
     def _rotated(self, plan: _Plan, q: Any, may_make: bool) -> _CardMemory:
         """Memory for rotated queries, as many elements as q has."""

@@ -166,7 +166,7 @@ class PagedAttention(_SequenceAttention):
         operator of `register_torch`.
 
         Raises TypeError and ValueError for arrays it cannot serve, RuntimeError when the GPU or the compiler
-        fails, ImportError without PyCUDA.
+        fails.
         """
         _check_call(layout, scale)
         value_scale = 1.0

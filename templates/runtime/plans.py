@@ -5,7 +5,7 @@ import ctypes
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .arrays import _check_output
@@ -18,6 +18,9 @@ _INT_MAX = 2**31 - 1
 _MOST_STREAMS = 64  # for which a plan keeps launches
 _MOST_MAPS = 1024  # that a plan keeps
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+#: Where the rows of a map end of which a sequence has fewer, which is told for each box: beyond any sequence.
+#: As many steps of so many bytes come round to the same address, of 64 bits.
+_MAP_ROWS_END, _MAP_ROUND_BYTES = 2**30, 2**34
 #: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion, the latter two by bytes.
 _MAP_TYPES = {"float8_e4m3fn": 0, "float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
@@ -36,7 +39,8 @@ _TOTALS = ("total_q", "total_k")
 _PAGE_STRIDES = {f"{array}_stride_page": f"{array}_stride_batch" for array in "kv"}
 _PAGE_SIZES = ("num_pages", "page_size", "max_pages")
 _PLAN, _PLAN_MADE = "plan", "plan_made"
-#: Where launches leave things for others of the same call; it takes multiples of so many 32-bit words.
+#: Where launches leave things for others of the same call; parts of it take multiples of so many 32-bit
+#: words.
 _WORKSPACE, _WORKSPACE_WORDS = "workspace", 64
 #: Where launches behind one that rotates queries read them.
 _ROTATED = "rotated_q"
@@ -51,6 +55,11 @@ class _Beside:
 
     def __init__(self, *numbers: float) -> None:
         self.told = numbers
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether PyTorch wants the gradient of some array among it."""
+        return False
 
     def numbers(self, plan: "_Plan", q: Any, may_make: bool) -> tuple[float, ...]:
         """Returns the numbers for a plan's arrays, of which q is one. What must be copied or made for it, is
@@ -150,7 +159,6 @@ def _make_plan(
     rows = num_rows * (heads // max(kv_heads, 1)) if tuned.main.pack_heads else num_rows
     if max(*tiles, rows, num_keys) > _INT_MAX:
         raise ValueError(f"{max(tiles)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
-    words = tuned.workspace_floats * tiles[tuned.launches.index(tuned.main)]
     return _Plan(
         tuned=tuned,
         masked=masked,
@@ -158,7 +166,7 @@ def _make_plan(
         if all(tiles)
         else (),
         strides=strides,
-        workspace_words=-(-words // _WORKSPACE_WORDS) * _WORKSPACE_WORDS,
+        workspace_words=_workspace_words(tuned, grid) if all(tiles) else 0,
         sizes=sizes,
         grid=grid,
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
@@ -175,6 +183,12 @@ def _make_plan(
         idle=collections.defaultdict(list),
         maps=tuple({} for _ in tuned.launches),
     )
+
+
+def _workspace_words(tuned: Tuned, counted: Sequence[int]) -> int:
+    """The 32-bit words that a call of such sizes needs for what its launches leave each other."""
+    parts = (words(*counted) for words in tuned.workspace)
+    return sum(-(-words // _WORKSPACE_WORDS) * _WORKSPACE_WORDS for words in parts)
 
 
 def _launch(
@@ -216,7 +230,7 @@ def _launch(
         pushed = _push_context(_driver(), q, plan.device)
     status = 0
     try:
-        for write, start, kept, step in ready.steps_for(beside):
+        for write, start, kept, step in ready.steps_for(beside) if ready.made_at else ready.in_order:
             queries = q if step.rotated_at is None else int(beside[step.rotated_at])
             write(queries, k, v, o, lse)
             if kept is not None:
@@ -440,10 +454,22 @@ def _described(
     elif _TOTALS[0] in sizes:
         lengths, strides = (sizes[_TOTALS[of_keys]], heads), strides[1:]
     if in_pages or _TOTALS[0] in sizes:
-        # Rows twice, named by the sum of both, from before the array on: the first of both is chosen to end
-        # where a sequence does, so that boxes are clipped there.
-        address -= item_bytes * strides[-1] * lengths[0]
-        lengths, strides = (*lengths, lengths[0] + 1), (strides[-1], *strides)
+        heads_apart, row = strides[-2:]
+        if in_pages:  # heads of a page follow on those of the last
+            page, pages = strides[0], sizes["num_pages"]
+            heads_apart = heads_apart if heads > 1 else page
+            if pages > 1 and (heads_apart == 0 or page % heads_apart):
+                raise ValueError(
+                    f"{name}'s pages are {page} elements apart, its heads {heads_apart}: the copy engine "
+                    "takes caches whose pages are a whole number of heads apart; pass "
+                    f"{name}.contiguous() (torch) or a copy"
+                )
+            heads += (pages - 1) * (page // heads_apart) if pages > 1 else 0
+        # Rows twice, named by the sum of both: the first of both is chosen to end where a sequence does, so
+        # that boxes are clipped there. The sum is too large by the rows of the whole map, and the last
+        # dimension goes back by those, all the way round: what a map begins with must be memory.
+        lengths = (_MAP_ROWS_END, heads, lengths[0] + 1, _MAP_ROWS_END + 1)
+        strides = (_MAP_ROUND_BYTES // item_bytes - row, row, heads_apart, row)
     if of_keys and not plan.has_keys:  # nothing is read of it, but a map must be of something
         address, lengths = addresses[0], (1,) * len(lengths)
     return address, lengths, strides

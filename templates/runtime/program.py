@@ -45,7 +45,7 @@ def _check_and_time(
         try:
             use(tuned.name)
             error, median_us = check(tuned), time_us(tuned)
-        except (ImportError, RuntimeError) as reason:
+        except RuntimeError as reason:
             print(f"{tuned.name}: failed: {reason}")
             failed = True
             continue

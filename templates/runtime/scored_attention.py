@@ -5,34 +5,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from .arrays import Array, _check_kinds, _kind, _torch_of
+from .arrays import Array, _kind, _torch_of
 from .attention import Attention, _check_call, _check_exact, _default_mask
 from .facts import Tuned
 from .huggingface import _register_transformers
 from .plans import _Beside
 from .scored_huggingface import _attend_scored, _make_scored_mask
-from .scored_values import Scored, TileLists, _Asked, _check_asked, _document_bounds, _is_pair, _serves_dtype
-from .table import _SIZES, Choice, _doublings, _Rank, _Table
+from .scored_kinds import (
+    _arrays_of,
+    _ByKind,
+    _either,
+    _named,
+    _operands,
+    _ScoredTable,
+    _sizes_of,
+    _told,
+)
+from .scored_values import Scored, TileLists, _Asked
+from .table import Choice
 from .tensors import _Tensors
 
 _S = TypeVar("_S", bound=Array)
-#: What an unlimited side of a window counts as where windows are compared.
-_UNLIMITED = 2.0**30
-
-
-class _ScoredTable(_Table):
-    """Kernels that read and compute the same, of which the nearest serves, also by the numbers that they were
-    tuned for."""
-
-    def __init__(self, kernels: tuple[Scored, ...], numbers: tuple[float, ...]) -> None:
-        super().__init__(kernels)
-        self.numbers = numbers
-
-    def rank(self, tuned: Tuned, asked: dict[str, int], strides: tuple[int, ...], causal: bool) -> _Rank:
-        rank = super().rank(tuned, asked, strides, causal)
-        assert isinstance(tuned, Scored)
-        apart = _distance(tuple(tuned.scalars.values()), self.numbers)
-        return rank._replace(inexact=rank.inexact or apart > 0, distance=rank.distance + apart)
 
 
 class _ScoredTensors(_Tensors):
@@ -46,112 +39,30 @@ class _ScoredTensors(_Tensors):
 
     def in_graph(self, beside: _Beside) -> tuple[Any, ...]:
         assert isinstance(beside, _Asked)
-        arrays = beside.buffers()
-        numbers = [float(beside.scalars[name]) for name in beside.tuned.numbers]
-        return [arrays[name] for name in beside.tuned.buffers], numbers
+        return beside.in_graph(beside.tuned.numbers)
 
     def beside_in(self, layout: Any, taken: tuple[Any, ...]) -> _Beside:
         tuned, (buffers, numbers) = self.table.kernels[0], taken
         assert isinstance(tuned, Scored)
-        if len(buffers) != len(tuned.buffers) or len(numbers) != len(tuned.numbers):
-            raise ValueError(
-                f"the operator takes the buffers {', '.join(tuned.buffers) or '(none)'} and the numbers "
-                f"{', '.join(tuned.numbers) or '(none)'}, not {len(buffers)} and {len(numbers)}"
-            )
-        told = dict(zip(tuned.numbers, numbers, strict=True))
-        told = {name: int(number) if name in tuned.integers else number for name, number in told.items()}
-        return _Operands(tuned, told, dict(zip(tuned.buffers, buffers, strict=True)), {})
+        return _operands(tuned, tuned.numbers, buffers, numbers)
 
 
-class _Operands(_Asked):
-    """What an operator was told: arrays by the kernel's own names."""
-
-    def buffers(self, may_make: bool = True) -> dict[str, Any]:
-        return dict(self.arrays)
-
-
-class _Alike:
-    """A module's kernels that read and compute the same."""
-
-    def __init__(self, kernels: tuple[Scored, ...], operator: str, default_mask: bool) -> None:
-        self.kernels, self.first = kernels, kernels[0]
-        for name in ("named", "keywords", "required", "reads", "numbers", "integers", "exact"):
-            getattr(self.first, name)  # torch.compile reads what is there, and makes none of them
-        tuned_for = list(dict.fromkeys(tuple(each.scalars.values()) for each in kernels))
-        self.groups: dict[tuple[float, ...], Attention] = {}
-        """What serves calls with numbers near these."""
-        for index, numbers in enumerate(tuned_for):
-            self.groups[numbers] = group = Attention.__new__(Attention)
-            name = f"{operator}_{index}" if len(tuned_for) > 1 else operator
-            group._serve_by(_ScoredTensors(_ScoredTable(kernels, numbers), name, default_mask))
-
-    @property
-    def words(self) -> str:
-        """What a call names to be served."""
-        return ", ".join(f"{each}=" for each in self.first.keywords)
-
-    def group(self, numbers: tuple[float, ...]) -> Attention:
-        """Returns what serves the nearest of the numbers that kernels were tuned for."""
-        # torch.compile traces no min() by a key.
-        apart = [_distance(each, numbers) for each in self.groups]
-        return list(self.groups.values())[apart.index(min(apart))]
-
-    def serves(self, asked: Mapping[str, Any]) -> bool:
-        """Tells whether these are the kernels for just what a call names."""
-        first = self.first
-        if not (set(first.named) | set(first.required)) <= set(asked) <= set(first.keywords):
-            return False
-        # Several kinds may read an array of one name, such as boolean masks and biases.
-        arrays = [(name, asked[each]) for each in first.required for name in first.keywords[each]]
-        return all(_serves_dtype(first.buffers[name], array) for name, array in arrays)
-
-    def numbers(self, asked: Mapping[str, Any]) -> dict[str, float]:
-        """Returns all numbers that kernels take, of those that a call names and the usual ones."""
-        found: dict[str, float] = {}
-        for keyword in self.first.keywords:
-            if keyword in asked and keyword not in self.first.required:
-                found |= self.first.numbers_of(keyword, asked[keyword])
-            elif keyword not in self.first.required:
-                found |= self._usual(keyword)
-        return {name: found[name] for name in self.first.scalars}
-
-    def _usual(self, keyword: str) -> dict[str, float]:
-        """The numbers of a keyword that is left out: those that all kernels were tuned for."""
-        names = self.first.keywords[keyword]
-        found = {tuple(each.scalars[name] for name in names) for each in self.kernels}
-        if len(found) > 1:
-            told = " and ".join(sorted(f"({', '.join(f'{n:g}' for n in each)})" for each in found))
-            raise TypeError(f"{keyword}= is missing, and kernels were tuned for {told}: say which is meant")
-        return dict(zip(names, found.pop(), strict=True))
-
-
-def _distance(numbers: tuple[float, ...], others: tuple[float, ...]) -> float:
-    """Doublings between what is tuned for and what is asked for."""
-    wide = [[_UNLIMITED if each < 0 else each + 1 for each in side] for side in (numbers, others)]
-    return sum(_doublings(one, other) for one, other in zip(*wide, strict=True))
-
-
-class ScoredAttention:
+class ScoredAttention(_ByKind[Attention]):
     """Attention by kernels with masks and changes of scores, those that compute just what is asked. Modules
     offer its methods as functions."""
 
     def __init__(self, kernels: Sequence[Tuned], operator: str) -> None:
         """`operator` names the kernels among torch's operators."""
-        self.kernels = tuple(kernels)
-        default_mask = _default_mask(kernels)
-        scored: dict[tuple[object, ...], list[Scored]] = {}
-        plain = []
-        for each in kernels:
-            if isinstance(each, Scored):
-                scored.setdefault(each.kind, []).append(each)
-            else:
-                plain.append(each)
-        self._plain = Attention(plain, operator) if plain else None
-        several = len(scored) + len(plain) > 1
-        self._kinds = [
-            _Alike(tuple(alike), f"{operator}_{index}" if several else operator, default_mask)
-            for index, alike in enumerate(scored.values())
-        ]
+        self._default_mask = _default_mask(kernels)
+        super().__init__(kernels, operator)
+
+    def _serving_plain(self, kernels: Sequence[Tuned], operator: str) -> Attention:
+        return Attention(kernels, operator)
+
+    def _serving(self, kernels: tuple[Scored, ...], numbers: tuple[float, ...], operator: str) -> Attention:
+        made = Attention.__new__(Attention)
+        made._serve_by(_ScoredTensors(_ScoredTable(kernels, numbers), operator, self._default_mask))
+        return made
 
     @overload
     def attention(
@@ -291,7 +202,8 @@ class ScoredAttention:
             torch.compile list them each time.
         values: what expressions read, by its name. Arrays may be longer than needed.
 
-        Gradients are not taken: `recompute` is refused.
+        Gradients of q, k, v and of the float arrays among these are taken where the module has kernels for
+        them; else not: `recompute` is refused.
 
         Raises TypeError and ValueError for what no kernel here serves, and otherwise as `explain` and the
         module's other functions do.
@@ -335,7 +247,8 @@ class ScoredAttention:
             numbers = {**numbers, "value_scale": value_scale}
         elif scales is not None:
             group._fold(q, scale, scales)
-        arrays = _arrays_of(alike.first, asked, q)
+        differentiable = group._tensors.gradients is not None
+        arrays = _arrays_of(alike.first, asked, q, differentiable)
         beside = _Asked(alike.first, numbers, arrays, _sizes_of(q, k, layout), lists)
         torch = sys.modules.get("torch")
         try:
@@ -351,29 +264,6 @@ class ScoredAttention:
 
     # ---- which kernels
 
-    def _alike(self, asked: Mapping[str, Any]) -> _Alike | None:
-        """The kernels for just what a call names; None: those without masks and changes of scores."""
-        if self._plain is None and len(self._kinds) == 1:
-            alike = self._kinds[0]
-            _check_asked(alike.first, asked)
-            return alike
-        if not asked and self._plain is not None:
-            return None
-        serving = [each for each in self._kinds if each.serves(asked)]
-        if len(serving) != 1:
-            plain = ["nothing"] if self._plain is not None else []
-            told = "; ".join([*plain, *(each.words for each in self._kinds)])
-            asked_for = ", ".join(f"{each}=" for each in asked) or "nothing"
-            raise TypeError(
-                f"no kernel here serves {asked_for} in these types; there are kernels for: {told}"
-            )
-        return serving[0]
-
-    def _group(self, alike: _Alike, asked: Mapping[str, Any]) -> tuple[Attention, dict[str, float]]:
-        """What serves numbers near those of a call, and these."""
-        numbers = alike.numbers(asked)
-        return alike.group(tuple(numbers.values())), numbers
-
     def explain(
         self, q: Array, k: Array, v: Array, causal: bool | None = None, *, layout: str = "bhsd", **asked: Any
     ) -> Choice:
@@ -382,9 +272,7 @@ class ScoredAttention:
         What `attention` is told by keyword is told here, too. Raises TypeError and ValueError as `attention`
         does where none serves.
         """
-        asked = dict(asked)
-        if "attn_mask" in asked:
-            asked["bias"] = _either(asked.get("bias"), asked.pop("attn_mask"))
+        asked = _told(asked)
         alike = self._alike(asked)
         if alike is None:
             assert self._plain is not None
@@ -396,36 +284,6 @@ class ScoredAttention:
             told = ", ".join(f"{name} {value:g}" for name, value in choice.tuned.scalars.items())
             return choice._replace(exact=False, how=f"{choice.how}, but for {told}")
         return choice
-
-    def use(self, name: str | None) -> None:
-        """Makes the kernel of that name serve whatever it can compute from now on, however far its shapes:
-        for measuring and checking. None lets the nearest serve again. Raises ValueError for an unknown
-        name."""
-        for group in self._groups():
-            group.use(None)
-        for group in self._groups_of(name) if name is not None else ():
-            group.use(name)
-
-    def _groups(self) -> list[Attention]:
-        plain = [] if self._plain is None else [self._plain]
-        return [*plain, *(group for alike in self._kinds for group in alike.groups.values())]
-
-    def _groups_of(self, name: str) -> list[Attention]:
-        """What may choose the kernel of that name."""
-        found = [each for each in self._groups() if any(name == tuned.name for tuned in each._table.kernels)]
-        if not found:
-            names = ", ".join(tuned.name for tuned in self.kernels)
-            raise ValueError(f"there is no kernel {name!r}; there are {names}")
-        return found
-
-    def compile(self, name: str, arch: int, causal: bool) -> bytes:
-        """Compiles the kernel of that name for one compute capability, times ten, and mask; returns the
-        cubin."""
-        return self._groups_of(name)[0].compile(name, arch, causal)
-
-    def carry(self, name: str, causal: bool, cubin: bytes) -> None:
-        """Makes that cubin serve for the kernel of that name on the cards it was tuned for."""
-        self._groups_of(name)[0].carry(name, causal, cubin)
 
     # ---- in PyTorch
 
@@ -487,8 +345,6 @@ class ScoredAttention:
         for array in arrays.values():
             if not isinstance(array, torch.Tensor) or array.device != q.device:
                 return None
-            if torch.is_grad_enabled() and array.requires_grad:
-                return None
             # PyTorch tells what is wrong with others.
             if "bias" in asked and array is asked["bias"] and not _broadcasts(tuple(array.shape), wanted):
                 return None
@@ -505,8 +361,8 @@ class ScoredAttention:
             NAME_out(q, k, v, out, causal, scale, layout, buffers, numbers)
 
         They take what `attention` takes, arrays and numbers in the order of the kernel's arguments, and
-        copy what no kernel can step by. They have no gradients. `attention` and `sdpa` register them as
-        needed. Needs PyTorch 2.7 or newer."""
+        copy what no kernel can step by. They have gradients where the module has kernels for them.
+        `attention` and `sdpa` register them as needed. Needs PyTorch 2.7 or newer."""
         names = [group.register_torch() for group in self._groups()]
         return names[0]
 
@@ -525,59 +381,6 @@ class ScoredAttention:
 
         attend = functools.partial(_attend_scored, self._serve)
         _register_transformers(attend, functools.partial(_make_scored_mask, windows), name)
-
-    # ---- documents
-
-    @staticmethod
-    def document_bounds(ids: Any, seqlen_q: int | None = None) -> tuple[Any, Any]:
-        """Returns where each row's document begins and ends, int32 (batch, seqlen_q), for `documents`.
-
-        ``ids`` are those of the keys, sorted, (batch, seqlen_k): torch, CuPy or numpy arrays, on whose device
-        they are searched. There are ``seqlen_q`` rows, by default one for each key. Raises TypeError and
-        ValueError for other arrays.
-        """
-        keys = int(ids.shape[-1]) if len(ids.shape) else 0
-        return _document_bounds(ids, keys if seqlen_q is None else seqlen_q, keys)
-
-
-def _named(**asked: Any) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def _either(bias: Any, attn_mask: Any) -> Any:
-    if bias is not None and attn_mask is not None:
-        raise TypeError("bias= and attn_mask= are two names of one argument; pass one of them")
-    return attn_mask if bias is None else bias
-
-
-def _arrays_of(tuned: Scored, asked: Mapping[str, Any], q: Any) -> dict[str, Any]:
-    """The arrays of a call by their keywords; raises TypeError for those of another library than q."""
-    torch = _torch_of(q)
-    arrays = {each: asked[each] for each in tuned.required}
-    for name, array in arrays.items():
-        for each in array if _is_pair(array) else (array,):
-            _check_kinds(q, ((name, each),))
-            if torch is not None and torch.is_grad_enabled() and each.requires_grad:
-                raise RuntimeError(
-                    f"{name} requires a gradient, but this kernel is forward only: call it under "
-                    f"torch.no_grad(), or pass {name}.detach()"
-                )
-    return arrays
-
-
-def _sizes_of(q: Any, k: Any, layout: str) -> dict[str, int]:
-    """The sizes of arrays that are as they should be; whether they are, is found out later."""
-    of_q, of_k = _shape_of(q), _shape_of(k)
-    if len(of_q) != 4 or len(of_k) != 4:
-        return {}
-    heads, rows = (1, 2) if layout == "bhsd" else (2, 1)
-    return dict(zip(_SIZES, (of_q[0], of_q[heads], of_k[heads], of_q[rows], of_k[rows]), strict=True))
-
-
-def _shape_of(array: Any) -> tuple[int, ...]:
-    if hasattr(array, "shape"):
-        return tuple(array.shape)
-    return tuple(getattr(array, "__cuda_array_interface__", {"shape": ()})["shape"])
 
 
 def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

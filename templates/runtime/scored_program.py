@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from .attention import Attention
 from .facts import Tuned
 from .program import _CHECKED, _check_and_time, _self_check, _time_us, _to_host, _visible_share
-from .scored_attention import ScoredAttention, _Operands
+from .scored_attention import ScoredAttention
+from .scored_kinds import _Operands
 from .scored_values import _BUFFER_DTYPES, Buffer, Scored, _Asked, _document_bounds, _needed
 from .table import _SIZES
 
@@ -25,19 +26,11 @@ def run_scored_module(attention: ScoredAttention, doc: str | None) -> int:
     """Says what the module is, checks and times its kernels on device 0, with masks and changes that are
     drawn; the exit code."""
 
-    def serving(tuned: Tuned) -> Attention:
-        return attention._groups_of(tuned.name)[0]
-
     def check(tuned: Tuned) -> float:
-        if not isinstance(tuned, Scored):
-            return _self_check(serving(tuned), tuned)
-        sizes = _CHECKED | ({"seqlen_q": _CHECKED_TREE} if "tree" in tuned.named else {})
-        drawn = _Drawn(tuned, sizes)
-        return _self_check(serving(tuned), tuned, drawn, drawn.reference, sizes)
+        return _check_scored(attention, tuned)
 
     def time_us(tuned: Tuned) -> float:
-        drawn = _Drawn(tuned, tuned.problem) if isinstance(tuned, Scored) else None
-        return _time_us(serving(tuned), tuned, drawn)
+        return _time_scored_us(attention, tuned)
 
     def visible_share(tuned: Tuned) -> float:
         if not isinstance(tuned, Scored):
@@ -45,6 +38,27 @@ def run_scored_module(attention: ScoredAttention, doc: str | None) -> int:
         return _Drawn(tuned, tuned.problem).visible_share(bool(tuned.problem["causal"]))
 
     return _check_and_time(attention.kernels, attention.use, check, time_us, visible_share, doc)
+
+
+def _check_scored(attention: ScoredAttention, tuned: Tuned) -> float:
+    """The largest per-head error over both masks."""
+    serving: Attention = attention._groups_of(tuned.name)[0]
+    if not isinstance(tuned, Scored):
+        return _self_check(serving, tuned)
+    sizes = _checked_sizes(tuned)
+    drawn = _Drawn(tuned, sizes)
+    return _self_check(serving, tuned, drawn, drawn.reference, sizes)
+
+
+def _time_scored_us(attention: ScoredAttention, tuned: Tuned) -> float:
+    """The median time of a call on the tuned problem's shape."""
+    drawn = _Drawn(tuned, tuned.problem) if isinstance(tuned, Scored) else None
+    return _time_us(attention._groups_of(tuned.name)[0], tuned, drawn)
+
+
+def _checked_sizes(tuned: Scored) -> dict[str, int]:
+    """The sizes of arrays by which a kernel is checked."""
+    return _CHECKED | ({"seqlen_q": _CHECKED_TREE} if "tree" in tuned.named else {})
 
 
 class _Drawn(_Asked):
@@ -63,6 +77,9 @@ class _Drawn(_Asked):
         # As the kernel reads them.
         read = {name: _Clamped(array) for name, array in arrays.items()}
         self.at = SimpleNamespace(**tuned.scalars, **read)
+
+    def array(self, name: str) -> Any:
+        return self.arrays[name]
 
     def on_device(self, put: Callable[..., Any]) -> _Asked:
         placed = {}

@@ -73,6 +73,8 @@ class Scored(Tuned):
     """Which pairs of a row and a key there are, of numpy's arrays; ``at`` has the numbers and arrays."""
     change: Callable[..., Any]
     """What becomes of scores, likewise."""
+    scattered: tuple[str, ...] = ()
+    """The arrays whose gradients are added up in no order."""
 
     @property
     def command(self) -> str:
@@ -191,6 +193,8 @@ class _Asked(_Beside):
         caller's, `put` puts numpy's arrays on the GPU."""
         super().__init__()
         self.lists, self.put = lists, put
+        self.whole: tuple[str, ...] = ()
+        """The arrays that go to the GPU with all that they repeat."""
         self.tuned, self.scalars, self.arrays, self.sizes = tuned, scalars, arrays, sizes
 
     def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
@@ -219,12 +223,28 @@ class _Asked(_Beside):
             # What was copied must stay until the launch has been made: memory is handed out in its order.
             arrays[name] = placed.array
         if _TILE_LISTS in self.tuned.reads:
+            values |= {_TILE_LISTS: 0, _LISTS_MADE: 0}
+        if any(launch.lists for launch in self.tuned.launches):
             lists = self.lists or TileLists()
             values |= {_LISTS_MADE: lists.fill(plan, self.put or _allocator(q), may_make)}
             values[_TILE_LISTS] = lists.address
             arrays[_TILE_LISTS] = lists.memory
         self.streams, self.kept = frozenset(streams), arrays
         return values
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether PyTorch wants the gradient of some array."""
+        return any(getattr(array, "requires_grad", False) for array in self.arrays.values())
+
+    def array(self, name: str) -> Any:
+        """Returns the array that the kernel calls so, as it was passed."""
+        return next(self.arrays[each] for each, parts in self.tuned.keywords.items() if parts == (name,))
+
+    def in_graph(self, names: tuple[str, ...]) -> tuple[list[Any], list[float]]:
+        """Returns the arrays in the kernel's order and the numbers of those names: what operators take."""
+        arrays = self.buffers()
+        return [arrays[name] for name in self.tuned.buffers], [float(self.scalars[name]) for name in names]
 
     def buffers(self, may_make: bool = True) -> dict[str, Any]:
         """Returns the arrays by the kernel's own names for them."""
@@ -247,7 +267,7 @@ class _Asked(_Beside):
                     f"q is a numpy array, but {name} a {_kind(array)}; pass arrays of one library"
                 )
             once = tuple(slice(0, 1) if step == 0 else slice(None) for step in array.strides[:-1])
-            short = array[once] if array.size else array
+            short = array[once] if array.size and name not in self.whole else array
             buffer = self.tuned.buffers[name]
             last = 1 if buffer.any_step else _needed(buffer, self.sizes)[-1]
             if short.shape[-1:] == (1,) and last > 1:

@@ -94,10 +94,16 @@ class _Tensors:
         kind = type(q)
         if type(k) is not kind or type(v) is not kind or (out is not None and type(out) is not kind):
             _check_kinds(q, (("k", k), ("v", v), ("out", out)))
-        derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        derived = torch.is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (beside is not _NOTHING_BESIDE and beside.requires_grad)
+        )
         by_kernels = derived and self.takes_gradients(torch, q, v)
         if derived and not (recompute or by_kernels):
-            name = "q" if q.requires_grad else "k" if k.requires_grad else "v"
+            tensors = {"q": q, "k": k, "v": v}
+            name = next((name for name, x in tensors.items() if x.requires_grad), "an array beside them")
             raise RuntimeError(
                 f"{name} requires a gradient, but this kernel is forward only: call it under "
                 f"torch.no_grad(), pass {name}.detach(), or recompute=True for a backward pass by PyTorch's "
@@ -116,8 +122,10 @@ class _Tensors:
                 torch,
                 self.default_mask if causal is None else bool(causal),
                 layout,
-                None if out is None else _describe(out),
                 # To ask for strides takes longer than to ask whether there is anything to tell of them.
+                None
+                if out is None
+                else (out.dtype, out.shape, None if out.is_contiguous() else out.stride(), out.device),
                 q.dtype,
                 q.shape,
                 None if q.is_contiguous() else q.stride(),
@@ -136,11 +144,12 @@ class _Tensors:
                 raise ValueError("leave stream out where gradients are needed, and under torch.compile")
             settings = causal, scale, out, return_lse, layout, beside, by_kernels
             return self.attend_in_graph(torch, q, k, v, *settings)
-        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if self.copies and out is None and stream is None and not _suits(plan, addresses):
+        at_q, at_k, at_v = addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (at_q | at_k | at_v) & plan.misfit_bits and self.copies and out is None and stream is None:
             # The operator copies.
             return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
-        numbers = beside.numbers(plan, q, stream is None)
+        # A call is as long as the functions it enters: of nothing there is nothing to ask.
+        numbers = () if beside is _NOTHING_BESIDE else beside.numbers(plan, q, stream is None)
         return _run(torch, plan, q, addresses, scale, numbers, out, stream, return_lse)
 
     def takes_gradients(self, torch: Any, q: Any, v: Any) -> bool:
@@ -171,7 +180,12 @@ class _Tensors:
         beside: _Beside = _NOTHING_BESIDE,
     ) -> Any:
         """Computes `sdpa` by a kernel; returns None where PyTorch must."""
-        derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        derived = torch.is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (beside is not _NOTHING_BESIDE and beside.requires_grad)
+        )
         if derived and not self.takes_gradients(torch, q, v):
             return None
         if torch.is_autocast_enabled():
@@ -205,10 +219,11 @@ class _Tensors:
             v.stride(),
             v.device,
         )
-        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if plan is None or not _suits(plan, addresses):
+        at_q, at_k, at_v = addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if plan is None or (at_q | at_k | at_v) & plan.misfit_bits:
             return None
-        return _run(torch, plan, q, addresses, scale, beside.numbers(plan, q, True), None, None, False)
+        numbers = () if beside is _NOTHING_BESIDE else beside.numbers(plan, q, True)
+        return _run(torch, plan, q, addresses, scale, numbers, None, None, False)
 
     def make_plan_sdpa(self, torch: Any, is_causal: bool, enable_gqa: bool, *arrays: Any) -> _Plan | None:
         query, key, value = arrays[:4], arrays[4:8], arrays[8:]

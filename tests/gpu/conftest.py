@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flashgen.tuner.cards.cuda import CudaDevice, find_device
@@ -38,3 +39,11 @@ def device() -> CudaDevice:
     found = device_or_reason()
     assert isinstance(found, CudaDevice)
     return found
+
+
+@pytest.fixture(scope="session")
+def torch(device: CudaDevice) -> Any:
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    return torch

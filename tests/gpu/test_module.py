@@ -61,14 +61,6 @@ def module(device: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def torch(device: CudaDevice) -> Any:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
-    return torch
-
-
-@pytest.fixture(scope="module")
 def cupy(device: CudaDevice) -> Any:
     return pytest.importorskip("cupy")
 

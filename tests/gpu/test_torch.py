@@ -28,14 +28,6 @@ from tests.support.modules import import_path
 D = 64
 
 
-@pytest.fixture(scope="module")
-def torch(device: CudaDevice) -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not torch.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
-    return torch
-
-
 @pytest.fixture(autouse=True)
 def nothing_compiled_before(torch: Any) -> None:
     torch._dynamo.reset()

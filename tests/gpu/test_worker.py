@@ -140,7 +140,7 @@ def test_finals(worker: Worker, device: CudaDevice) -> None:
         build(device, '  if (threadIdx.x == 0) asm volatile("trap;");'),
         build(device, "  ;"),
     ]
-    outcomes = worker.finals(builds, PROBLEM, rounds=7)
+    outcomes = worker.finals(builds, PROBLEM, [1e-7] * 3, rounds=7)
     assert [o.status for o in outcomes] == [Status.OK, Status.LAUNCH_FAILED, Status.OK]
     first, last = outcomes[0].measurement, outcomes[2].measurement
     assert first is not None and last is not None and len(first.times_us) == len(last.times_us) == 7

@@ -250,6 +250,10 @@ int cuPointerGetAttribute(void* value, int attribute, uintptr_t pointer) {
   *static_cast<int64_t*>(value) = found->second.context;
   return 0;
 }
+int cuMemsetD8Async(void* address, unsigned char value, size_t size, int64_t) {
+  std::memset(address, value, size);
+  return 0;
+}
 int cuStreamSynchronize(int64_t stream) {
   const std::lock_guard<std::mutex> lock(mutex);
   waited.push_back(stream);

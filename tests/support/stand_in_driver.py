@@ -70,10 +70,28 @@ class Launch(ctypes.Structure):
 
 @dataclass
 class Driver:
-    """The stand-in driver, and what PyCUDA's stand-in was asked to compile."""
+    """The stand-in driver, and what nvcc's stand-in was asked to compile and, if anything, refuses with."""
 
     library: ctypes.CDLL
     compiled: list[dict[str, Any]] = field(default_factory=list)
+    refusal: str | OSError | None = None
+
+    def run_nvcc(self, command: list[str], **_: Any) -> SimpleNamespace:
+        """What `subprocess.run` does of nvcc, in no time."""
+        *options, source = command[1:]
+        target = Path(options[options.index("-o") + 1])
+        arch = next(each.removeprefix("-arch=") for each in options if each.startswith("-arch="))
+        self.compiled.append(
+            {"nvcc": command[0], "options": options, "arch": arch, "source": Path(source).read_text()}
+        )
+        time.sleep(0.01)  # long enough for a second thread to arrive
+        if isinstance(self.refusal, OSError):
+            raise self.refusal
+        if self.refusal is not None:
+            return SimpleNamespace(returncode=1, stdout=self.refusal.encode())
+        causal = next(each[-1] for each in options if each.startswith("-DFLASHGEN_CAUSAL="))
+        target.write_bytes(f"causal={causal}".encode())
+        return SimpleNamespace(returncode=0, stdout=b"")
 
     def launches(self) -> list[Launch]:
         found = []
@@ -233,6 +251,9 @@ def fake_cupy(driver: Driver) -> ModuleType:
         def transpose(self, axes: list[int]) -> Any:
             return ndarray(self.host.transpose(axes), self.stream)
 
+        def reshape(self, shape: tuple[int, ...]) -> Any:
+            return ndarray(self.host.reshape(shape), self.stream)
+
     ndarray.__module__ = "cupy._core"
 
     def empty(shape: Any, dtype: Any) -> Any:
@@ -252,11 +273,7 @@ def fake_cupy(driver: Driver) -> ModuleType:
 
 
 def fake_pycuda(driver: Driver) -> dict[str, ModuleType]:
-    names = ("pycuda", "pycuda.compiler", "pycuda.driver", "pycuda.gpuarray")
-    modules = {name: ModuleType(name) for name in names}
-
-    class CompileError(Exception):
-        pass
+    modules = {name: ModuleType(name) for name in ("pycuda", "pycuda.gpuarray")}
 
     class GPUArray(Array):
         def __init__(self, shape: Any, dtype: Any, allocator: Any = None, strides: Any = None) -> None:
@@ -266,17 +283,6 @@ def fake_pycuda(driver: Driver) -> dict[str, ModuleType]:
 
     GPUArray.__module__ = "pycuda.gpuarray"
 
-    def compile(source: str, nvcc: str, options: list[str], **rest: Any) -> bytes:
-        driver.compiled.append({"source": source, "nvcc": nvcc, "options": options, **rest})
-        time.sleep(0.01)  # long enough for a second thread to arrive
-        failure = modules["pycuda.compiler"].failure  # type: ignore[attr-defined]
-        if failure is not None and rest["cache_dir"] is not False:
-            raise failure
-        causal = next(o[-1] for o in options if o.startswith("-DFLASHGEN_CAUSAL="))
-        return f"causal={causal}".encode()
-
-    modules["pycuda.compiler"].__dict__.update(compile=compile, failure=None)
-    modules["pycuda.driver"].__dict__.update(CompileError=CompileError)
     modules["pycuda.gpuarray"].__dict__.update(GPUArray=GPUArray)
     return modules
 

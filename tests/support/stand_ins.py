@@ -81,7 +81,8 @@ class StandInEvaluator:
             )
         return self._fine(build, problem, cost(variant))
 
-    def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
+    def finals(self, builds: list[Build], problem: Problem, errors: list[float]) -> list[Outcome]:
+        assert len(errors) == len(builds)
         self.finalists = [b.kernel.variant for b in builds]
         return [
             Outcome(variant=b.kernel.variant, status=Status.WRONG, reason="wrong in full")

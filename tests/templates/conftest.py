@@ -37,6 +37,8 @@ def driver(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     nvcc.parent.mkdir(parents=True)
     nvcc.touch()
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parents[1]))
+    monkeypatch.setattr(subprocess, "run", fake.run_nvcc)
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     return fake

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from flashgen.gen.arguments import struct_of
+from flashgen.gen.buffer_gradients import BufferGradient, buffer_gradients
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module
 from flashgen.gen.kernel import Kernel
@@ -37,7 +38,8 @@ def backward_kernel(**problem: Any) -> Kernel:
     """A kernel of three launches, as all families of gradients have."""
     made = make_kernel(GridOf(64, 2048, 16, of_keys=True), "// backward\n", backward=True, **problem)
     queries = GridOf(96, 1024, 32, role=QUERIES_ROLE)
-    launches = (statistics_launch(packed=False), queries, *made.launches)
+    of_buffers = (each.launch for each in buffer_gradients(made.problem.scores))
+    launches = (statistics_launch(packed=False), queries, *made.launches, *of_buffers)
     return replace(made, launches=launches, workspace=Workspace(statistics_regions()))
 
 
@@ -66,7 +68,7 @@ class Gradients(Card):
         struct = struct_of(self.problem)
         packed = struct.unpack(ctypes.string_at(address, struct.num_bytes))
         scores = Problem(**{**self._fields(), "causal": bool(causal)}).scores
-        self.values.append(packed)
+        values = self.read(scores, packed)
         arrays = {each.name: self._of(packed, each.name) for each in self.problem.operation.arrays}
         rows = int(packed["batch"]) * int(packed["num_q_heads"]) * int(packed["seqlen_q"])
         assert rows == 0 or packed["workspace"] % 16 == 0 < packed["workspace"]
@@ -82,12 +84,24 @@ class Gradients(Card):
             dout,
             scale=packed["scale"],
             scores=scores,
+            values=values,
             dlse=arrays["dlse"] if packed["dlse"] else None,
         )
         assert arrays["o"].shape == dout.shape and np.isfinite(arrays["o"].astype(np.float32)).all()
         assert not np.isnan(arrays["lse"]).any()
         for name, each in found.items():
-            arrays[name][...] = each.value
+            if name in arrays:
+                arrays[name][...] = each.value
+        for of in buffer_gradients(scores):
+            if packed[of.name]:
+                self._fill(of, packed, found[of.name])
+
+    def _fill(self, of: BufferGradient, packed: dict[str, Any], found: in_float64.Gradient) -> None:
+        """Writes a gradient as kernels do: sums over what is repeated, whose strides are 0."""
+        steps = [int(packed[name]) for name in of.strides]
+        lengths = [1 if step == 0 else n for step, n in zip(steps, found.value.shape, strict=False)]
+        shape = (*lengths, found.value.shape[-1])
+        _read(int(packed[of.name]), shape, (*steps, 1), np.float32)[...] = found.summed_to(shape).value
 
     def _of(self, packed: dict[str, float], name: str) -> np.ndarray:
         array = self.problem.operation.array(name)

@@ -16,6 +16,7 @@ from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.problem import Problem
+from flashgen.gen.scores import Scores
 from flashgen.gen.scoring import Scoring
 from flashgen.tuner.evaluate import reference
 
@@ -67,6 +68,17 @@ class Card:
         packed = struct.unpack(ctypes.string_at(address, struct.num_bytes))
         scores = Problem(**{**self._fields(), "causal": bool(causal)}).scores
         sizes = {each: int(packed[each]) for each in ("batch", "num_q_heads", "seqlen_q", "seqlen_k")}
+        wide = self.read(scores, packed)
+        q, k, v, o = (self._array(packed, name, causal) for name in "qkvo")
+        found = reference.attention(q, k, v, scale=packed["scale"], scores=scores, values=wide)
+        o[...] = found.o
+        if packed["lse"]:
+            shape = (sizes["batch"], sizes["num_q_heads"], sizes["seqlen_q"])
+            _read(int(packed["lse"]), shape, (shape[1] * shape[2], shape[2], 1), np.float32)[...] = found.lse
+
+    def read(self, scores: Scores, packed: dict[str, Any]) -> dict[str, Any]:
+        """What a launch reads for masks and changes of scores, kept in `values`."""
+        sizes = {each: int(packed[each]) for each in ("batch", "num_q_heads", "seqlen_q", "seqlen_k")}
         values: dict[str, Any] = {each.name: packed[each.name] for each in scores.scalars}
         for each in scores.buffers:
             told = dict(each.sizes)
@@ -77,16 +89,10 @@ class Card:
             strides = (*(int(packed[name]) for name in each.strides), 1)
             values[each.name] = _read(int(packed[each.name]), shape, strides, DTYPES[each.dtype])
         self.values.append(values)
-        q, k, v, o = (self._array(packed, name, causal) for name in "qkvo")
-        wide = {
+        return {
             name: np.asarray(x, np.float64) if np.ndim(x) and x.dtype == DTYPES["bf16"] else x
             for name, x in values.items()
         }
-        found = reference.attention(q, k, v, scale=packed["scale"], scores=scores, values=wide)
-        o[...] = found.o
-        if packed["lse"]:
-            shape = (sizes["batch"], sizes["num_q_heads"], sizes["seqlen_q"])
-            _read(int(packed["lse"]), shape, (shape[1] * shape[2], shape[2], 1), np.float32)[...] = found.lse
 
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self.problem, name) for name in self.problem.__dataclass_fields__}

@@ -41,7 +41,7 @@ def loaded(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) -
                 module._driver()
             module._TORCH_DEVICES = ("cpu", "meta")
             module._ordinal = lambda device: 0
-            module._compile = lambda tuned, arch, causal, cached: f"causal={int(causal)}".encode()
+            module._compile = lambda tuned, arch, causal: f"causal={int(causal)}".encode()
         return modules[key]
 
     return of

@@ -64,21 +64,13 @@ class Card:
         told = struct.unpack(ctypes.string_at(address, struct.num_bytes))
         self.told.append(told)
         problem = replace(self.problem, causal=bool(causal))
-        batch = int(told["batch"])
         q, k, v, o = (self._array(told, name) for name in "qkvo")
-        starts = {x: self._ints(told[f"cu_seqlens_{x}"], batch + 1) for x in "qk"}
-        used = {x: self._ints(told[f"seqused_{x}"], batch) for x in "qk"}
         lse = None
         if told["lse"]:
             shape = (int(told["num_q_heads"]), int(told["total_q"]))
             lse = _read(int(told["lse"]), shape, (shape[1], 1), np.float32)
-        values = {each.name: told[each.name] for each in problem.scores.scalars}
-        for i in range(batch):
-            slots = {
-                x: (starts[x][i], starts[x][i + 1] if not told[f"seqused_{x}"] else starts[x][i] + used[x][i])
-                for x in "qk"
-            }
-            rows, keys = slice(*slots["q"]), slice(*slots["k"])
+        values = self.values(told)
+        for rows, keys in self.slots(told):
             views = [x[part].swapaxes(0, 1)[None] for x, part in ((q, rows), (k, keys), (v, keys))]
             if not views[0].shape[2]:
                 continue
@@ -87,11 +79,32 @@ class Card:
             if lse is not None:
                 lse[:, rows] = found.lse[0]
 
+    def values(self, told: dict[str, float]) -> dict[str, Any]:
+        """What is read for masks and changes of scores: numbers, and arrays of heads."""
+        scores, heads = self.problem.scores, int(told["num_q_heads"])
+        arrays = {
+            each.name: _read(int(told[each.name]), (heads,), (1,), np.float32) for each in scores.buffers
+        }
+        return {each.name: told[each.name] for each in scores.scalars} | arrays
+
+    def slots(self, told: dict[str, float]) -> Iterator[tuple[slice, slice]]:
+        """The rows and keys of each sequence."""
+        batch = int(told["batch"])
+        starts = {x: self._ints(told[f"cu_seqlens_{x}"], batch + 1) for x in "qk"}
+        used = {x: self._ints(told[f"seqused_{x}"], batch) for x in "qk"}
+        for i in range(batch):
+            yield tuple(
+                slice(starts[x][i], starts[x][i] + used[x][i] if told[f"seqused_{x}"] else starts[x][i + 1])
+                for x in "qk"
+            )
+
     def _ints(self, address: float, count: int) -> np.ndarray:
         return _read(int(address), (count,), (1,), np.int32) if address else np.zeros(count, np.int32)
 
     def _array(self, told: dict[str, float], name: str) -> np.ndarray:
-        total, heads = ("total_k", "num_kv_heads") if name in "kv" else ("total_q", "num_q_heads")
+        total, heads = (
+            ("total_k", "num_kv_heads") if name in ("k", "v", "dk", "dv") else ("total_q", "num_q_heads")
+        )
         strides = (int(told[f"{name}_stride_row"]), int(told[f"{name}_stride_head"]), 1)
         return _read(int(told[name]), (int(told[total]), int(told[heads]), D), strides, np.float32)
 
@@ -249,7 +262,8 @@ def test_maps_clip_where_sequences_end(driver: Driver, tmp_path: Path, torch: An
         ),
     )
     for made, each in zip(main.maps, described, strict=True):
-        assert (made.address, *made.sizes, *made.stride_bytes) == (each.address, *each.sizes, *each.strides)
+        sizes, strides = (*made.sizes, made.outer_size), (*made.stride_bytes, made.outer_stride_bytes)
+        assert (made.address, sizes, strides) == (each.address, each.sizes, each.strides)
 
 
 def test_sequences_without_rows_or_keys(driver: Driver, tmp_path: Path) -> None:

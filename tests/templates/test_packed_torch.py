@@ -45,7 +45,7 @@ def for_tensors(kernel: Kernel, library: Any, path: Path, monkeypatch: pytest.Mo
     module._TORCH_DEVICES = ("cpu", "meta")
     module._ordinal = lambda device: 0
     compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
-    module._compile = lambda tuned, arch, causal, cached: compiled[causal]
+    module._compile = lambda tuned, arch, causal: compiled[causal]
     library.fake_reset(D, 9, 0, 232448)
     library.fake_push(0xC001)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)

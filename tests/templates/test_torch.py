@@ -52,7 +52,7 @@ def modules(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) 
             module._TORCH_DEVICES = ("cpu", "meta")
             module._ordinal = lambda device: 0
             compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
-            module._compile = lambda tuned, arch, causal, cached: compiled[causal]
+            module._compile = lambda tuned, arch, causal: compiled[causal]
         return loaded[kind]
 
     return module_of

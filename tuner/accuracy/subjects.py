@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from ...gen.families import FAMILIES
 from ...gen.kernel import Kernel
 from ...gen.operation import BACKWARD
-from ...gen.problem import Problem
-from ...gen.promise import PROMISES
+from ...gen.problem import EIGHT, Problem
+from ...gen.promise import PROMISES, class_of
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
 from ..asked_scoring import NOTHING_ASKED, AskedScoring
@@ -40,6 +40,8 @@ SMALL_TILES: dict[str, dict[str, Value]] = {
     "mma": {"br": 64, "bc": 32, "rows_per_warp": 16, "splits": 1, "heads": 1, "key_warps": 1},
     "wgmma": {"br": 64, "bc": 64, "cluster": 1},
 }
+#: What is held of each class that takes less accurate arithmetic than others: that very arithmetic.
+WORST_OF_CLASS: dict[str, dict[str, Value]] = {EIGHT: {"weights": "e4m3"}}
 #: Columns of latent values that a family may ask for multiples of, and of what keys have beside, as in models
 #: with 512 and 64.
 LATENT_COLUMNS, CHUNK = 128, 64
@@ -74,9 +76,8 @@ class Subject:
 
     @property
     def arithmetic(self) -> str:
-        """The class as asked for: the precision of float32, the type of others."""
-        problem = self.kernel.problem
-        return problem.precision if problem.dtype == "f32" else problem.dtype
+        """The class as asked for: the precision of float32, or one that is named, or the type."""
+        return class_of(self.kernel.problem)
 
     @property
     def mask(self) -> str:
@@ -162,7 +163,7 @@ def _chosen(
     """The variant predicted fastest of those with small tiles, or else of all; None where none is legal."""
     limits = device.limits
     for tiles in (SMALL_TILES.get(family.family, {}), {}):
-        with_tiles = {**tiles, **held}
+        with_tiles = {**tiles, **WORST_OF_CLASS.get(problem.precision, {}), **held}
         survey = survey_space(family, problem, limits, with_tiles, prior_of(problem, limits), count=1)
         if survey.survivors:
             return survey.survivors[0].variant

@@ -21,8 +21,7 @@ def compile_ahead(
     """Compiles every module on all cores, into ``folder``, and the ceilings' kernels, whose cubin it returns.
     What does not compile is left out with the reason.
 
-    PyCUDA has a cache, but starts nvcc even for what is in it, to find what a source includes: with the card
-    waiting, modules are given their cubins."""
+    Modules are given their cubins: with the card waiting, none looks for a compiler."""
     wanted: dict[tuple[str, bool], list[tuple[int, str]]] = {}
     for index, row in enumerate(plan.rows):
         modules = {OURS: plan.modules[index], **plan.steps[index]}

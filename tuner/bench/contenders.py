@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...gen.layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from ...gen.problem import Problem
 from ...gen.scoring import Scoring
 from .differentiated import differentiated
+from .figures import SAME_BITS
 from .flash_attention import FEATURES_2, FEATURES_3, FEATURES_4, by_rows, flash_2, flash_3, flash_4, flash_mla
 from .inputs import Inputs
 from .torch_attention import flex, sdpa, unserved
@@ -48,6 +50,8 @@ class Contender:
     layouts: tuple[Layout, ...] = (DENSE,)
     trains: bool = False
     """Whether it has gradients, of sequences of one length."""
+    gradients_alone: bool = False
+    """Whether nothing but its gradients is timed."""
     rows_first: bool = False
     """Whether it takes rows before heads, of which gradients are taken where they lie."""
 
@@ -84,7 +88,9 @@ class Contender:
         outputs alone, or for other layouts than sequences of one length."""
         if problem.dtype not in self.dtypes:
             return False
-        return self.trains if problem.backward else problem.layout is not DENSE or DENSE in self.layouts
+        if problem.backward:
+            return self.trains
+        return not self.gradients_alone and (problem.layout is not DENSE or DENSE in self.layouts)
 
 
 def _xformers(inputs: Inputs) -> Call:
@@ -145,7 +151,7 @@ LAYOUT_WORDS = {
     PAGED.name: "keys in pages",
     PACKED_PAGED.name: "packed queries on keys in pages",
 }
-CONTENDERS: Mapping[str, Contender] = {
+_FASTEST: Mapping[str, Contender] = {
     each.name: each
     for each in (
         Contender(
@@ -219,6 +225,29 @@ CONTENDERS: Mapping[str, Contender] = {
         ),
         Contender("flex", "FlexAttention", _flex, turn=2, features=EVERYTHING, layouts=(DENSE, PACKED)),
     )
+}
+#: The turn of gradients of the same bits every run: they stand beside each other, and one of them compiles.
+SAME_BITS_TURN = 1
+
+
+def _same_bits(of: Contender, make: Callable[..., Call]) -> Contender:
+    """A contender's gradients that have the same bits every run, as its library's option asks for."""
+    return replace(
+        of,
+        name=of.name + SAME_BITS,
+        title=f"{of.title}, the same bits every run",
+        make=partial(make, deterministic=True),
+        turn=SAME_BITS_TURN,
+        gradients_alone=True,
+    )
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    **_FASTEST,
+    **{
+        each.name: each
+        for each in (_same_bits(_FASTEST["fa3"], flash_3), _same_bits(_FASTEST["fa4"], flash_4))
+    },
 }
 #: The report's steps are contenders too, on its own cases: ``ladder-4.2.10``.
 LADDER = "ladder-"

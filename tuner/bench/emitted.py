@@ -31,14 +31,15 @@ def asked_of(module: ModuleType, inputs: Inputs) -> dict[str, Any]:
     return asked if lists is None else {**asked, "lists": lists()}
 
 
-def call_of(module: ModuleType, inputs: Inputs, out: Any = None) -> Call:
+def call_of(module: ModuleType, inputs: Inputs, out: Any = None, *, same_bits: bool = False) -> Call:
     """Returns the call of a module's attention on inputs, into ``out`` where it is given. Which block takes
-    what of packed sequences is planned anew by each call."""
+    what of packed sequences is planned anew by each call. ``same_bits``: of gradients, those that have the
+    same bits every run are asked for."""
     p, given = inputs.problem, inputs.indices
     if p.latent:
         return _latent_call(module, inputs, out)
     if p.backward:
-        return _gradients_call(module, inputs)
+        return _gradients_call(module, inputs, {"deterministic": True} if same_bits else {})
     options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
     q, k, v = inputs.q, inputs.k, inputs.v
     if p.layout is DENSE:
@@ -68,10 +69,10 @@ def _latent_call(module: ModuleType, inputs: Inputs, out: Any) -> Call:
     return lambda: module.attention_latent(q, cache, *pages, **options).transpose(1, 2)
 
 
-def _gradients_call(module: ModuleType, inputs: Inputs) -> Call:
+def _gradients_call(module: ModuleType, inputs: Inputs, told: dict[str, Any]) -> Call:
     """The call of a module's gradients, of what a forward pass has left."""
     arrays = (inputs.q, inputs.k, inputs.v, *(inputs.passed[name] for name in ("o", "lse", "dout")))
-    options = {"causal": inputs.problem.causal, **asked_of(module, inputs)}
+    options = {"causal": inputs.problem.causal, **told, **asked_of(module, inputs)}
     return lambda: module.gradients(*arrays, **options)
 
 
@@ -86,6 +87,6 @@ def give_cubin(module: ModuleType, causal: bool, cubin: bytes) -> None:
 
 
 def _kernel(module: ModuleType) -> Any:
-    """The module's only kernel."""
-    (tuned,) = module.KERNELS
+    """The module's only kernel, of outputs or of gradients."""
+    (tuned,) = module.KERNELS if hasattr(module, "KERNELS") else module.GRADIENTS
     return tuned

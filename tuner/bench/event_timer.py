@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 #: Bytes written to flush L2, in L2s.
 FLUSH_FACTOR = 4
 #: The card idles this long after the flush, so that the host has enqueued the call before it starts: times
-#: are the card's alone, however long the caller takes.
-IDLE_CYCLES = 300_000
+#: are the card's alone, however long the caller takes. Libraries called from Python take up to a third of it.
+IDLE_MS = 0.5
+#: What a card runs at whose clock torch does not tell, in kHz.
+USUAL_CLOCK_KHZ = 2_000_000
 WARM_UP_CALLS = 2
 MIN_ROUNDS, MAX_ROUNDS = 5, 40
 #: Rounds of calls that take this long together may be fewer.
@@ -26,23 +29,33 @@ class EventTimer:
         self._flush = torch.empty(FLUSH_FACTOR * l2_bytes, dtype=torch.int8, device="cuda")
         # Not promised for ever; without it short calls carry some of the host's time.
         self._idle: Callable[[int], None] | None = getattr(torch.cuda, "_sleep", None)
+        self._idle_cycles = int(IDLE_MS * (getattr(properties, "clock_rate", 0) or USUAL_CLOCK_KHZ))
 
-    def once(self, call: Callable[[], Any]) -> float:
-        """Times one call, in milliseconds, with L2 flushed before it."""
+    def once(self, call: Callable[[], Any], meanwhile: Callable[[], None] | None = None) -> float:
+        """Times one call, in milliseconds, with L2 flushed before it. ``meanwhile`` is called once the card
+        is at work on it."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         if self._idle is not None:
-            self._idle(IDLE_CYCLES)
+            self._idle(self._idle_cycles)
         start.record()
         call()
         end.record()
+        if meanwhile is not None:
+            # Not while it idles, when its clock is another.
+            start.synchronize()
+            meanwhile()
         end.synchronize()
         return start.elapsed_time(end)
 
     def in_turns(
-        self, calls: Mapping[str, Callable[[], Any]], budget_ms: float
+        self,
+        calls: Mapping[str, Callable[[], Any]],
+        budget_ms: float,
+        watch: Callable[[str], None] | None = None,
     ) -> dict[str, tuple[float, ...]]:
-        """Times every call, in milliseconds, in each of as many rounds as fit the budget.
+        """Times every call, in milliseconds, in each of as many rounds as fit the budget. ``watch`` is told
+        whose call it is while the card is at work on it, warming up apart.
 
         Who follows whom changes from round to round: a call that leaves the card hot or its clock low is
         followed by each of the others.
@@ -58,5 +71,6 @@ class EventTimer:
             first = number % len(names)
             order = names[first:] + names[:first]
             for name in order if number // len(names) % 2 == 0 else reversed(order):
-                times[name].append(self.once(calls[name]))
+                meanwhile = None if watch is None else partial(watch, name)
+                times[name].append(self.once(calls[name], meanwhile))
         return {name: tuple(values) for name, values in times.items()}

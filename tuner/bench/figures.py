@@ -17,15 +17,20 @@ from ..suites import SUITES, Workload
 from .ceilings import Bound, Ceilings, bound_of
 
 OURS, FLASH, CUDNN = "flashgen", "flash", "cudnn"
+#: What ends the names of those that make the same bits every run, and flashgen's own kernel that does, where
+#: the fastest does not.
+SAME_BITS = "-det"
+OURS_SAME_BITS = OURS + SAME_BITS
+OUR_NAMES = (OURS, OURS_SAME_BITS)
 #: What `Row.ratio` takes beside the names of contenders.
 BEST = "best"
 FORMAT = 1
 
 
 def require_time(name: str, value: float | None) -> None:
-    """Raises ValueError for what is neither None nor a time: positive and finite."""
+    """Raises ValueError for what is neither None nor a time or a clock: positive and finite."""
     if value is not None and not (isinstance(value, int | float) and 0 < value < inf):
-        raise ValueError(f"{name} is {value!r}, not a time")
+        raise ValueError(f"{name} is {value!r}, not a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,8 @@ class Cell:
     repeats: int = 0
     ours_ms: float | None = None
     """flashgen's median in the same turns: what ratios are taken with."""
+    clock_mhz: float | None = None
+    """The median clock of the multiprocessors while it was timed."""
     error: float | None = None
     """Largest per-head ‖o - ref‖ / ‖ref‖ against float64, of the heads sampled."""
     scaled_from: int | None = None
@@ -46,7 +53,7 @@ class Cell:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("ms", "ours_ms"):
+        for name in ("ms", "ours_ms", "clock_mhz"):
             require_time(name, getattr(self, name))
 
 
@@ -61,6 +68,12 @@ class Row:
     exact: bool = False
     """Whether the kernel was tuned for just this problem; ``how`` says what it was tuned for."""
     how: str = ""
+    deterministic: bool = False
+    """Whether the kernel is one of gradients that makes the same bits every run."""
+    peak_tflops: float | None = None
+    """What the card's arithmetic can do at most of the problem, by its data sheet."""
+    peak_mhz: int | None = None
+    """The clock at which it can."""
     cells: dict[str, Cell] = field(default_factory=dict)
     scaled: dict[str, float] = field(default_factory=dict)
     """Milliseconds of contenders that another run timed, times this run's cuDNN over that run's."""
@@ -68,6 +81,8 @@ class Row:
     """The file, card and library versions that `scaled` was scaled from."""
     began: str = ""
     """When its run began, where that is not the one it now stands in."""
+    ceilings: Ceilings | None = None
+    """Those of its run, where that is not the one it now stands in."""
     disturbances: tuple[str, ...] = ()
     """What makes the figures doubtful: throttling, other processes."""
 
@@ -89,32 +104,74 @@ class Row:
         return None if self.ours is None else key_bytes(self.problem) / self.ours * 1e-9
 
     @property
+    def clock_mhz(self) -> float | None:
+        """The clock of the multiprocessors while flashgen was timed."""
+        return self.cells.get(OURS, Cell()).clock_mhz
+
+    @property
+    def peak_at_clock(self) -> float | None:
+        """`peak_tflops` at the clock that flashgen was timed at."""
+        if self.peak_tflops is None or not self.peak_mhz or self.clock_mhz is None:
+            return None
+        return self.peak_tflops * self.clock_mhz / self.peak_mhz
+
+    @property
+    def same_bits_ms(self) -> float | None:
+        """flashgen's milliseconds by a kernel of gradients that makes the same bits every run."""
+        return self.ours if self.deterministic else self.ms(OURS_SAME_BITS)
+
+    @property
+    def rivals(self) -> list[str]:
+        """The contenders timed in this run beside flashgen."""
+        return [name for name, c in self.cells.items() if name not in OUR_NAMES and c.ms is not None]
+
+    @property
+    def scaled_ms(self) -> dict[str, float]:
+        """Of `scaled` the contenders that this run did not time itself."""
+        return {name: ms for name, ms in self.scaled.items() if self.ms(name) is None}
+
+    @property
     def best(self) -> str | None:
         """The fastest contender of this run beside flashgen."""
-        timed = {name: c.ms for name, c in self.cells.items() if name != OURS and c.ms is not None}
-        return min(timed, key=timed.__getitem__, default=None)
+        return min(self.rivals, key=lambda name: self.ms(name) or inf, default=None)
 
     def ratio(self, name: str) -> float | None:
-        """Returns how many times faster flashgen is than a contender, or than the `BEST` of them."""
+        """Returns how many times faster flashgen is than a contender, or than the `BEST` of them. Those that
+        make the same bits every run are held against flashgen's kernel that does, and are not among these."""
         if name == BEST:
-            ratios = [self.ratio(each) for each in self.cells if each != OURS]
+            ratios = [self.ratio(each) for each in self.rivals if not each.endswith(SAME_BITS)]
             return min((ratio for ratio in ratios if ratio is not None), default=None)
-        cell = self.cells.get(name)
-        if cell is None:
+        if name in OUR_NAMES:
+            return None
+        cell = self.cells.get(name, Cell())
+        if cell.ms is None:
             scaled = self.scaled.get(name)
             return None if scaled is None or self.ours is None else scaled / self.ours
         ours = self.ours if cell.ours_ms is None else cell.ours_ms
-        return None if cell.ms is None or ours is None else cell.ms / ours
+        if name.endswith(SAME_BITS) and not self.deterministic:
+            ours = self.ms(OURS_SAME_BITS)
+        return None if ours is None else cell.ms / ours
+
+    @property
+    def behind(self) -> dict[str, float]:
+        """The ratios, below 1, of the contenders of this run that are faster than flashgen."""
+        return _below_1({name: self.ratio(name) for name in self.rivals})
+
+    @property
+    def behind_scaled(self) -> dict[str, float]:
+        """The same of those that another run timed."""
+        return _below_1({name: self.ratio(name) for name in self.scaled_ms})
 
     @property
     def error_ratio(self) -> float | None:
         """flashgen's error over the least of PyTorch's on the same inputs."""
         ours = self.cells.get(OURS, Cell()).error
-        theirs = [c.error for name, c in self.cells.items() if name != OURS and c.error]
+        theirs = [c.error for name, c in self.cells.items() if name not in OUR_NAMES and c.error]
         return None if ours is None or not theirs else ours / min(theirs)
 
     def bound(self, ceilings: Ceilings) -> Bound | None:
-        return bound_of(self.problem, ceilings)
+        """Returns the least time under its own run's ceilings, under those given where it stands in that."""
+        return bound_of(self.problem, self.ceilings or ceilings)
 
     def of_roofline(self, ceilings: Ceilings) -> float | None:
         """Returns the least time over flashgen's: 1 is as fast as the card allows."""
@@ -127,8 +184,10 @@ class Row:
             name: {key: value for key, value in cell.items() if value != plain[key]}
             for name, cell in asdict(self)["cells"].items()
         }
+        whole = asdict(self)
+        del whole["ceilings"]  # once for all rows of a run, in `BenchRun.to_dict`
         return {
-            **asdict(self),
+            **whole,
             "problem": self.problem.to_dict(),
             "cells": cells,
             "disturbances": list(self.disturbances),
@@ -136,7 +195,7 @@ class Row:
         }
 
     def _ratios(self) -> dict[str, float | None]:
-        names = [name for name in (*self.cells, *self.scaled, BEST) if name != OURS]
+        names = [name for name in (*self.cells, *self.scaled, BEST) if name not in OUR_NAMES]
         return {name: self.ratio(name) for name in names}
 
     @classmethod
@@ -199,6 +258,7 @@ class BenchRun:
             "format": FORMAT,
             **asdict(self),
             "ceilings": self.ceilings.to_dict(),
+            "earlier": {row.began: row.ceilings.to_dict() for row in self.rows if row.ceilings is not None},
             "summary": {name: summary(rows, self.ceilings) for name, rows in by_suite(self.rows).items()},
             "rows": [row.to_dict() for row in self.rows],
             "errors": [each.to_dict() for each in self.errors],
@@ -214,7 +274,8 @@ class BenchRun:
         given.pop("summary")
         # Earlier runs told of one reference for all rows.
         reference = given.pop("reference", "")
-        rows = map(Row.from_dict, data["rows"])
+        earlier = {began: Ceilings.from_dict(each) for began, each in given.pop("earlier", {}).items()}
+        rows = (replace(row, ceilings=earlier.get(row.began)) for row in map(Row.from_dict, data["rows"]))
         if reference:
             rows = (replace(row, reference=row.reference or reference) if row.scaled else row for row in rows)
         return cls(
@@ -255,21 +316,37 @@ def contenders_of(rows: Iterable[Row]) -> list[str]:
     return [OURS, *(name for name in timed if name != OURS)]
 
 
+def rivals_of(rows: Iterable[Row]) -> list[str]:
+    """Returns the names of all but flashgen that were timed on one of the rows at least."""
+    return [name for name in contenders_of(rows) if name not in OUR_NAMES]
+
+
 def scaled_of(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row.scaled))
+    """Returns the names of those that another run timed and, on one of the rows at least, not this one."""
+    return list(dict.fromkeys(name for row in rows for name in row.scaled_ms))
+
+
+def _below_1(ratios: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None and ratio < 1}
 
 
 def summary(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, dict[str, float | int | None]]:
     """Returns, by the name of each ratio and of the ``roofline`` share, its geometric mean, its least and the
-    number of workloads that have it."""
-    names = [*contenders_of(rows)[1:], *scaled_of(rows), BEST]
+    number of workloads that have it; of ratios also how many are below 1."""
+    names = [*rivals_of(rows), *scaled_of(rows), BEST]
     ratios = {name: [row.ratio(name) for row in rows] for name in names}
     ratios["roofline"] = [row.of_roofline(ceilings) for row in rows]
     found: dict[str, dict[str, float | int | None]] = {}
     for name, values in ratios.items():
         known = [value for value in values if value is not None]
         if known:
-            found[name] = {"geomean": geomean(known), "least": min(known), "workloads": len(known)}
+            found[name] = {
+                "geomean": geomean(known),
+                "least": min(known),
+                "workloads": len(known),
+            }
+            if name != "roofline":
+                found[name]["behind"] = sum(value < 1 for value in known)
     return found
 
 
@@ -317,8 +394,8 @@ def read(path: Path) -> BenchRun:
 
 
 def merged(runs: Sequence[BenchRun]) -> BenchRun:
-    """Merges several runs on one card: each workload's row is from the last run that has it and keeps when
-    that began, libraries are those of all, and all else is what the last run says.
+    """Merges several runs on one card: each workload's row is from the last run that timed it and keeps when
+    that began and its ceilings, libraries are those of all, and all else is what the last run says.
 
     Raises:
         FlashgenError: the runs are of different cards.
@@ -327,11 +404,12 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
     if len(cards) > 1:
         raise FlashgenError(f"the runs are of different cards, {' and '.join(cards)}; name those of one")
     last = runs[-1]
-    rows = {
-        row.name: row if (began := row.began or run.began) == last.began else replace(row, began=began)
-        for run in runs
-        for row in run.rows
-    }
+    rows: dict[str, Row] = {}
+    for run in runs:
+        for row in run.rows:
+            # What a run had no time for leaves what an earlier one found.
+            if row.name not in rows or any(cell.ms for cell in row.cells.values()):
+                rows[row.name] = row if run is last else _of_run(row, run, last)
     errors = {(e.kernel, e.inputs, e.problem): e for run in runs for e in run.errors}
     order = {name: i for i, name in enumerate(w.name for s in SUITES.values() for w in s.workloads)}
     return replace(
@@ -341,6 +419,14 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
         errors=tuple(errors.values()),
         host_us={dtype: times for run in runs for dtype, times in run.host_us.items()},
     )
+
+
+def _of_run(row: Row, run: BenchRun, last: BenchRun) -> Row:
+    """A row with what it has of its own run, as it stands in the last."""
+    began = row.began or run.began
+    if began == last.began:
+        return replace(row, began="", ceilings=None)
+    return replace(row, began=began, ceilings=row.ceilings or run.ceilings)
 
 
 def row_of(workload: Workload) -> Row:

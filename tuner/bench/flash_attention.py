@@ -33,14 +33,17 @@ def flash_2(inputs: Inputs) -> Call:
     return _call(library, inputs, options)
 
 
-def flash_3(inputs: Inputs) -> Call:
-    """Returns a call of FlashAttention-3. Raises `Unserved`."""
+def flash_3(inputs: Inputs, **told: Any) -> Call:
+    """Returns a call of FlashAttention-3, told what else it shall do. Raises `Unserved`."""
     import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
 
     asked = inputs.problem.scoring
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(told)
     if asked.window is not None:
         options["window_size"] = asked.window
+    if inputs.problem.seqlen_q < inputs.problem.seqlen_k and not inputs.problem.backward:
+        # It then says itself how many blocks share a row's keys, as it does of caches: by default one.
+        options["num_splits"] = 0
     if asked.chunk:
         options["attention_chunk"] = asked.chunk
     if inputs.problem.latent:
@@ -64,12 +67,12 @@ def flash_mla(inputs: Inputs) -> Call:
     return _first_of(lambda: function(*arrays, *planned, causal=p.causal), lambda o: o.transpose(1, 2))
 
 
-def flash_4(inputs: Inputs) -> Call:
-    """Returns a call of FlashAttention-4. Raises `Unserved`."""
+def flash_4(inputs: Inputs, **told: Any) -> Call:
+    """Returns a call of FlashAttention-4, told what else it shall do. Raises `Unserved`."""
     from flash_attn import cute as library  # pyright: ignore[reportMissingImports]
 
     asked = inputs.problem.scoring
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(told)
     if asked.window is not None:
         options["window_size"] = tuple(None if side < 0 else side for side in asked.window)
     if asked.sinks:

@@ -13,10 +13,13 @@ from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ...gen.variant import Illegal
 from ..cards.device import Device
+from ..predict.peak import peak_of
 from ..shelf import choice, library
 from ..suites import SUITES, Workload
-from .contenders import CONTENDERS, LADDER, LADDER_TURN
-from .figures import OURS, Row, row_of
+from .contenders import CONTENDERS, LADDER, LADDER_TURN, SAME_BITS_TURN
+from .figures import OURS, OURS_SAME_BITS, Row, row_of
+from .same_bits import makes_same_bits, module_of, same_bits_module
+from .unserved import Unserved
 
 #: Milliseconds of launches for one workload's turns, after warming up.
 BUDGET_MS = 400.0
@@ -49,6 +52,8 @@ class Plan:
     modules: list[str | None]
     contenders: list[dict[str, int]]
     steps: list[dict[str, str]]
+    """The modules of other kernels of flashgen's that are contenders: the report's steps, and gradients of
+    the same bits every run."""
     cubins: dict[str, dict[str, str]] = field(default_factory=dict)
     """The files of what was compiled ahead, by module and by mask ("True", "False")."""
     skip: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -78,8 +83,9 @@ class Plan:
 
 
 def contender_names() -> list[str]:
-    """Returns the names of all contenders there are, the report's steps last."""
-    return [*CONTENDERS, *(LADDER + name for name in STEPS)]
+    """Returns the names of all contenders there are, flashgen's own last: gradients of the same bits every
+    run, and the report's steps."""
+    return [*CONTENDERS, OURS_SAME_BITS, *(LADDER + name for name in STEPS)]
 
 
 def make_plan(options: BenchOptions, folder: Path) -> Plan:
@@ -96,25 +102,54 @@ def make_plan(options: BenchOptions, folder: Path) -> Plan:
                 index, OURS, f"no kernel is known for {workload.problem.stem}; `flashgen tune` makes one"
             )
         else:
-            assert match.entry.json_path is not None
-            path = match.entry.json_path.with_suffix(".py")
+            path = module_of(match.entry)
             module = str(path.resolve())
             if not path.exists():
                 module = None
                 plan.leave_out(index, OURS, f"{path} is missing")
             kernel = match.entry.kernel
+            deterministic = kernel.problem.backward and makes_same_bits(
+                kernel.variant, kernel.problem, limits
+            )
             row = replace(
                 row,
                 kernel=kernel.problem.name,
                 family=kernel.variant.family,
                 exact=kernel.problem == workload.problem,
                 how=match.how,
+                deterministic=deterministic,
             )
+        if peak := peak_of(workload.problem, limits):
+            row = replace(row, peak_tflops=peak.tflops, peak_mhz=peak.clock_mhz)
         plan.rows.append(row)
         plan.modules.append(module)
         plan.contenders.append(_contenders(workload, options.contenders))
         plan.steps.append(_steps(plan, index, limits, folder))
+        if workload.problem.backward:
+            serving = None if match is None else match.entry
+            _add_same_bits(plan, index, serving, known, options, folder)
     return plan
+
+
+def _add_same_bits(
+    plan: Plan,
+    index: int,
+    serving: library.Entry | None,
+    known: Sequence[library.Entry],
+    options: BenchOptions,
+    folder: Path,
+) -> None:
+    """Plans flashgen's gradients of the same bits every run beside those that may differ."""
+    row = plan.rows[index]
+    if row.deterministic or (options.contenders is not None and OURS_SAME_BITS not in options.contenders):
+        return
+    plan.contenders[index][OURS_SAME_BITS] = SAME_BITS_TURN
+    try:
+        path = same_bits_module(serving, known, row.problem, options.device.limits, folder)
+    except Unserved as why:
+        plan.leave_out(index, OURS_SAME_BITS, str(why))
+    else:
+        plan.steps[index][OURS_SAME_BITS] = str(path.resolve())
 
 
 def _contenders(workload: Workload, wanted: Sequence[str] | None) -> dict[str, int]:

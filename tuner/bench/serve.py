@@ -11,6 +11,7 @@ import importlib.metadata
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import isnan
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from .ceilings import measure
 from .contenders import CONTENDERS, LADDER
 from .emitted import call_of, give_cubin, load
 from .event_timer import EventTimer
-from .figures import OURS, Cell, KernelErrors
+from .figures import OURS, OURS_SAME_BITS, SAME_BITS, Cell, KernelErrors
 from .inputs import Inputs
 from .sample import SEED, GradientSample, Sample
 from .torch_attention import sdpa
@@ -36,6 +37,8 @@ START_S, TURNS_S = 180.0, 120.0
 HOST_CALLS, HOST_TIMES = 100, 7
 #: Whose error against float64 is larger computes something else.
 MAX_ERROR = 0.05
+#: Calls whose gradients are compared with the first's, of who promises the same bits every run.
+SAME_BITS_CALLS = 3
 #: A launch expected to take longer is not made; lengths up to `SAFE_LENGTH` are, longer ones in such steps.
 LIMIT_MS, SAFE_LENGTH, LENGTH_FACTOR = 400.0, 512, 4
 #: The problems that errors alone are taken on: (batch, query heads, key heads) and the longest sequences.
@@ -122,11 +125,13 @@ class _Server:
                 # What a launch did wrong shows here, or it would be blamed on who comes next.
                 torch.cuda.synchronize()
                 error = sample.error(o)
-                if error <= MAX_ERROR:
+                if error > MAX_ERROR or isnan(error):
+                    cells[name] = Cell(error=error, reason=f"is wrong: its error is {error:.1e}")
+                elif name.endswith(SAME_BITS) and not self._repeats(call, o):
+                    cells[name] = Cell(error=error, reason="its bits differ from run to run")
+                else:
                     calls[name] = call
                     cells[name] = Cell(error=error)
-                else:
-                    cells[name] = Cell(error=error, reason=f"is wrong: its error is {error:.1e}")
             else:
                 cells[name] = Cell(reason=reason)
                 torch.cuda.empty_cache()
@@ -134,7 +139,13 @@ class _Server:
         self._tell("begin", row=index, contender=None, seconds=TURNS_S)
         interval = self._monitor.begin()
         if calls and (turn == 0 or set(calls) - {OURS}):
-            times = self._timer.in_turns(calls, self._request["budget_ms"])
+            clocks: dict[str, list[int]] = {name: [] for name in calls}
+
+            def watch(name: str) -> None:
+                if (clock_mhz := self._monitor.clock_mhz()) is not None:
+                    clocks[name].append(clock_mhz)
+
+            times = self._timer.in_turns(calls, self._request["budget_ms"], watch)
             ours_ms = median(times[OURS]) if OURS in times else None
             for name, values in times.items():
                 cells[name] = replace(
@@ -143,6 +154,7 @@ class _Server:
                     spread=spread(values),
                     repeats=len(values),
                     ours_ms=None if name == OURS else ours_ms,
+                    clock_mhz=median(tuple(clocks[name])) if clocks[name] else None,
                 )
         self._tell("cells", turn=turn, row=index, cells=cells, disturbance=interval.disturbance())
 
@@ -152,15 +164,24 @@ class _Server:
 
     def _maker(self, index: int, name: str, inputs: Inputs) -> Callable[[], Callable[[], Any]]:
         """What makes the contender's call."""
-        if name != OURS and not name.startswith(LADDER):
+        if name != OURS and name not in self._rows[index]["steps"]:
             return lambda: CONTENDERS[name].call(inputs)
         path = self._rows[index]["module"] if name == OURS else self._rows[index]["steps"][name]
 
         def make() -> Callable[[], Any]:
             # NaN where nobody writes.
-            return call_of(self._module(path), inputs, inputs.output(float("nan")))
+            out = inputs.output(float("nan"))
+            return call_of(self._module(path), inputs, out, same_bits=name == OURS_SAME_BITS)
 
         return make
+
+    def _repeats(self, call: Callable[[], Any], found: Any) -> bool:
+        """Whether further calls find the very same gradients."""
+        return all(
+            self._torch.equal(a, b)
+            for _ in range(SAME_BITS_CALLS)
+            for a, b in zip(found, call(), strict=True)
+        )
 
     def _scaled(self, index: int, name: str, inputs: Inputs) -> Cell | None:
         """A cell scaled from a shorter length where one call at full length would take too long, and the
@@ -256,7 +277,7 @@ class _Server:
 #: Packages whose versions a run tells of, where they are installed.
 _LIBRARIES = (
     *("triton", "xformers", "cupy-cuda12x", "cupy-cuda13x", "cupy", "pycuda"),
-    *("flash-attn-3", "flash-attn-4", "nvidia-cutlass-dsl"),
+    *("flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cutlass-dsl"),
 )
 
 

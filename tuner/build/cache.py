@@ -11,8 +11,10 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import platformdirs
 
 from ..errors import FlashgenError
 from ..files import SCRATCH_PREFIX, left_by_the_dead, scratch_name, write_text
+from .cache_size import limit_bytes, trim
 
 #: Scratch folders older than this belong to a process of another host that was killed.
 STALE_SCRATCH_SECONDS = 3600
@@ -32,6 +35,10 @@ FOLDER_ERRORS = DISK_ERRORS | {
     *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.EEXIST),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 }
+#: A use is noted if the last one was noted so long ago.
+NOTED_EVERY_S = 300
+#: How often the folder is looked through while as much is added as it may hold.
+LOOKS_PER_LIMIT = 64
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[
     record = folder / f"{key}.json"
     metadata = _load(artifact, record)
     if metadata is not None:
+        _note_use(record)
         return Entry(artifact, metadata, hit=True)
     with disk_errors(cache_folder()):
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +97,9 @@ def cached(parts: Sequence[str], suffix: str, produce: Callable[[Path], Mapping[
             _sync(built)
             built.replace(artifact)
             write_text(record, text)
+    limit = limit_bytes()
+    if _GROWTH.is_worth_a_look(len(text) + artifact.stat().st_size, limit):
+        trim(cache_folder(), limit)
     return Entry(artifact, metadata, hit=False)
 
 
@@ -113,6 +124,33 @@ def cache_unwritable(folder: Path, why: str) -> FlashgenError:
         f"the kernel cache {folder} cannot be written: {why}{free}; "
         "free some space or set FLASHGEN_CACHE to another folder"
     )
+
+
+def _note_use(record: Path) -> None:
+    """Makes the record as young as its use, by which entries are chosen that go."""
+    with contextlib.suppress(OSError):  # a folder that is read alone
+        if time.time() - record.stat().st_mtime > NOTED_EVERY_S:
+            os.utime(record)
+
+
+class _Growth:
+    """What this process has added to the cache since the folder was looked through."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_bytes = math.inf
+
+    def is_worth_a_look(self, num_bytes: int, limit: int) -> bool:
+        """Adds so many bytes; true at the first build of a process, and whenever enough came together."""
+        with self._lock:
+            self._num_bytes += num_bytes
+            if self._num_bytes < limit / LOOKS_PER_LIMIT:
+                return False
+            self._num_bytes = 0.0
+            return True
+
+
+_GROWTH = _Growth()
 
 
 def _load(artifact: Path, record: Path) -> dict[str, Any] | None:

@@ -168,7 +168,8 @@ class NvrtcToolchain:
     def build(self, kernel: Kernel) -> Build:
         """Returns the kernel's cubin, from the cache where it is there. Raises `BuildError`."""
         # NVRTC optimizes by default and knows no -O3.
-        flags = ("-std=c++17", "-ftz=true", f"-arch={kernel.sm}")
+        # There lambdas whose parameters are `auto` are functions of the host, unless all are the device's.
+        flags = ("-std=c++17", "-ftz=true", "-default-device", f"-arch={kernel.sm}")
         search = tuple(f"--include-path={folder}" for folder in self.includes)
 
         def command(source: Path, cubin: Path) -> list[str]:

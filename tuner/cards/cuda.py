@@ -1,4 +1,5 @@
-"""A CUDA card behind the `Device` protocol, by PyCUDA and, for kernels themselves, by the driver.
+"""A CUDA card behind the `Device` protocol, by PyCUDA where it is installed and, for kernels themselves and
+without PyCUDA for all else, by the driver.
 
 `CudaDevice` only describes a card. `CudaRunner` holds a context on it and lives in a worker process: after an
 illegal address or a trap the context, and with it the process, is of no further use.
@@ -23,7 +24,6 @@ from ...gen.workspace import WORKSPACE
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError
-from ..extras import getting
 from . import nvml
 from .beside import read_beside
 from .device import Timing
@@ -42,10 +42,6 @@ MIN_REPEATS, MAX_REPEATS = 3, 200
 BEATEN_FACTOR = 2.0
 #: A candidate this far behind the best needs no finer figure than a few more launches give.
 BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
-GET_PYCUDA = (
-    f"PyCUDA is not installed: {getting('cuda')} (it builds against an installed CUDA toolkit); or "
-    "tune for an emulated card, as with `--device sim:gtx-1080`"
-)
 NO_GPU = (
     "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card, as with "
     "`--device sim:gtx-1080`"
@@ -54,13 +50,14 @@ NO_GPU = (
 
 @cache
 def _driver() -> Any:
-    """PyCUDA's driver module, initialised. Raises FlashgenError when it or the driver is absent."""
+    """PyCUDA's driver module, where it is not installed `plain_driver`, initialised. Raises FlashgenError
+    when the driver is absent."""
     try:
         import pycuda.driver as cuda  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] == "pycuda":
-            raise FlashgenError(GET_PYCUDA) from None
-        raise FlashgenError(f"PyCUDA cannot be imported: {error}; install what it needs") from error
+        if error.name is None or error.name.split(".")[0] != "pycuda":
+            raise FlashgenError(f"PyCUDA cannot be imported: {error}; install what it needs") from error
+        from . import plain_driver as cuda
     except ImportError as error:
         if "libcuda" in str(error):
             raise FlashgenError(NO_GPU.format(why=f" ({error})")) from error
@@ -70,7 +67,7 @@ def _driver() -> Any:
         ) from error
     try:
         cuda.init()
-    except cuda.Error as error:
+    except (cuda.Error, OSError) as error:
         raise FlashgenError(NO_GPU.format(why=f" ({error})")) from error
     return cuda
 
@@ -105,7 +102,7 @@ class CudaDevice:
 
 
 def count_devices() -> int:
-    """Counts the CUDA devices of this machine. Raises FlashgenError when PyCUDA or the driver is absent."""
+    """Counts the CUDA devices of this machine. Raises FlashgenError when the driver is absent."""
     return _driver().Device.count()
 
 
@@ -113,7 +110,7 @@ def find_device(ordinal: int) -> CudaDevice:
     """Returns the card with that ordinal, its limits read from the driver.
 
     Raises:
-        FlashgenError: PyCUDA, the driver or that card is absent.
+        FlashgenError: the driver or that card is absent.
     """
     cuda = _driver()
     count = cuda.Device.count()

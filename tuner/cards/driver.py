@@ -2,8 +2,8 @@
 itself, and maps for the copy engine.
 
 PyCUDA launches with one packed buffer, in which an argument's place depends on the toolkit that compiled the
-kernel. Contexts, memory, streams and events remain PyCUDA's; all here works in the context that it made
-current.
+kernel. Contexts, memory, streams and events are PyCUDA's or, without it, those of `plain_driver`; all here
+works in the context that they made current.
 """
 
 from __future__ import annotations
@@ -26,15 +26,47 @@ MAP_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: outside of the array zeros are read.
 NO_INTERLEAVE, ZERO_FILL = 0, 0
 
+#: CUDA_ERROR_OUT_OF_MEMORY.
+OUT_OF_MEMORY = 2
+
 _POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+_SIZE = ctypes.c_size_t
 _SIGNATURES: dict[str, list[Any]] = {
+    "cuCtxPopCurrent_v2": [_POINTER],
+    "cuCtxPushCurrent_v2": [_POINTER],
+    "cuCtxSynchronize": [],
+    "cuDeviceGet": [_POINTER, _INT],
+    "cuDeviceGetAttribute": [_POINTER, _INT, _INT],
+    "cuDeviceGetCount": [_POINTER],
+    "cuDeviceGetName": [_POINTER, _INT, _INT],
+    "cuDeviceGetPCIBusId": [_POINTER, _INT, _INT],
+    "cuDevicePrimaryCtxRelease_v2": [_INT],
+    "cuDevicePrimaryCtxRetain": [_POINTER, _INT],
+    "cuDeviceTotalMem_v2": [_POINTER, _INT],
+    "cuDriverGetVersion": [_POINTER],
+    "cuEventCreate": [_POINTER, _UINT],
+    "cuEventDestroy_v2": [_POINTER],
+    "cuEventElapsedTime": [_POINTER, _POINTER, _POINTER],
+    "cuEventRecord": [_POINTER, _POINTER],
     "cuFuncGetAttribute": [_POINTER, _INT, _POINTER],
     "cuFuncSetAttribute": [_POINTER, _INT, _INT],
     "cuGetErrorString": [_INT, _POINTER],
+    "cuInit": [_UINT],
     "cuLaunchKernel": [_POINTER, *[_UINT] * 7, _POINTER, _POINTER, _POINTER],
+    "cuMemAlloc_v2": [_POINTER, _SIZE],
+    "cuMemFree_v2": [_POINTER],
+    "cuMemGetInfo_v2": [_POINTER, _POINTER],
+    "cuMemcpyDtoD_v2": [_POINTER, _POINTER, _SIZE],
+    "cuMemcpyDtoH_v2": [_POINTER, _POINTER, _SIZE],
+    "cuMemcpyHtoD_v2": [_POINTER, _POINTER, _SIZE],
+    "cuMemsetD32_v2": [_POINTER, _UINT, _SIZE],
+    "cuMemsetD8Async": [_POINTER, ctypes.c_ubyte, _SIZE, _POINTER],
     "cuModuleGetFunction": [_POINTER, _POINTER, ctypes.c_char_p],
     "cuModuleLoadData": [_POINTER, ctypes.c_char_p],
     "cuModuleUnload": [_POINTER],
+    "cuStreamCreate": [_POINTER, _UINT],
+    "cuStreamDestroy_v2": [_POINTER],
+    "cuStreamSynchronize": [_POINTER],
     # map, type, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
     "cuTensorMapEncodeTiled": [_POINTER, _INT, _UINT, *[_POINTER] * 5, *[_INT] * 4],
 }
@@ -44,9 +76,14 @@ class DriverError(Exception):
     """A call that the driver refused, or an earlier launch that failed: ``cuLaunchKernel failed: ...``."""
 
 
+class OutOfMemory(DriverError):
+    """The card has not as much memory as was asked for."""
+
+
 @cache
 def library() -> Any:
-    """Returns libcuda, which PyCUDA has initialised, with the argument types of the functions used."""
+    """Returns libcuda, which whoever made the context has initialised, with the argument types of the
+    functions used. Raises OSError where there is none."""
     found = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     for name, arguments in _SIGNATURES.items():
         # Drivers before CUDA 12 know no maps, and need none: they are of cards that have no copy engine.
@@ -66,7 +103,8 @@ def call(name: str, *arguments: Any) -> None:
     if status:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(status, ctypes.byref(text))
-        raise DriverError(f"{name} failed: {(text.value or b'error ' + str(status).encode()).decode()}")
+        kind = OutOfMemory if status == OUT_OF_MEMORY else DriverError
+        raise kind(f"{name} failed: {(text.value or b'error ' + str(status).encode()).decode()}")
 
 
 class Function:

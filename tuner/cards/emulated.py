@@ -343,6 +343,9 @@ class SimRunner:
     ) -> None:
         library = _load(build.artifact)
         library.emulation_configure(ctypes.byref(self._config()))
+        for each in (*arrays.values(), *buffers.values()):
+            extent = each.memory[each.extent]
+            library.emulation_add_memory(extent.ctypes.data, extent.nbytes)
         status = library[build.kernel.entry](arguments.pack(), None)
         if status:
             raise _launch_error(build.kernel, status, library.emulation_message().decode())
@@ -419,6 +422,7 @@ def _load(artifact: Path) -> ctypes.CDLL:
     except OSError as error:
         raise LaunchError(f"the compiled kernel cannot be loaded: {error}") from error
     library.emulation_message.restype = ctypes.c_char_p
+    library.emulation_add_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return library
 
 

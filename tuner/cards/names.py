@@ -14,7 +14,7 @@ from .cuda import CudaDevice, count_devices, find_device
 from .device import Device
 from .emulated import PREFIX, SimDevice
 
-GET_PYCUDA = f"{getting('cuda')} (it builds against an installed CUDA toolkit)"
+GET_PYCUDA = f"{getting('cuda')} (it builds against an installed CUDA toolkit), or do without"
 #: Stands for all CUDA cards of this machine.
 ALL = "all"
 #: Of a card's number: no host has a thousand.
@@ -38,7 +38,7 @@ def resolve(spec: str) -> Device:
 
     Raises:
         UsageError: nothing is called so.
-        FlashgenError: there is no such card here, or PyCUDA or a driver is missing.
+        FlashgenError: there is no such card here, or no driver.
     """
     ordinal = _ordinal(spec)
     if ordinal is not None:
@@ -127,7 +127,12 @@ def survey() -> list[Tool]:
             f"cards that nvcc no longer compiles for: {GET_OLD_NVRTC}",
             lambda: _versioned(find_nvrtc().version, find_nvrtc().path),
         ),
-        _module("PyCUDA", "pycuda", "running kernels on a card, and the emitted modules", GET_PYCUDA),
+        _module(
+            "PyCUDA",
+            "pycuda",
+            "its arrays; the driver serves all else",
+            GET_PYCUDA,
+        ),
         _module("PyTorch", "torch", "comparing with it in `flashgen bench` and `ladder`", GET_TORCH),
     ]
 

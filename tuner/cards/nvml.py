@@ -13,20 +13,21 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import pynvml
-
 #: A process that keeps less than this share of the SMs busy does not disturb a measurement.
 BUSY_PERCENT = 5
-#: What makes figures doubtful. The software power cap is left out: heavy kernels meet it on every card, and
-#: that is how they run.
+#: nvmlTemperatureSensors_t and nvmlClockType_t, as the library's interface has them.
+TEMPERATURE_GPU, CLOCK_SM = 0, 1
+#: What makes figures doubtful, by nvmlClocksEventReasons. The software power cap is left out: heavy kernels
+#: meet it on every card, and that is how they run.
 SLOWDOWNS = {
-    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "too hot",
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "too hot",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    0x08: "hardware slowdown",
+    0x20: "too hot",  # by software
+    0x40: "too hot",  # by hardware
+    0x80: "power brake",
 }
-#: Reasons for which a card counts how long it held its clocks down, chosen as `SLOWDOWNS` are.
-VIOLATIONS = {pynvml.NVML_PERF_POLICY_THERMAL: "too hot", pynvml.NVML_PERF_POLICY_BOARD_LIMIT: "board limit"}
+#: Reasons for which a card counts how long it held its clocks down, by nvmlPerfPolicyType_t, chosen as
+#: `SLOWDOWNS` are.
+VIOLATIONS = {1: "too hot", 3: "board limit"}
 #: Clocks held down for less than this, in a measurement that lasts a fraction of a second, are noise.
 VIOLATION_NS = 1_000_000
 
@@ -54,7 +55,11 @@ class Condition:
 
 @cache
 def _library() -> ModuleType | None:
-    """Returns the library's bindings where the library itself is there."""
+    """Returns the library's bindings where they and the library itself are there."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # it comes with the extra for tuning
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -70,9 +75,11 @@ def driver_version() -> str:
 def _answer(question: str, *arguments: Any) -> Any:
     """Returns what the library answers; None where it is absent, does not know the question, or refuses."""
     library = _library()
+    if library is None:
+        return None
     try:
-        return None if library is None else getattr(library, question)(*arguments)
-    except pynvml.NVMLError:
+        return getattr(library, question)(*arguments)
+    except library.NVMLError:
         return None
 
 
@@ -92,12 +99,16 @@ class CardMonitor:
         milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return Condition(
-            self._ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-            self._ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-            self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+            self._ask("nvmlDeviceGetTemperature", TEMPERATURE_GPU),
+            self.clock_mhz(),
+            self._ask("nvmlDeviceGetMaxClockInfo", CLOCK_SM),
             None if milliwatts is None else milliwatts / 1000,
             None if limit is None else limit / 1000,
         )
+
+    def clock_mhz(self) -> int | None:
+        """Returns the clock that the multiprocessors run at now; None where the card does not say."""
+        return self._ask("nvmlDeviceGetClockInfo", CLOCK_SM)
 
     def slowdowns(self) -> list[str]:
         """Names what holds the clocks down right now."""

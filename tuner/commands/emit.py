@@ -132,7 +132,7 @@ def emit_command(words: EmitWords, json_: Json = False) -> None:
     from ..shelf.emit_request import emit_one, picks_for
     from ..shelf.emitting import emit_tuned
     from ..shelf.known_kernels import known_kernels
-    from ..store.studies import default_storage
+    from ..store.places import default_storage
 
     request = words.request()
     known = known_kernels(words.out, words.storage or default_storage(words.out), words.storage is not None)

@@ -170,7 +170,7 @@ SHAPE_OPTIONS = {
         "NAMES",
         str,
         "How f32 is multiplied: auto (accurate to f32, whichever is fastest), ieee, 3xtf32, 3xf16 or tf32 "
-        "(eleven bits)",
+        "(eleven bits); of e4m3: auto, or eight (weights of eight bits as well)",
         "auto",
     ),
     "head_dim": _ShapeOption(("--d", "--head-dim"), "NUMBERS", int, "Head dim, 1 to 256", "64"),

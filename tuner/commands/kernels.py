@@ -45,7 +45,7 @@ def list_command(
     from ..cards.names import limits_named
     from ..shelf.known_kernels import known_kernels
     from ..shelf.listing import fitting, to_dict
-    from ..store.studies import default_storage
+    from ..store.places import default_storage
     from ..view.listing import show_kernels
 
     limits = None if device is None else limits_named(device)
@@ -96,7 +96,7 @@ def diff_command(
     """
     from ..shelf.known_kernels import known_kernels
     from ..shelf.listing import compare
-    from ..store.studies import default_storage
+    from ..store.places import default_storage
     from ..view.listing import show_difference
 
     known = known_kernels(out, storage or default_storage(out), storage is not None)

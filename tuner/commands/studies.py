@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 
 @takes_filter
 def export_command(
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The JSON file to write.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The JSON file to write; of flashinfer-trace a folder.")
+    ],
     style: Annotated[
         str,
         typer.Option(
-            "--format", metavar="NAME", help="kernel-tuner, the cache file its simulation replays, or t4."
+            "--format",
+            metavar="NAME",
+            help="kernel-tuner, the cache file its simulation replays, t4, or flashinfer-trace: the tuned "
+            "kernels as FlashInfer-Bench's definitions, solutions, workloads and traces.",
         ),
     ] = "kernel-tuner",
     study: StudyName = None,
@@ -45,14 +50,21 @@ def export_command(
     out: Out = DEFAULT_OUT,
     json_: Json = False,
 ) -> None:
-    """Writes a study's trials as a Kernel Tuner cache file or as T4 results.
+    """Writes a study's trials as a Kernel Tuner cache file or as T4 results, or tuned kernels as a FlashInfer
+    Trace data set.
 
     Example: [bold]flashgen export trials.json --device gtx-1080 --d 64[/bold]
     """
+    from ..exchange.trace_set import FLASHINFER_TRACE
     from ..exchange.trial_files import FORMATS, export
 
-    if style not in FORMATS:
-        raise UsageError(f"unknown format {style!r}; {suggestion(style, FORMATS)}")
+    if style not in (*FORMATS, FLASHINFER_TRACE):
+        raise UsageError(f"unknown format {style!r}; {suggestion(style, (*FORMATS, FLASHINFER_TRACE))}")
+    if style == FLASHINFER_TRACE:
+        if study is not None:
+            raise UsageError(f"--study names trials, and {style} is of tuned kernels; leave it out")
+        _export_trace_set(target, shapes, device, family, storage, out, json_)
+        return
     trials, others = _take(shapes, device, family, storage, out, study)
     export(target, trials, style)
     name, count = trials.about.study, len(trials.ended)
@@ -62,6 +74,49 @@ def export_command(
     text = f"wrote {target}: {count} trials of {name}"
     if others:
         text += f"; --study names another ({', '.join(others)})"
+    console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _export_trace_set(
+    folder: Path,
+    shapes: Shapes,
+    device: str | None,
+    family: str | None,
+    storage: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Writes the tuned kernels that fit the options as a FlashInfer Trace data set."""
+    from ...gen.families import family_named
+    from ..cards.names import limits_named
+    from ..cards.slug import same_card
+    from ..exchange.trace_definitions import SCHEMA
+    from ..exchange.trace_set import FLASHINFER_TRACE, write_trace_set
+    from ..shelf.known_kernels import known_kernels
+    from ..store.places import default_storage
+
+    kind = None if family is None else checked(lambda: family_named(family))
+    limits = None if device is None else limits_named(device)
+    known = known_kernels(out, storage or default_storage(out), storage is not None)
+    done = write_trace_set(
+        folder,
+        (
+            entry
+            for entry in known
+            if (limits is None or same_card(entry.slug, limits.slug))
+            and (kind is None or type(entry.kernel.variant) is kind)
+            and shapes.fits(entry.kernel.problem)
+        ),
+    )
+    if as_json:
+        print_json({"target": str(folder), "format": FLASHINFER_TRACE, "schema": SCHEMA, **vars(done)})
+        return
+    text = (
+        f"wrote {folder}: {done.definitions} definitions, {done.solutions} solutions, {done.workloads} "
+        f"workloads, {done.traces} traces, as {SCHEMA} reads them"
+    )
+    for why, count in done.left_out.items():
+        text += f"; {count} kernels left out: {why}"
     console_for(False).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -80,7 +135,7 @@ def import_command(
     """
     from ..exchange.portable import put
     from ..exchange.trial_files import read
-    from ..store.studies import default_storage
+    from ..store.places import default_storage
 
     done = put(storage or default_storage(out), read(file))
     if json_:
@@ -117,7 +172,7 @@ def report_command(
     from ..report.gathering import make_report
     from ..report.page import render_html
     from ..shelf.targets import write_target
-    from ..store.studies import default_storage
+    from ..store.places import default_storage
 
     where = storage or default_storage(out)
     check_target(target)
@@ -178,7 +233,7 @@ def _take(
     from ...gen.families import family_named
     from ..cards.names import limits_named
     from ..exchange.portable import fits, take
-    from ..store.studies import default_storage
+    from ..store.places import default_storage
 
     kind = None if family is None else checked(lambda: family_named(family))
     wanted = fits(shapes, None if device is None else limits_named(device), kind)

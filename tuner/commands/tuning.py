@@ -73,7 +73,7 @@ class TuneWords:
         from ..option_words import one_family, parse_families, parse_settings
         from ..search.sampler_names import parse_sampler
         from ..shelf.bundle import module_name
-        from ..store.studies import default_storage
+        from ..store.places import default_storage
         from ..tune.request import TuneRequest
 
         problems = self.shapes.problems()

@@ -41,7 +41,11 @@ class CopyEngine {
   void load(Scheduler& caller, void* shared, const CUtensorMap* map, void* barrier_address, const Corner& corner,
             const char* what, int line) {
     PhaseBarriers::Barrier& barrier = barriers_.shown_at(caller, barrier_address, what, line);
-    start_load(describe(caller, map, shared, corner, what, line), barrier);
+    const BoxCopy copy = describe(caller, map, shared, corner, what, line);
+    if (!is_memory(copy.map.base)) {
+      caller.fail(format("%s: %s in line %d by a map that begins with what is no memory", caller.here().c_str(), what, line));
+    }
+    start_load(copy, barrier);
   }
 
   // Of bytes that lie side by side in global memory, too.

@@ -37,27 +37,39 @@ inline void fence_proxy_async() { emulation::fence_proxy(); }
 inline void prefetch_map(const CUtensorMap* map, int line = __builtin_LINE()) {
   emulation::check_map(map, "prefetch_map", line);
 }
+// Brings nothing where time does not count.
+inline void tma_prefetch(const CUtensorMap* map, int, int, int, int, int line = __builtin_LINE()) {
+  emulation::check_map(map, "tma_prefetch", line);
+}
+inline void tma_prefetch_until(const CUtensorMap* map, int, int, int, int, int line = __builtin_LINE()) {
+  emulation::check_map(map, "tma_prefetch_until", line);
+}
 inline void tma_load(void* shared, const CUtensorMap* map, unsigned long long* barrier, int x, int row, int head,
                      int batch, int line = __builtin_LINE()) {
   emulation::load_box(shared, map, barrier, {4, {x, row, head, batch}}, "tma_load", line);
 }
-// By a map of five dimensions.
-inline void tma_load_page(void* shared, const CUtensorMap* map, unsigned long long* barrier, int x, int row, int head,
-                          int page, int end, int line = __builtin_LINE()) {
-  emulation::load_box(shared, map, barrier, {5, {x, row, head, page, end}}, "tma_load_page", line);
+// By maps of five dimensions, the last of which takes kRowsEnd steps all the way round.
+inline void tma_load_until(void* shared, const CUtensorMap* map, unsigned long long* barrier, int x, int row, int head,
+                           int end, int line = __builtin_LINE()) {
+  emulation::load_box(shared, map, barrier, {5, {x, row, head, end, emulation::kRowsEnd}}, "tma_load_until", line);
 }
 // To the same place in each of the cluster's blocks, a bit each.
 inline void tma_multicast(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned short blocks,
                           int x, int row, int head, int batch, int line = __builtin_LINE()) {
   emulation::multicast_box(shared, map, barrier, blocks, {4, {x, row, head, batch}}, "tma_multicast", line);
 }
-inline void tma_multicast_page(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned short blocks,
-                               int x, int row, int head, int page, int end, int line = __builtin_LINE()) {
-  emulation::multicast_box(shared, map, barrier, blocks, {5, {x, row, head, page, end}}, "tma_multicast_page", line);
+inline void tma_multicast_until(void* shared, const CUtensorMap* map, unsigned long long* barrier,
+                                unsigned short blocks, int x, int row, int head, int end, int line = __builtin_LINE()) {
+  emulation::multicast_box(shared, map, barrier, blocks, {5, {x, row, head, end, emulation::kRowsEnd}},
+                           "tma_multicast_until", line);
 }
 inline void tma_store(const CUtensorMap* map, const void* shared, int x, int row, int head, int batch,
                       int line = __builtin_LINE()) {
   emulation::store_box(map, shared, {4, {x, row, head, batch}}, "tma_store", line);
+}
+inline void tma_store_until(const CUtensorMap* map, const void* shared, int x, int row, int head, int end,
+                            int line = __builtin_LINE()) {
+  emulation::store_box(map, shared, {5, {x, row, head, end, emulation::kRowsEnd}}, "tma_store_until", line);
 }
 // Bytes that lie side by side, and floats that are added to those in global memory.
 inline void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier,
@@ -169,6 +181,11 @@ void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long
                                          bool accumulate, int line = __builtin_LINE()) {                            \
     emulation::start_product(emulation::Mma::kK32E4m3, d, nullptr, a, b, false, accumulate,                         \
                              "wgmma_m64n" #N "k32_e4m3_ss", line);                                                  \
+  }                                                                                                                 \
+  inline void wgmma_m64n##N##k32_e4m3_rs(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b,           \
+                                         bool accumulate, int line = __builtin_LINE()) {                            \
+    emulation::start_product(emulation::Mma::kK32E4m3, d, a, 0, b, false, accumulate,                               \
+                             "wgmma_m64n" #N "k32_e4m3_rs", line);                                                  \
   }
 #define EMULATION_WGMMA_OF(N)                      \
   EMULATION_WGMMA_E4M3(N)                          \

@@ -38,6 +38,7 @@ namespace {
 constexpr uint64_t kMaxFibers = 24 * 1024;
 
 Config config;
+std::vector<std::pair<const char*, const char*>> known_memory;  // where each begins and ends
 unsigned cluster_blocks = 1;
 thread_local std::string message;
 
@@ -510,6 +511,10 @@ void read_block(void* values, const void* shared, size_t bytes, unsigned block, 
 }
 
 void check_map(const CUtensorMap* map, const char* what, int line) { CopyEngine::check_map(*running, map, what, line); }
+bool is_memory(const void* address) {
+  const auto holds = [&](const auto& each) { return address >= each.first && address < each.second; };
+  return known_memory.empty() || std::any_of(known_memory.begin(), known_memory.end(), holds);
+}
 void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, const Corner& corner,
               const char* what, int line) {
   running->engine.load(*running, shared, map, barrier, corner, what, line);
@@ -687,6 +692,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
   return cudaSuccess;
 }
 
-void emulation_configure(const emulation::Config* config) { emulation::config = *config; }
+void emulation_configure(const emulation::Config* config) {
+  emulation::config = *config;
+  emulation::known_memory.clear();
+}
+
+void emulation_add_memory(const void* begin, size_t bytes) {
+  const char* const first = static_cast<const char*>(begin);
+  emulation::known_memory.push_back({first, first + bytes});
+}
 
 const char* emulation_message() { return emulation::message.c_str(); }

@@ -96,11 +96,17 @@ bool test_phase(unsigned long long* barrier, unsigned parity, const char* what, 
 // Barrier `id` of the block, for so many threads.
 void meet(int id, int threads, bool wait, const char* what, int line);
 
+// Where rows end in maps of which the last dimension takes as many steps all the way round: kRowsEnd in kernels.
+constexpr int kRowsEnd = 1 << 30;
+
 // Where a box begins, in a map of so many dimensions, the innermost first.
 struct Corner {
   unsigned rank;
   int at[5];
 };
+
+// Whether an address is of global memory that was told of; of any, where none was.
+bool is_memory(const void* address);
 
 // Boxes of arrays, by the copy engine.
 void check_map(const CUtensorMap* map, const char* what, int line);
@@ -149,6 +155,9 @@ int allow_large_clusters(const void* kernel, bool allowed);
 
 extern "C" {
 void emulation_configure(const emulation::Config* config);
+// Tells of global memory. The copy engine loads by no map that begins elsewhere, wherever its boxes are; told of none, by
+// any.
+void emulation_add_memory(const void* begin, size_t bytes);
 // Why the last launch from this host thread failed; empty when it did not.
 const char* emulation_message();
 }

@@ -56,11 +56,11 @@ struct BoxMap {
     const int64_t item = strides[0];
     for (unsigned row = 0; row < rows(); ++row) {
       bool inside = true;
-      unsigned char* start = base;
+      uintptr_t start = reinterpret_cast<uintptr_t>(base);  // which sums may come round to
       for (int i = 1, left = int(row); i < kRank; left /= int(box[i++])) {
         const int64_t at = int64_t(corner.at[i]) + left % int(box[i]);
         inside = inside && at >= 0 && at < int64_t(sizes[i]);
-        start += at * int64_t(strides[i]);
+        start += uint64_t(at) * strides[i];
       }
       for (int64_t x = 0; x < int64_t(row_bytes()); x += 16) {
         // A piece may straddle an edge of the array: then element by element.
@@ -68,8 +68,8 @@ struct BoxMap {
         const bool whole = first >= 0 && first + count <= int64_t(sizes[0]);
         for (int64_t i = 0; i < count; i += whole ? count : 1) {
           const bool here = inside && first + i >= 0 && first + i < int64_t(sizes[0]);
-          work(row * size_t(row_bytes()) + x + i * item, here ? start + (first + i) * item : nullptr,
-               size_t(whole ? 16 : item));
+          work(row * size_t(row_bytes()) + x + i * item,
+               here ? reinterpret_cast<unsigned char*>(start + (first + i) * item) : nullptr, size_t(whole ? 16 : item));
         }
       }
     }

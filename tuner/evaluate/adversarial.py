@@ -17,14 +17,17 @@ from ...gen.scoring_values import draw_values
 from ...gen.variant import Variant
 from ..build.protocol import Build
 from ..cards.device import Runner
+from ..cards.pages import draw_table, scatter, told_of_pages
 from ..cards.score_values import values_as_read
 from ..cards.sequences import lengths_as_values
 from ..errors import CorruptedMemory, LaunchError
 from .adversarial_inputs import AdversarialCase, Breadth, cases_for
 from .allowed_errors import Allowed, attend_exactly, element_bounds, row_bounds
+from .appending import take_new_rows
 from .asked_numbers import numbers_for
 from .asked_pairs import AskedPairs
 from .comparison import WrongResult
+from .paged import row_after_row
 
 #: Rows and keys of a case: some tiles of either, few, and lengths that no tile divides.
 MOST_ROWS, MOST_KEYS = 73, 261
@@ -107,8 +110,16 @@ def try_case(runner: Runner, build: Build, case: AdversarialCase, *, seed: int =
     values, unseen = _values(build.kernel.variant, problem, case, rows, keys, seed)
     q, k, v, scale = case.draw(problem, rows=rows, keys=keys, seed=seed, unseen=unseen)
     # Of packed sequences the case is one.
-    told = {**values, **lengths_as_values((rows,), (keys,))} if problem.layout.is_packed else values
-    o, lse = runner.attend(build, q, k, v, scale=scale, want_lse=True, values=told)
+    told = {**values, **lengths_as_values((rows,), (keys,))} if problem.layout.is_packed else dict(values)
+    lengths, caches = (keys,) * len(k), (k, v)
+    if problem.layout.is_paged:
+        pages = draw_table(lengths, problem.page_size)
+        caches = (scatter(row_after_row(k), lengths, pages), scatter(row_after_row(v), lengths, pages))
+        told |= told_of_pages(lengths, pages)
+    if problem.append is not None:
+        caches = (caches[0].copy(), caches[1].copy())
+        told |= take_new_rows(problem, *caches, told, (min(rows, keys),) * len(k), turned=False).values
+    o, lse = runner.attend(build, q, *caches, scale=scale, want_lse=True, values=told)
     assert lse is not None
     allowed = attend_exactly(
         *(q, k, v),

@@ -25,8 +25,9 @@ class Evaluator(Protocol):
         """Validates and times one build."""
         ...
 
-    def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
-        """Validates builds in full and times them in turns; one outcome each."""
+    def finals(self, builds: list[Build], problem: Problem, errors: list[float]) -> list[Outcome]:
+        """Times builds in turns and validates the fastest in full; one outcome each, with the errors of their
+        trials but for the fastest's."""
         ...
 
     def kill(self) -> None:
@@ -57,10 +58,10 @@ class Team:
         """
         return self._threads.submit(self._evaluate, build, problem, best_us)
 
-    def finals(self, builds: list[Build], problem: Problem) -> list[Outcome]:
+    def finals(self, builds: list[Build], problem: Problem, errors: list[float]) -> list[Outcome]:
         """Times the finalists in turns, all on one card: two of a kind differ by more than finalists do."""
         self._opening[0].result()
-        return self._threads.submit(self._evaluators[0].finals, builds, problem).result()
+        return self._threads.submit(self._evaluators[0].finals, builds, problem, errors).result()
 
     def _open(self, evaluator: Evaluator) -> None:
         try:

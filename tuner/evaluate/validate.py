@@ -54,7 +54,7 @@ def validate(
     rng = np.random.default_rng([seed, int(kernel.digest, 16)])
     for number, case in enumerate(cases(kernel.variant, kernel.problem, depth, rng), 1):
         tell(f"case {number}, {case.name}")
-        worst = max(worst, _check_case(runner, build, case, rng))
+        worst = max(worst, check_case(runner, build, case, rng))
     # Gradients of packed sequences are proved by the suite alone.
     if problem is not None and not (problem.backward and problem.layout is not DENSE):
         choose = sample_problem if problem.layout is DENSE else packed_sample_problem
@@ -65,7 +65,8 @@ def validate(
     return worst
 
 
-def _check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generator) -> float:
+def check_case(runner: Runner, build: Build, case: Case, rng: np.random.Generator) -> float:
+    """Returns the largest per-head error that a kernel has on one problem, as `validate` does on all."""
     problem = build.kernel.problem
     variant = build.kernel.variant
     width = max(variant.access_width(problem), variant.key_access_width(problem))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...gen.problem import Problem
 from ..build.protocol import Build
@@ -120,52 +121,55 @@ class Worker:
         return self.life.ask(Interleave(tuple(builds), problem, rounds), deadline_s)
 
     def finals(
-        self, builds: Sequence[Build], problem: Problem, *, rounds: int = FINAL_ROUNDS
+        self,
+        builds: Sequence[Build],
+        problem: Problem,
+        errors: Sequence[float],
+        *,
+        rounds: int = FINAL_ROUNDS,
     ) -> list[Outcome]:
-        """Validates the finalists in full and times those that pass in turns; one outcome each, in order.
+        """Times the finalists in turns and proves the fastest; one outcome each, in order.
 
-        The fastest also keeps its class's promise on adversarial inputs: those before it that do not are
-        wrong.
+        ``errors`` are those of their trials, and stay those of who is not the fastest. The fastest is
+        validated in full and keeps its class's promise on adversarial inputs; those before it that do not
+        are wrong.
         """
         outcomes: dict[int, Outcome] = {}
-        errors: dict[int, float] = {}
-        for i, build in enumerate(builds):
+        running = list(range(len(builds)))
+        self._doing(f"timing {len(running)} in turns")
+        while running:
             try:
-                which = f"validating in full, {i + 1} of {len(builds)}"
-                errors[i] = self.validate_full(build, problem, which)
+                found = self._interleave([builds[i] for i in running], problem, rounds)
             except FlashgenError as failure:
-                outcomes[i] = failed(build, failure, self.life.seconds)
-        passed = list(errors)
-        self._doing(f"timing {len(passed)} in turns")
-        while passed:
-            try:
-                found = self._interleave([builds[i] for i in passed], problem, rounds)
-            except FlashgenError as failure:
-                if len(passed) == 1:
-                    outcomes[passed[0]] = failed(builds[passed[0]], failure, self.life.seconds)
+                if len(running) == 1:
+                    outcomes[running[0]] = failed(builds[running[0]], failure, self.life.seconds)
                     break
                 # One of them is to blame; each is tried alone, and those that survive together again.
-                alone = [i for i in passed if self._survives(i, builds[i], problem, outcomes)]
-                if alone == passed:
+                alone = [i for i in running if self._survives(i, builds[i], problem, outcomes)]
+                if alone == running:
                     raise
-                passed = alone
+                running = alone
                 continue
-            for i, (timing, occupancy) in zip(passed, found, strict=True):
+            for i, (timing, occupancy) in zip(running, found, strict=True):
                 outcomes[i] = self._measured(builds[i], problem, timing, errors[i], occupancy)
             break
-        self._prove_fastest(builds, outcomes)
+        self._prove_fastest(builds, problem, outcomes)
         return [outcomes[i] for i in range(len(builds))]
 
-    def _prove_fastest(self, builds: Sequence[Build], outcomes: dict[int, Outcome]) -> None:
-        """Replaces the outcomes of the fastest builds by what is wrong with them, up to one that keeps its
-        promise."""
-        timed = {i: each.measurement.median_us for i, each in outcomes.items() if each.measurement}
-        for i in sorted(timed, key=lambda i: timed[i]):
+    def _prove_fastest(self, builds: Sequence[Build], problem: Problem, outcomes: dict[int, Outcome]) -> None:
+        """Replaces the outcomes of the fastest builds by what is wrong with them, up to the first with which
+        nothing is, whose error is then the full suite's."""
+        timed = {i: each.measurement for i, each in outcomes.items() if each.measurement}
+        for place, i in enumerate(sorted(timed, key=lambda i: timed[i].median_us), 1):
+            which = "validating the fastest in full" if place == 1 else f"validating number {place} in full"
             try:
+                error = self.validate_full(builds[i], problem, which)
                 self.prove_promise(builds[i], "few")
-                return
             except FlashgenError as failure:
                 outcomes[i] = failed(builds[i], failure, self.life.seconds)
+                continue
+            outcomes[i] = replace(outcomes[i], measurement=replace(timed[i], error=error))
+            return
 
     def _survives(self, i: int, build: Build, problem: Problem, outcomes: dict[int, Outcome]) -> bool:
         try:

@@ -23,6 +23,7 @@ from ..evaluate.outcome import Outcome, Status
 from ..request import Shapes
 from ..store.about import About
 from ..store.ended_trials import ended_trials, last_ended
+from ..store.places import require_existing, without_password
 from ..store.studies import (
     OUTCOME,
     UNREADABLE,
@@ -31,9 +32,7 @@ from ..store.studies import (
     open_study,
     outcome_to_dict,
     plain_figures,
-    require_existing,
     storage_errors,
-    without_password,
 )
 
 #: What a trial's ``origin`` says when an import put it there.

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ...gen.limits import MEMORY_LATENCY_NS, WARP, DeviceLimits
+from ...gen.limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
 from ...gen.work import SCHEDULERS, BlockWork, Counts
-from .prediction import Prediction, join, stretch
+from .prediction import Prediction, combine_us, join, stretch
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class Coefficients:
     global_latency: float = 500.0
     #: Cycles in which a block gathers at a barrier.
     barrier_latency: float = 50.0
+    #: Cycles until a tile is there that no other work of its block hides. Fitted to gradients.
+    late_tile: float = 1300.0
     #: Cycles from one block's end to the first tile of the block that takes its place. Fitted.
     block_start: float = 3900.0
     #: Whether other blocks' loops hide a block's start: blocks soon drift apart. Fitted.
@@ -89,6 +91,15 @@ class Coefficients:
     sm_bytes_per_cycle: float = 40.0
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
+    #: How much longer device memory takes to deliver what is marked as what L2 should give up first: of seven
+    #: kernels on an H200, each as fast as its twin without it otherwise.
+    evicting: float = 1.07
+    #: How much longer all of it takes where clusters are larger than all cards with clusters form: they lie
+    #: in one part of the card, among others. Of eleven pairs of sixteen blocks and eight.
+    beyond_portable: float = 1.1
+    #: Microseconds for each of the blocks' results that are put together by way of memory, one behind the
+    #: other. Of nine kernels.
+    share_us: float = 0.13
     #: Microseconds from one kernel's end to the next one's, its blocks' start and the constants' first read
     #: included.
     launch_us: float = 3.0
@@ -103,6 +114,7 @@ COEFFICIENTS = Coefficients()
 TENSOR_COEFFICIENTS = replace(
     COEFFICIENTS,
     overlap=2.6,
+    dram_efficiency=0.91,
     hiding=4.5,
     memory_hiding=3.5,
     idle_warp=0.42,
@@ -145,21 +157,21 @@ def predict_blocks(
     parts["device memory"] = _memory_us(work, problem, limits, resident, coefficients)
     cycles = _makespan(work, limits, resident, coefficients)
     busy = join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
+    if work.cluster > PORTABLE_CLUSTER:
+        busy *= coefficients.beyond_portable
+    combining = combine_us(
+        work.left_bytes * work.blocks,
+        limits,
+        coefficients.l2_bytes_per_cycle,
+        coefficients.next_launch_us + coefficients.share_us * work.shares,
+    )
     return Prediction(
-        median_us=busy + coefficients.launch_us + _combine_us(work, limits, coefficients),
+        median_us=busy + coefficients.launch_us + combining,
         limiter=max(parts, key=lambda name: parts[name]),
         parts_us=parts,
         blocks_per_sm=resident,
         waves=per_sm / resident,
     )
-
-
-def _combine_us(work: BlockWork, limits: DeviceLimits, coefficients: Coefficients) -> float:
-    """Microseconds of the launch that puts shares of keys together, which pass through L2 and back."""
-    if not work.left_bytes:
-        return 0.0
-    bytes_per_us = coefficients.l2_bytes_per_cycle * limits.num_sms * limits.clock_mhz
-    return coefficients.next_launch_us + 2 * work.left_bytes * work.blocks / bytes_per_us
 
 
 def pipe_cycles(
@@ -249,7 +261,10 @@ def _cycles_together(
         start += _start_latency(work, coefficients)
     missing = max(0.0, work.loop_instructions - coefficients.cached_instructions)
     fetches = (together - 1) * work.mean_tiles * missing * coefficients.fetch_cycles
-    return start + join([together * throughput, latency], coefficients.hiding) + fetches
+    # Other blocks compute meanwhile.
+    late = work.late * work.mean_tiles * coefficients.late_tile
+    start += max(0.0, late - (together - 1) * throughput)
+    return start + work.pace * join([together * throughput, latency], coefficients.hiding) + fetches
 
 
 def _makespan(work: BlockWork, limits: DeviceLimits, resident: int, coefficients: Coefficients) -> float:
@@ -276,7 +291,9 @@ def _memory_us(
 ) -> float:
     """Returns the time for device memory alone. Blocks that are few, or have few bytes under way, leave part
     of its bandwidth unused; so does a last wave of them."""
-    gbps = limits.dram_gbps * coefficients.dram_efficiency
+    gbps = (
+        limits.dram_gbps * coefficients.dram_efficiency / (coefficients.evicting if work.evicts_first else 1)
+    )
     moved = dram_bytes(work, problem, limits, resident)
     ahead = work.bytes_ahead
     if ahead is None:

@@ -62,7 +62,8 @@ FITTED = {
     "wgmma": tuple(
         f.name
         for f in fields(GroupCoefficients)
-        if f.name not in ("memory_hiding", "score_slots") and not f.name.startswith("split_")
+        if f.name not in ("memory_hiding", "score_slots", "products_in_turns")
+        and not f.name.startswith("split_")
     ),
 }
 
@@ -140,6 +141,7 @@ def gather(times: Times, paths: Sequence[Path], card: str, sample: str) -> None:
     ]
     data = {
         "about": f"Median times of {times.family}, to judge the cost model by, without those that spill.",
+        "family": times.family,
         "preset": card,
         "columns": ["median_us", "registers", *columns],
         "sets": [entry for entry in sets if entry["rows"]],

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.work import LaunchesWork, LaunchWork
 from .block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, Coefficients, predict_blocks
 from .prediction import Prediction
 
+#: For gradients by warps' products: they wait at barriers for each other's weights, and less for products.
+#: Fitted to sixteen problems on an H200.
+GRADIENT_COEFFICIENTS = replace(
+    TENSOR_COEFFICIENTS,
+    overlap=2.9,
+    hiding=1.9,
+    idle_warp=0.1,
+    product_slots=5.9,
+    l2_bytes_per_cycle=38.0,
+    barrier_latency=105.0,
+)
+#: For gradients by warpgroups' products: one block at a time, whose start and end nothing hides. Fitted to
+#: nineteen problems on an H200.
+GROUP_GRADIENT_COEFFICIENTS = replace(
+    TENSOR_COEFFICIENTS,
+    overlap=2.0,
+    idle_warp=0.35,
+    product_slots=1.0,
+    l2_bytes_per_cycle=55.0,
+    block_start=4600.0,
+    starts_hide=False,
+)
 #: Microseconds from the end of a launch to the start of the next one's blocks, which the host has sent by
 #: then.
 NEXT_LAUNCH_US = 2.0
@@ -25,10 +49,8 @@ def predict_launches(
     ``resident`` blocks per SM are those of the main launch, as the prediction tells them; how many of the
     others' there are follows from what they take.
     """
+    coefficients = coefficients or _in_use(work)
     found = [_predict(each, problem, limits, coefficients) for each in work.launches]
-    if coefficients is None:
-        products = any(each.work.per_warp_tile.products for each in work.launches)
-        coefficients = TENSOR_COEFFICIENTS if products else COEFFICIENTS
     others_us = work.moved_bytes / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
     names = dict.fromkeys(name for each in found for name in each.parts_us)
     parts = {name: sum(each.parts_us.get(name, 0.0) for each in found) for name in names}
@@ -45,8 +67,15 @@ def predict_launches(
     )
 
 
+def _in_use(work: LaunchesWork) -> Coefficients:
+    if work.by_warpgroups:
+        return GROUP_GRADIENT_COEFFICIENTS
+    products = any(each.work.per_warp_tile.products for each in work.launches)
+    return GRADIENT_COEFFICIENTS if products else COEFFICIENTS
+
+
 def _predict(
-    launch: LaunchWork, problem: Problem, limits: DeviceLimits, coefficients: Coefficients | None
+    launch: LaunchWork, problem: Problem, limits: DeviceLimits, coefficients: Coefficients
 ) -> Prediction:
     """The time of one launch, of which at least one block runs at a time."""
     registers = min(launch.registers, limits.max_registers_per_thread)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...gen.limits import DeviceLimits
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -18,6 +20,15 @@ class Prediction:
     parts_us: Mapping[str, float]
     blocks_per_sm: int
     waves: float
+
+
+def combine_us(left_bytes: float, limits: DeviceLimits, bytes_per_cycle: float, waited_us: float) -> float:
+    """Returns the microseconds of the launch that puts together what blocks have left of shares of the keys,
+    which passes through L2 and back, so many bytes per cycle and SM, ``waited_us`` apart; 0 where they leave
+    nothing."""
+    if not left_bytes:
+        return 0.0
+    return waited_us + 2 * left_bytes / (bytes_per_cycle * limits.num_sms * limits.clock_mhz)
 
 
 #: Blocks that a simulated grid has at most: what the end of a longer one costs does not depend on its length.
@@ -38,6 +49,18 @@ def stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved:
         heapq.heapreplace(ends, ends[0] + length)
     even = sum(order) / slots
     return 1 + (max(ends) / even - 1) * simulated / heads
+
+
+@lru_cache(maxsize=4096)
+def strided(lengths: tuple[int, ...], heads: int, takers: int) -> int:
+    """Returns how much the last of so many ``takers`` has to do where each takes every so-many-th turn,
+    whatever it is: ``lengths`` are those of the turns of one head, which is followed by the next."""
+    import numpy as np
+
+    turns = len(lengths) * heads
+    rounds = np.zeros((-(-turns // takers), takers), dtype=np.int64)
+    rounds.flat[:turns] = np.tile(lengths, heads)
+    return int(rounds.sum(axis=0).max())
 
 
 def join(values: list[float], exponent: float) -> float:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from statistics import fmean
 
 from ...gen.families.wgmma.parameters import GROUP
 from ...gen.families.wgmma.work import GroupWork
 from ...gen.limits import MEMORY_LATENCY_NS, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
-from .prediction import Prediction, join, stretch
+from .prediction import Prediction, combine_us, join, stretch, strided
 
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES = 16
@@ -60,6 +61,8 @@ class GroupCoefficients:
     #: How much longer a tile takes when exponentials take turns, and in the chained schedule. Fitted.
     turns: float = 1.035
     chained: float = 0.945
+    #: The same when products take turns: mostly as fast, but without warpgroups may fall into step by chance.
+    products_in_turns: float = 0.995
     #: Cycles in which a warp splits float32: of a round, and of its waits for a tile of keys and one of
     #: values; how much of the products shows beside that. By sixteen kernels timed on an H200.
     split_round: float = 500.0
@@ -84,6 +87,12 @@ class GroupCoefficients:
     #: one of them reads per cycle.
     merging: float = 2000.0
     merged_bytes_per_cycle: float = 32.0
+    #: Microseconds until the launch that puts shares of keys together has begun, which waits for the one that
+    #: leaves them; and for each of the blocks whose shares are of the same rows; bytes of these that pass
+    #: through L2 per cycle and SM. As of the other families.
+    next_launch_us: float = 2.0
+    share_us: float = 0.13
+    left_bytes_per_cycle: float = 50.0
     #: Microseconds from one kernel's end to the next one's, with caches cold. Fitted.
     launch_us: float = 12.0
 
@@ -103,9 +112,13 @@ def predict_groups(
     coefficients = coefficients or GROUP_COEFFICIENTS
     shared = _shared_cycles(work, resident * work.groups, coefficients)
     chain = _chain_cycles(work, coefficients)
-    tile = join([join(list(shared.values()), coefficients.overlap), chain], coefficients.hiding)
+    # Warpgroups share an SM by what all of them compute, but a block ends with the one of most tiles.
+    longest = max(1.0, work.mean_walk / work.tiles) if work.tiles else 1.0
+    tile = join([join(list(shared.values()), coefficients.overlap), longest * chain], coefficients.hiding)
     if work.ordered_exponentials:
         tile *= coefficients.turns
+    if work.ordered_products:
+        tile *= coefficients.products_in_turns
     if work.chained:
         tile *= coefficients.chained
     splitting = _splitting_cycles(work, coefficients)
@@ -116,7 +129,7 @@ def predict_groups(
     if work.partial_bytes:
         start += coefficients.merging + work.partial_bytes / coefficients.merged_bytes_per_cycle
     slots = limits.blocks_at_once(resident, work.cluster)
-    query_tiles = _query_tiles_of_the_last(work, slots)
+    query_tiles = _query_tiles_of_the_last(work, problem, slots)
     us = 1.0 / limits.clock_mhz
     per_sm = query_tiles * work.tiles * us
     parts = {name: per_sm * cycles for name, cycles in shared.items()}
@@ -128,8 +141,14 @@ def predict_groups(
     parts["device memory"] = _memory_us(work, problem, limits, resident, coefficients)
     on_sms = per_sm * tile + query_tiles * start * us
     busy = join([on_sms, parts["device memory"]], coefficients.memory_hiding)
+    combining = combine_us(
+        work.left_bytes * len(work.walks) * work.heads,
+        limits,
+        coefficients.left_bytes_per_cycle,
+        coefficients.next_launch_us + coefficients.share_us * work.shares,
+    )
     return Prediction(
-        median_us=busy + coefficients.launch_us,
+        median_us=busy + combining + coefficients.launch_us,
         limiter=max(parts, key=lambda name: parts[name]),
         parts_us=parts,
         blocks_per_sm=resident,
@@ -176,18 +195,29 @@ def _splitting_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float
     return work.split_rounds * coefficients.split_round + work.split_waits * coefficients.split_waits
 
 
-def _query_tiles_of_the_last(work: GroupWork, slots: int) -> float:
+def _query_tiles_of_the_last(work: GroupWork, problem: Problem, slots: int) -> float:
     """Query tiles, of average length, of the one of ``slots`` that ends last."""
     query_tiles = len(work.walks)
     share = query_tiles * work.heads / slots
-    if work.stays:
-        # A turn is one tile or, where they differ in length, the longest and the shortest that are left.
+    lengths = tuple(walk + ENDS for walk in work.walks)
+    if work.stays and (work.is_even or problem.layout.is_packed or problem.scores.begins):
+        # Where they differ in length, those who took the longest take the shortest next.
         turns = query_tiles if work.is_even else ceil(query_tiles / 2)
         return share * ceil(turns * work.heads / slots) * slots / (turns * work.heads)
+    if work.stays:
+        pairs = _pairs(lengths[:: work.tiles_together])
+        heads = work.heads * work.tiles_together // work.cluster
+        return strided(pairs, heads, slots // work.cluster) * work.tiles_together / fmean(lengths)
     if work.is_even:
         return float(ceil(share))
-    lengths = tuple(walk + ENDS for walk in work.walks)
     return share * stretch(lengths, work.heads, slots, work.heads_together > 1)
+
+
+def _pairs(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """The turns of a head whose blocks stay: its longest and its shortest tile that are left, together."""
+    count = len(lengths)
+    half = [lengths[i] + lengths[count - 1 - i] for i in range(count // 2)]
+    return (*half, lengths[count // 2]) if count % 2 else tuple(half)
 
 
 def _memory_us(

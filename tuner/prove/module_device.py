@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.emit.offers import offer_of
+from ...gen.kernel import Kernel
 from ...gen.layout import DENSE
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
@@ -23,6 +24,7 @@ from ..cards.key_scales import key_scales
 from ..cards.score_values import by_keyword, score_values
 from ..cards.sequences import index_arrays, rows_of_sequences, sizes_of_call
 from ..errors import FlashgenError, LaunchError
+from .gpu_arrays import array_kind
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ class ModuleDevice:
 
 
 class ModuleRunner(CudaRunner):
-    """Calls an emitted module on PyCUDA arrays that lie in guarded memory."""
+    """Calls an emitted module on arrays that lie in guarded memory."""
 
     def __init__(self, card: CudaDevice, path: Path, kernel: str = "") -> None:
+        self._array_kind = array_kind()
         super().__init__(card)
         self._kernel = kernel
         spec = importlib.util.spec_from_file_location(f"flashgen_proved_{path.stem}", path)
@@ -95,8 +98,6 @@ class ModuleRunner(CudaRunner):
 
         The log-sum-exp is allocated by the module, from guarded memory too.
         """
-        from pycuda.gpuarray import GPUArray  # pyright: ignore[reportMissingImports]
-
         problem = build.kernel.problem
         if problem.append is not None:
             raise LaunchError(
@@ -127,14 +128,11 @@ class ModuleRunner(CudaRunner):
             self._cuda.memcpy_htod(base, before)
             # What the module may ask for, in this order.
             memory = [] if lse_at is None else [(4 * math.prod(rows_shape), base + q.itemsize * lse_at)]
-            if build.kernel.has_tile_lists:
-                num_bytes = 4 * max(1, build.kernel.num_list_ints(sizes))
-                memory.append(
-                    (num_bytes, int(self._allocate(num_bytes, f"the tile lists of {problem.name}")))
-                )
-            if layout.is_packed:
-                num_bytes = 4 * build.kernel.num_plan_ints(sizes)
-                memory.append((num_bytes, int(self._allocate(num_bytes, f"the plan of {problem.name}"))))
+            kept = [  # until all has run
+                (num_bytes, self._allocate(num_bytes, f"{what} of {problem.name}"))
+                for what, num_bytes in _asked_for(build.kernel, sizes)
+            ]
+            memory += [(num_bytes, int(allocated)) for num_bytes, allocated in kept]
 
             def allocate(size: int) -> int:
                 if not memory or size != memory[0][0]:
@@ -152,14 +150,14 @@ class ModuleRunner(CudaRunner):
                     shape, strides = (tuple(x[axis] for axis in (0, 2, 1, 3)) for x in (shape, strides))
                 steps = tuple(dtype.itemsize * step for step in strides)
                 at = base + q.itemsize * at
-                return GPUArray(shape, dtype, allocator=allocate, gpudata=at, strides=steps)
+                return self._array_kind(shape, dtype, allocator=allocate, gpudata=at, strides=steps)
 
             dtypes = [q.dtype, k.dtype, v.dtype, output]
             q_, k_, v_, out = (
                 array_of(name, *each, dtype) for name, each, dtype in zip("qkvo", placed, dtypes, strict=True)
             )
             beside = {
-                name: GPUArray(
+                name: self._array_kind(
                     array.shape,
                     array.dtype,
                     gpudata=base + q.itemsize * buffers_at[name],
@@ -182,12 +180,36 @@ class ModuleRunner(CudaRunner):
         outputs = image.outputs(before, after)
         return outputs[0], outputs[1] if want_lse else None
 
+    def differentiate(
+        self,
+        build: Build,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        scale: float,
+        values: Mapping[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Refuses modules of gradients, with a LaunchError that says how these are proved."""
+        raise LaunchError(
+            f"modules of gradients, as of {build.kernel.problem.name}, check themselves when they are run; "
+            "prove the .cu here"
+        )
+
     def _keywords(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What `attention()` is told of what masks and changes of scores read."""
         if not values:
             return {}
         tuned = next(each for each in self._module.KERNELS if self._kernel in ("", each.name))
         return by_keyword(tuned.keywords, values)
+
+
+def _asked_for(kernel: Kernel, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """What a module asks for memory for behind the log-sum-exp, in its order, and how many bytes."""
+    if kernel.has_tile_lists:
+        yield "the tile lists", 4 * max(1, kernel.num_list_ints(sizes))
+    if kernel.problem.layout.is_packed:
+        yield "the plan", 4 * kernel.num_plan_ints(sizes)
+    if num_bytes := kernel.workspace_bytes(sizes):
+        yield "the workspace", num_bytes
 
 
 def _lengths_of_call(problem: Problem, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from ..errors import FlashgenError, UsageError
 from ..request import Shapes
 from ..store.about import card_of
 from ..store.makers import cost_model_of
-from ..store.studies import UNREADABLE, open_storage, storage_errors, without_password
+from ..store.places import without_password
+from ..store.studies import UNREADABLE, open_storage, storage_errors
 
 #: Groups that an error lists.
 LISTED = 8

@@ -23,7 +23,7 @@ from ..store.liveness import OWNER, Pulse
 from ..store.other_coordinators import OtherCoordinators
 from ..store.studies import OUTCOME, distributions, outcome_to_dict, outcomes, plain_figures
 from .sampler_names import SamplerName
-from .samplers import FIRST_LOOK, LegalSampler, Origin, make_sampler
+from .samplers import FIRST_DESCENT, FIRST_LOOK, LegalSampler, Origin, make_sampler
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,14 @@ class Search:
                     queue.append((row, Origin.KNOWN))
         if self.earlier:
             return
-        if ranking is not None:
-            ranking.look(FIRST_LOOK)
-            queue.extend((row, Origin.PREDICTED) for row in ranking.fastest(1))
         default = catalogue.nearest(catalogue.family(), among_unseen=False)
         assert default is not None
+        if ranking is not None:
+            ranking.look(FIRST_LOOK)
+            ranking.of([*(row for row, _ in queue), default])
+            # Of a large space those drawn are few: downhill from the best of these, known ones, the default.
+            ranking.descend(int(ranking.known.sum()) + FIRST_DESCENT)
+            queue.extend((row, Origin.PREDICTED) for row in ranking.fastest(1))
         queue.append((default, Origin.DEFAULT))
 
 

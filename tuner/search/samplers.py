@@ -42,6 +42,8 @@ TOURNAMENT = 16
 #: Variants that the cost model ranks before the first trial, and more of them at each later one: ranking
 #: takes a third of a millisecond each, and a card is waiting.
 FIRST_LOOK, NEXT_LOOK = 3000, 25
+#: And as many again at most, of neighbours of the best of them.
+FIRST_DESCENT = 600
 #: Variants that a model scores at most; of more, the half that the cost model says is fastest, the rest any.
 MOST_SCORED = 3000
 #: Times, and failures, that a model is told of at most. A process learns from 400, and a forest's time grows

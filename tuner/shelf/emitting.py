@@ -9,10 +9,10 @@ from typing import Any
 
 from ...gen.emit.cuda import emit_cuda
 from ...gen.emit.made import Made
-from ...gen.emit.module import emit_module, why_no_module
+from ...gen.emit.module import emit_module
 from ...gen.emit.words import class_words
 from ...gen.kernel import Kernel
-from ...gen.limits import PRESETS, DeviceLimits
+from ...gen.limits import PRESETS, DeviceLimits, preset_of
 from ...gen.problem import Problem
 from ...gen.render import render
 from ...gen.variant import Illegal, Value, Variant
@@ -216,9 +216,11 @@ def card_meant(known: Sequence[library.Entry], problems: Sequence[Problem]) -> t
 
 def limits_of(entry: library.Entry) -> DeviceLimits:
     """Returns the card a kernel was tuned for; the nearest preset's limits where it is none."""
+    # Its folder may have any name, and cards of one architecture differ in what kernels are told of them.
+    named = preset_of(entry.kernel.device)
     same = [c for c in PRESETS.values() if same_card(c.slug, entry.slug)]
     alike = [c for c in PRESETS.values() if c.arch == entry.kernel.arch]
-    for card in same + alike:
+    for card in [*([PRESETS[named]] if named else []), *same, *alike]:
         return replace(card, name=entry.kernel.device)
     raise FlashgenError(f"{entry.kernel.device} resembles no preset; name the card with --device")
 
@@ -228,8 +230,6 @@ def _text(made: Made, target: Path, cubins: Mapping[bool, bytes] | None = None) 
     told = {"device": made.device, "measurement": made.measurement, "build": made.build}
     if target.suffix == ".cu":
         return emit_cuda(made.kernel, **told, stem=target.stem)
-    if (reason := why_no_module(made.kernel.problem)) is not None:
-        raise UsageError(reason)
     return emit_module(made.kernel, **told, cubins=cubins, name=target.stem)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import FlashgenError
-from ..store.studies import require_existing
+from ..extras import needing
+from ..store.places import require_existing
 from . import library
-from .winners import kernels_in_storage
 
 
 def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.Entry]:
@@ -21,6 +21,8 @@ def known_kernels(out: Path, storage: str, storage_named: bool) -> list[library.
     if storage_named or Path(storage).exists():
         have = {(e.slug, e.kernel.problem, e.kernel.variant) for e in found}
         try:
+            with needing(f"reading {storage}"):
+                from .winners import kernels_in_storage
             kept = kernels_in_storage(storage)
         except FlashgenError:
             if storage_named or not found:

@@ -69,9 +69,9 @@ def check_writable(folder: Path, what: str = "out", option: str = "--out") -> No
         ) from error
 
 
-def write(folder: Path, slug: str, kernel: TunedKernel, cuda: str, module: str | None) -> Paths:
-    """Writes the kernel's three files (``cuda`` and ``module`` are the texts of the first two; None: there is
-    no module of it), each whole or not at all, the JSON, which makes the kernel known, last.
+def write(folder: Path, slug: str, kernel: TunedKernel, cuda: str, module: str) -> Paths:
+    """Writes the kernel's three files (``cuda`` and ``module`` are the texts of the first two), each whole or
+    not at all, the JSON, which makes the kernel known, last.
 
     Raises:
         FlashgenError: the folder cannot be written, or its disk is full.
@@ -79,8 +79,7 @@ def write(folder: Path, slug: str, kernel: TunedKernel, cuda: str, module: str |
     paths = Paths.of(folder, slug, kernel.problem.name)
     try:
         write_text(paths.cu, cuda)
-        if module is not None:
-            write_text(paths.py, module)
+        write_text(paths.py, module)
         write_text(paths.json, json.dumps(to_record(kernel), indent=2) + "\n")
     except OSError as error:
         raise FlashgenError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...gen.emit.cuda import emit_cuda
-from ...gen.emit.module import emit_thin_module, why_no_module
+from ...gen.emit.module import emit_thin_module
 from ...gen.render import render
 from ...gen.variant import Illegal
 from ..errors import FlashgenError, UsageError
@@ -39,8 +39,7 @@ def renew(folder: Path) -> Iterator[library.Entry]:
         told = {"device": tuned.device, "measurement": figures(tuned)}
         try:
             write_text(path.with_suffix(".cu"), emit_cuda(kernel, **told))
-            if why_no_module(kernel.problem) is None:
-                write_text(path.with_suffix(".py"), emit_thin_module(kernel, **told))
+            write_text(path.with_suffix(".py"), emit_thin_module(kernel, **told))
         except OSError as error:
             raise FlashgenError(f"{folder} cannot be written: {error.strerror or error}") from error
         yield entry

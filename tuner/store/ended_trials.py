@@ -43,9 +43,10 @@ class EndedTrial:
         return cls(record.number, record.completed, str(attributes.get(ORIGIN, "")), outcome)
 
 
-def trial_records(storage: BaseStorage, study_id: int) -> Iterator[TrialRecord]:
-    """Yields all trials of a study, in any state, with their outcome and origin alone, the oldest first."""
-    names = (OUTCOME, ORIGIN)
+def trial_records(storage: BaseStorage, study_id: int, more: tuple[str, ...] = ()) -> Iterator[TrialRecord]:
+    """Yields all trials of a study, in any state, the oldest first, with their outcome and origin and what
+    ``more`` is named of their attributes alone."""
+    names = (OUTCOME, ORIGIN, *more)
     if isinstance(storage, Database):
         yield from storage.records(study_id, names)
         return

@@ -36,12 +36,11 @@ from ..files import check_regular
 from .database import UNREADABLE, Database
 from .journal import Journal, NoJournal
 from .liveness import OWNER, is_dead
+from .places import DEFAULT_FILE, without_password
 
 OUTCOME = "outcome"
 #: What a trial's value is.
 OBJECTIVE = "median_us"
-#: The file in the out folder that holds the studies by default.
-DEFAULT_FILE = "tuning.sqlite3"
 #: Compiler output kept with a failed trial; some databases bound a text's length.
 MAX_REASON = 1500
 #: How long a writer waits for another's lock.
@@ -133,21 +132,6 @@ def _driver(error: ImportError) -> str:
     cause = error.__cause__
     missing = (cause.name if isinstance(cause, ImportError) else None) or error.name
     return f"its driver, the Python module {missing}, is not installed" if missing else str(error)
-
-
-def without_password(where: str) -> str:
-    """Returns a storage's name as it may be shown."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", where)
-
-
-def default_storage(out: Path) -> str:
-    return str(out / DEFAULT_FILE)
-
-
-def require_existing(where: str) -> None:
-    """Raises FlashgenError for a file that is not there: opening it would make an empty one."""
-    if "://" not in where and not Path(where).exists():
-        raise FlashgenError(f"the storage {where} does not exist; name one that `flashgen tune` wrote")
 
 
 def open_storage(where: str) -> BaseStorage:

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from ..errors import NotServed
 from ..evaluate.outcome import Outcome
 from ..evaluate.reasons import count_alike, count_reasons
-from ..store.studies import storage_errors, without_password
+from ..store.places import without_password
+from ..store.studies import storage_errors
 from .events import Doing, FinalsStarted, Notice, Report, SearchGoesOn
 from .family_run import FamilyRun, open_family_run
 from .finalists import candidates_of, faster, time_again, winner_of

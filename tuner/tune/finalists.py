@@ -1,4 +1,4 @@
-"""The fastest trials, validated in full and timed once more in turns, and the winner among them."""
+"""The fastest trials, timed once more in turns, and the winner among them, which is validated in full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def candidates_of(outcomes: Iterable[Outcome]) -> list[Outcome]:
 def time_again(
     candidates: Sequence[Outcome], problem: Problem, limits: DeviceLimits, shop: Workshop
 ) -> list[Outcome]:
-    """Validates the candidates in full and times them in turns; nothing where the run is stopped before.
+    """Times the candidates in turns and validates the fastest in full; nothing where the run is stopped.
 
     Their builds come from the cache.
     """
@@ -42,8 +42,12 @@ def time_again(
             if shop.stop.is_set():
                 return []
             wait(futures, timeout=POLL_SECONDS)
-        builds = [build for future in futures if isinstance(build := future.result(), Build)]
-        return shop.team.finals(builds, problem)
+        builds, errors = [], []
+        for future, candidate in zip(futures, candidates, strict=True):
+            if isinstance(build := future.result(), Build) and candidate.measurement is not None:
+                builds.append(build)
+                errors.append(candidate.measurement.error)
+        return shop.team.finals(builds, problem, errors)
 
 
 def winner_of(finalists: Sequence[Outcome], candidates: Sequence[Outcome]) -> Outcome:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from optuna.study import Study
 
 from ...gen.emit.cuda import emit_cuda
-from ...gen.emit.module import emit_thin_module, why_no_module
+from ...gen.emit.module import emit_thin_module
+from ...gen.kernel import Kernel
 from ...gen.render import render
+from ...gen.variant import Variant
+from ..cards.device import Device
 from ..cards.slug import device_slug
 from ..errors import FlashgenError
-from ..evaluate.outcome import Outcome, TunedKernel
+from ..evaluate.outcome import Measurement, Outcome, TunedKernel
 from ..shelf import library, records
 from ..shelf.winners import TUNED
 from ..store.studies import storage_errors
@@ -47,54 +51,69 @@ def keep(
     Raises:
         FlashgenError: one of the places cannot be written.
     """
+    assert winner.measurement is not None
     rendered = render(winner.variant, options.problem, options.limits)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    kernel = _tuned(options, winner, rendered.source, toolkit, tuned_at or now)
+    kernel = tuned_kernel(
+        options.device, rendered, winner.measurement, toolkit=toolkit, seed=options.seed, tuned_at=tuned_at
+    )
     slug = device_slug(options.device)
     paths = library.Paths.of(options.out, slug, kernel.problem.name)
-    faster = _faster_in_library(options, paths.json, kernel)
+    faster = faster_in_library(paths.json, kernel, options.families, narrowed=bool(options.held))
     with contextlib.ExitStack() as stack:
         if faster is None:
-            figures = records.figures(kernel)
-            told = {"device": kernel.device, "measurement": figures}
-            has_module = why_no_module(rendered.problem) is None
-            stack.callback(
-                library.write,
-                options.out,
-                slug,
-                kernel,
-                cuda=emit_cuda(rendered, **told),
-                module=emit_thin_module(rendered, **told) if has_module else None,
-            )
+            stack.callback(write_files, options.out, slug, kernel, rendered)
         with storage_errors(options.storage):
             study.set_user_attr(TUNED, records.to_record(kernel))
     return Kept(kernel, slug, paths, faster)
 
 
-def _tuned(options: TuneOptions, winner: Outcome, source: str, toolkit: str, tuned_at: str) -> TunedKernel:
-    assert winner.measurement is not None
+def tuned_kernel(
+    device: Device,
+    rendered: Kernel,
+    measurement: Measurement,
+    *,
+    toolkit: str,
+    seed: int = 0,
+    tuned_at: str | None = None,
+) -> TunedKernel:
+    """Returns the record of a kernel that won on a device; ``tuned_at`` is now unless told otherwise."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return TunedKernel(
-        problem=options.problem,
-        variant=winner.variant,
-        source=source,
-        measurement=winner.measurement,
-        device=options.limits.name,
-        arch=options.limits.arch,
-        driver=options.device.driver,
+        problem=rendered.problem,
+        variant=rendered.variant,
+        source=rendered.source,
+        measurement=measurement,
+        device=device.limits.name,
+        arch=device.limits.arch,
+        driver=device.driver,
         toolkit=toolkit,
         flashgen=flashgen_version(),
-        seed=options.seed,
-        tuned_at=tuned_at,
+        seed=seed,
+        tuned_at=tuned_at or now,
     )
 
 
-def _faster_in_library(options: TuneOptions, path: Path, kernel: TunedKernel) -> Path | None:
-    """With parameters held or families left out, a winner must not replace a faster kernel found without."""
+def write_files(folder: Path, slug: str, kernel: TunedKernel, rendered: Kernel) -> library.Paths:
+    """Writes a winner's files into a library's folder, with its figures in the texts.
+
+    Raises:
+        FlashgenError: the folder cannot be written.
+    """
+    told = {"device": kernel.device, "measurement": records.figures(kernel)}
+    cuda, module = emit_cuda(rendered, **told), emit_thin_module(rendered, **told)
+    return library.write(folder, slug, kernel, cuda=cuda, module=module)
+
+
+def faster_in_library(
+    path: Path, kernel: TunedKernel, families: Collection[type[Variant]], *, narrowed: bool
+) -> Path | None:
+    """Returns the library's file where that kernel is faster and must not be replaced: where the search was
+    ``narrowed``, by parameters held say, or looked at no kernels of its family."""
     if not path.exists():
         return None
     with contextlib.suppress(FlashgenError):
         known = library.read(path).kernel
-        narrowed = bool(options.held) or type(known.variant) not in options.families
+        narrowed = narrowed or type(known.variant) not in families
         faster = known.measurement.median_us < kernel.measurement.median_us
         # An interrupted run leaves the figures of one trial; timed again, the same variant has others.
         if narrowed and faster and known.variant != kernel.variant:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from math import floor
 
 from rich.console import Console
 
@@ -13,18 +14,20 @@ from ..bench.contenders import LADDER
 from ..bench.figures import (
     BEST,
     CUDNN,
-    FLASH,
     OURS,
+    OURS_SAME_BITS,
+    SAME_BITS,
     BenchRun,
     KernelErrors,
     Row,
     by_suite,
     contenders_of,
+    rivals_of,
     scaled_of,
     summary,
 )
 from ..suites import SUITES
-from .table import Table
+from .table import FASTER, SLOWER, Table
 from .words import asked_words
 
 #: Of the report's steps, the one that stands beside other contenders; all are in a table of their own.
@@ -46,6 +49,16 @@ def ratio(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}"
 
 
+def times_faster(value: float | None) -> str:
+    """Writes how many times faster flashgen is, with a mark of whether it is: what is below 1 never reads as
+    1."""
+    if value is None:
+        return NOTHING
+    if value >= 1:
+        return f"{FASTER} {value:.2f}"
+    return f"{SLOWER} {value:.2f}" if value < 0.995 else f"{SLOWER} {floor(1e3 * value) / 1e3:.3f}"
+
+
 def percent(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.0f} %"
 
@@ -64,10 +77,7 @@ def error(value: float | None) -> str:
 def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool = True) -> Table:
     """Returns a table of all contenders' milliseconds, ratios and the roofline. ``names``: the workloads'
     names lead, and the shape is left out."""
-    ladder = [name for name in contenders_of(rows) if name.startswith(LADDER) and name != LAST_STEP]
-    shown = [name for name in contenders_of(rows) if name not in ladder and name != OURS]
-    scaled = scaled_of(rows)
-    over = [name for name in (FLASH, CUDNN) if name in shown]
+    shown, scaled = _shown(rows), scaled_of(rows)
     counted = {row.name for suite, of in by_suite(rows).items() if counts_keys(suite) for row in of}
     columns: list[tuple[str, Callable[[Row], str]]] = []
     if names:
@@ -80,18 +90,26 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     reading = counted | {row.name for row in rows if row.problem.latent}
     columns.append(("TB/s", lambda row: speed(row.key_tbps) if row.name in reading else NOTHING))
     columns += [(name, lambda row, name=name: _cell(row, name)) for name in shown]
-    columns += [
-        (f"{name}, scaled", lambda row, name=name: milliseconds(row.scaled.get(name))) for name in scaled
-    ]
-    columns += [(f"over {n}", lambda row, name=n: ratio(row.ratio(name))) for n in (*over, BEST)]
-    columns += [(f"over {n}, scaled", lambda row, name=n: ratio(row.ratio(name))) for n in scaled]
+    same_bits = [name for name in shown if name.endswith(SAME_BITS)]
+    if same_bits:
+        columns.append((OURS_SAME_BITS, lambda row: milliseconds(row.same_bits_ms)))
+    columns += [(_scaled(n), lambda row, name=n: milliseconds(row.scaled_ms.get(name))) for n in scaled]
+    columns += [(f"over {n}", lambda row, name=n: _ratio_here(row, name)) for n in (*shown, BEST)]
+    columns += [(f"over {_scaled(n)}", lambda row, name=n: _ratio_scaled(row, name)) for n in scaled]
+    columns.append(("SM MHz", lambda row: NOTHING if row.clock_mhz is None else f"{row.clock_mhz:.0f}"))
+    columns.append(("peak", lambda row: _peak(row, row.peak_tflops, counted)))
+    columns.append(("peak at SM MHz", lambda row: _peak(row, row.peak_at_clock, counted)))
     columns.append(("of roofline", lambda row: percent(row.of_roofline(run.ceilings))))
     columns.append(("bound by", lambda row: b.resource if (b := row.bound(run.ceilings)) else NOTHING))
     columns.append(("error", lambda row: error(row.cells[OURS].error if OURS in row.cells else None)))
     columns.append(("of PyTorch's", lambda row: ratio(row.error_ratio)))
     made = [(name, [cell(row) for row in rows]) for name, cell in columns]
     kept = [(name, cells) for name, cells in made if any(cells) or name in (OURS, "mask")]
-    notes = [mean_words(rows, run)]
+    notes = [behind_words(rows), mean_words(rows, run), timed_words(rows)]
+    if any(name == "SM MHz" and any(cells) for name, cells in made):
+        notes.append(CLOCK_NOTE)
+    if same_bits:
+        notes.append(SAME_BITS_NOTE)
     if reading:
         notes.append("TB/s: of keys and values, read once.")
     nearest = [row.name for row in rows if row.ours and not row.exact]
@@ -105,8 +123,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
             f"{len({name for name, _ in doubts})} of {len(rows)} doubtful, such as {': '.join(doubts[0])}."
         )
     if scaled:
-        by = "cuDNN's" if all(row.ms(CUDNN) for row in rows if row.scaled) else "others'"
-        told = " and ".join(dict.fromkeys(row.reference for row in rows if row.scaled))
+        by = "cuDNN's" if all(row.ms(CUDNN) for row in rows if row.scaled_ms) else "others'"
+        told = " and ".join(dict.fromkeys(row.reference for row in rows if row.scaled_ms))
         notes.append(f"Scaled: as told by {told}, times {by} here over {by} there.")
     return Table(
         title,
@@ -115,6 +133,40 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         tuple(note for note in notes if note),
         left=1 if names else 0,
     )
+
+
+#: What the columns of clocks and peaks hold, and those of gradients that have the same bits every run.
+CLOCK_NOTE = (
+    "SM MHz: the median clock of the multiprocessors while flashgen was timed; peak: TFLOP/s of the data "
+    "sheet, then at that clock."
+)
+SAME_BITS_NOTE = (
+    f"{SAME_BITS}: gradients of the same bits every run; others' are held against flashgen's, of its fastest "
+    "kernel where that makes such, else of one tuned for it or of the nearest variant, untuned."
+)
+
+
+def _shown(rows: Sequence[Row]) -> list[str]:
+    """The contenders that stand beside flashgen: of the report's steps the last alone."""
+    return [name for name in rivals_of(rows) if not name.startswith(LADDER) or name == LAST_STEP]
+
+
+def _scaled(name: str) -> str:
+    return f"{name}, scaled"
+
+
+def _ratio_here(row: Row, name: str) -> str:
+    """What a run found by itself; another's stands in a column of its own."""
+    return times_faster(row.ratio(name)) if name == BEST or row.ms(name) else NOTHING
+
+
+def _ratio_scaled(row: Row, name: str) -> str:
+    return times_faster(row.ratio(name)) if name in row.scaled_ms else NOTHING
+
+
+def _peak(row: Row, value: float | None, counted: Container[str]) -> str:
+    """Of what is told in bytes, the arithmetic's peak says nothing."""
+    return NOTHING if row.name in counted or row.clock_mhz is None else speed(value)
 
 
 def _cell(row: Row, name: str) -> str:
@@ -158,6 +210,47 @@ SHAPE_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
 ]
 
 
+def behind_words(rows: Sequence[Row], *, farthest_alone: bool = False) -> str:
+    """Writes on how many rows flashgen is behind somebody, on which, behind whom and how far, and on which
+    others were timed and flashgen was not; empty where nobody was timed beside it. ``farthest_alone``: of
+    each row's rivals, whom it is farthest behind."""
+    shown = set(_shown(rows))
+    here = {r.name: {n: x for n, x in r.behind.items() if n in shown} for r in rows if r.rivals and r.ours}
+    elsewhere = {row.name: row.behind_scaled for row in rows if row.scaled_ms and row.ours}
+    if farthest_alone:
+        here, elsewhere = (
+            {name: dict(sorted(of.items(), key=lambda each: each[1])[:1]) for name, of in found.items()}
+            for found in (here, elsewhere)
+        )
+    parts = [_behind("Behind", here), _behind("Behind scaled times", elsewhere)]
+    missing = [row.name for row in rows if row.rivals and not row.ours]
+    if missing:
+        parts.append(f"Others alone were timed on {len(missing)}: {', '.join(missing)}.")
+    text = " ".join(filter(None, parts))
+    return f"{SLOWER} {text}" if SLOWER in text or missing else text
+
+
+def _behind(words: str, ratios: Mapping[str, Mapping[str, float]]) -> str:
+    """``ratios``: those below 1, by workload and rival."""
+    told = [
+        f"{name} ({', '.join(f'{rival} {times_faster(each)}' for rival, each in of.items())})"
+        for name, of in ratios.items()
+        if of
+    ]
+    if not ratios:
+        return NOTHING
+    return f"{words} on {len(told)} of {len(ratios)} rows{': ' if told else ''}{', '.join(told)}."
+
+
+def timed_words(rows: Sequence[Row]) -> str:
+    """Writes who was timed in the run itself, where others were not."""
+    here, elsewhere = _shown(rows), scaled_of(rows)
+    if not here or not elsewhere:
+        return NOTHING
+    told = f"Timed beside {OURS} in its run: {', '.join(here)}."
+    return f"{told} In another run, and scaled: {', '.join(elsewhere)}."
+
+
 def mean_words(rows: Sequence[Row], run: BenchRun) -> str:
     """Writes geometric means and least ratios in a sentence."""
     found = summary(rows, run.ceilings)
@@ -165,9 +258,8 @@ def mean_words(rows: Sequence[Row], run: BenchRun) -> str:
         f"over {words} {found[name]['geomean']:.3f} (least {found[name]['least']:.3f}"
         + (f", {found[name]['workloads']} of {len(rows)})" if found[name]["workloads"] != len(rows) else ")")
         for name, words in (
-            (FLASH, FLASH),
-            (CUDNN, CUDNN),
-            *((n, f"{n} (scaled)") for n in scaled_of(rows)),
+            *((n, n) for n in _shown(rows)),
+            *((n, f"{n} (scaled)") for n in scaled_of(rows) if n not in _shown(rows)),
             (BEST, "the best"),
         )
         if name in found
@@ -197,14 +289,15 @@ def summary_table(run: BenchRun) -> Table:
         share = found.pop("roofline", None)
         cells = {
             f"over {each}" + (" (scaled)" if each in scaled else ""): (
-                f"{figures['geomean']:.2f} ({figures['least']:.2f})"
+                f"{times_faster(figures['geomean'])} ({times_faster(figures['least'])})"
             )
             for each, figures in found.items()
             if not each.startswith(LADDER)
         }
-        lines.append(
-            ([name, str(len(members))], cells, NOTHING if share is None else percent(share["geomean"]))
-        )
+        behind = sum(bool(row.behind) for row in members)
+        timed = sum(bool(row.rivals and row.ours) for row in members)
+        first = [name, str(len(members)), f"{SLOWER} {behind} of {timed}" if behind else f"0 of {timed}"]
+        lines.append((first, cells, NOTHING if share is None else percent(share["geomean"])))
     known = dict.fromkeys(words for _, cells, _ in lines for words in cells)
     best = f"over {BEST}"
     # Those timed in the run, then those of another day.
@@ -213,8 +306,9 @@ def summary_table(run: BenchRun) -> Table:
     rows = [(*first, *(cells.get(words, NOTHING) for words in over), share) for first, cells, share in lines]
     return Table(
         f"{run.device}: times faster, geometric mean (least) by suite",
-        ("suite", "workloads", *over, "of roofline"),
+        ("suite", "workloads", "behind on", *over, "of roofline"),
         tuple(rows),
+        tuple(filter(None, [behind_words(run.rows, farthest_alone=True)])),
         left=1,
     )
 
@@ -355,5 +449,5 @@ def row_line(row: Row) -> str:
     for name, cell in row.cells.items():
         if name != OURS and cell.ms is not None:
             over = row.ratio(name)
-            parts.append(f"{name} {_cell(row, name)}" + (f" ({over:.2f}x)" if over else ""))
+            parts.append(f"{name} {_cell(row, name)}" + (f" ({times_faster(over)}x)" if over else ""))
     return ", ".join(parts)

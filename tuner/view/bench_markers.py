@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..bench.figures import BenchRun, Row, by_suite
 from ..errors import FlashgenError
+from ..suites import SUITES
 from .bench import about, ceilings_table, errors_table, host_table, ladder_table, suite_table, summary_table
 from .marked_files import read_marked, write_filled
 
@@ -21,12 +22,18 @@ def fill(text: str, run: BenchRun) -> str:
 
     A marker names suites or patterns of workloads (``bench:fp32 bf16-d64-*``), or one of ``summary``,
     ``ladder``, ``host``, ``ceilings``, ``errors`` and ``about``, or ``plots`` and the folder of those wanted
-    (``bench:plots plots/llm plots/roofline``).
+    (``bench:plots plots/llm plots/roofline``). Of suites that were not timed yet it says so, and who times
+    them, and their plots are left out.
 
     Raises:
         FlashgenError: a marker names what the run does not have.
     """
-    return SECTION.sub(lambda found: f"{found[1]}{section(found[2], run)}\n{found[3]}", text)
+
+    def filled(found: re.Match[str]) -> str:
+        body = section(found[2], run)
+        return f"{found[1]}{body}\n{found[3]}" if body else f"{found[1]}{found[3]}"
+
+    return SECTION.sub(filled, text)
 
 
 def fill_file(path: Path, run: BenchRun) -> None:
@@ -51,17 +58,25 @@ def section(words: str, run: BenchRun) -> str:
     if words == "about":
         return about(run)
     if words.startswith("plots "):
-        return "\n\n".join(f"![{Path(each).name}, {run.device}]({each}.svg)" for each in words.split()[1:])
+        drawn = [each for each in words.split()[1:] if _is_drawn(Path(each).name, run)]
+        return "\n\n".join(f"![{Path(each).name}, {run.device}]({each}.svg)" for each in drawn)
     if words in whole:
         table = whole[words]()
     else:
         rows = chosen(words, run.rows)
+        if not any(row.cells for row in rows) and set(words.split()) <= set(SUITES):
+            return f"Not timed yet: `flashgen bench {words}` does."
         table = suite_table(words, rows, run, names=False) if rows else None
     if table is None:
         raise FlashgenError(
             f"the marker `bench:{words}` asks for what the run does not have; run `flashgen bench` for it"
         )
     return table.markdown()
+
+
+def _is_drawn(name: str, run: BenchRun) -> bool:
+    """Whether there is a plot of that name: of a suite once flashgen was timed on it."""
+    return name not in SUITES or any(row.ours for row in by_suite(run.rows).get(name, ()))
 
 
 def chosen(words: str, rows: Sequence[Row]) -> list[Row]:

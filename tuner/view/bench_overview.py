@@ -67,7 +67,7 @@ def overview(run: BenchRun) -> Figure:
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(range(len(suites)), [title_of(name) for name, _ in suites])
     axis.set_ylim(len(suites) - 0.45, -0.65)
-    axis.set_xlabel("times faster (each dot a workload, the bar a suite's geometric mean)")
+    axis.set_xlabel("times faster (each dot a workload, the bar a suite's geometric mean)", fontsize=9)
     axis.set_title(f"{OURS} on {run.device}", fontsize=10)
     axis.grid(axis="x", linewidth=0.5, alpha=0.4)
     axis.set_axisbelow(True)
@@ -97,7 +97,7 @@ def _of_scaled(run: BenchRun) -> list[float]:
 
 def _with_scaled(rows: Sequence[Row], name: str) -> list[Row]:
     """The rows that have a contender's time of another day: others may have timed it themselves."""
-    return [row for row in rows if name in row.scaled]
+    return [row for row in rows if name in row.scaled_ms]
 
 
 def _dots(axis: Axes, y: float, values: Sequence[float], *, label: str, marker: str = "") -> None:

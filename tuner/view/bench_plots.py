@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...gen.problem import Problem
 from ..bench.contenders import LADDER
-from ..bench.figures import BEST, BenchRun, Row, by_suite, contenders_of, key_bytes, scaled_of
+from ..bench.figures import (
+    BEST,
+    OURS_SAME_BITS,
+    SAME_BITS,
+    BenchRun,
+    Row,
+    by_suite,
+    contenders_of,
+    key_bytes,
+    scaled_of,
+)
 from ..errors import FlashgenError
 from ..files import write_bytes
 from .bench import LAST_STEP, counts_keys, title_of
@@ -79,8 +90,8 @@ def _timed(rows: Sequence[Row]) -> bool:
 
 def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, `masks` by what is
-    asked for, others in one panel. Contenders that another run timed stand there by their scaled times, as in
-    the tables.
+    asked for, gradients by head dim or what else is special of them, others in one panel. Contenders that
+    another run timed stand there by their scaled times, as in the tables.
     """
     unit, work_of = _speed_of(suite)
 
@@ -88,14 +99,23 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
         work = work_of(row)
         shown = [n for n in row.cells if not n.startswith(LADDER) or n == LAST_STEP]
         here = {name: work / ms for name in shown if (ms := row.ms(name))}
-        return here | {name + SCALED: work / ms for name, ms in row.scaled.items()}
+        if row.deterministic and row.ours and any(name.endswith(SAME_BITS) for name in here):
+            here[OURS_SAME_BITS] = work / row.ours
+        return here | {name + SCALED: work / ms for name, ms in row.scaled_ms.items()}
 
+    kinds: dict[str, list[Row]] = {}
     if suite == "masks":
-        kinds: dict[str, list[Row]] = {}
         for row in rows:
             kinds.setdefault(_kind(row.problem), []).append(row)
         return unit, [
             Panel(title, "workload", tuple((row.name, values(row)) for row in members))
+            for title, members in kinds.items()
+        ]
+    if suite == "backward":
+        for row in rows:
+            kinds.setdefault(_kind_of_gradients(row.problem), []).append(row)
+        return unit, [
+            Panel(title, "workload", tuple((_short(row.name), values(row)) for row in members))
             for title, members in kinds.items()
         ]
     if suite == "paged":
@@ -143,12 +163,32 @@ def _kind(problem: Problem) -> str:
     return "windows" if problem.scoring.window is not None else "other masks, and none"
 
 
+#: Head dims whose gradients are timed at several lengths.
+USUAL_HEAD_DIMS = (64, 128, 256)
+
+
+def _kind_of_gradients(problem: Problem) -> str:
+    if problem.dtype == "f32":
+        return "float32"
+    if problem.scoring.window is not None:
+        return "windows"
+    return f"head dim {problem.head_dim}" if problem.head_dim in USUAL_HEAD_DIMS else "other head dims"
+
+
+def _short(name: str) -> str:
+    """A workload's name without what its panel says."""
+    return re.sub(r"^backward-(window\d+-)?(bf16-|f32-)?", "", name)
+
+
 def bars(suite: str, rows: Sequence[Row], run: BenchRun) -> Figure:
     """Draws the speed of all contenders on the workloads of one suite."""
     from matplotlib.figure import Figure
 
     unit, panels = panels_of(suite, rows)
-    known = [*contenders_of(rows), *(name + SCALED for name in scaled_of(rows))]
+    known = [
+        *dict.fromkeys((*contenders_of(rows), OURS_SAME_BITS)),
+        *(name + SCALED for name in scaled_of(rows)),
+    ]
     names = [n for n in known if any(n in values for p in panels for _, values in p.groups)]
     columns = min(GRID_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)

@@ -25,6 +25,7 @@ MARKERS = {
     "few": "<",
     "paged": ">",
     "mla": "h",
+    "backward": "*",
     "shapes": "P",
 }
 INCHES = (10.0, 5.8)

@@ -23,6 +23,11 @@ def show_devices(console: Console, cards: Sequence[CudaDevice], trouble: str, to
     else:
         console.print(f"no card: {trouble}", markup=False, highlight=False, soft_wrap=True)
     console.print(cards_table("presets (--device sim:NAME emulates one)", PRESETS))
+    console.print(tools_table(tools))
+
+
+def tools_table(tools: Sequence[Tool]) -> Table:
+    """Lists tools with where they were found, or how to get them."""
     table = Table(title="tools")
     table.add_column("tool")
     table.add_column("found, or how to get it", overflow="fold")
@@ -30,7 +35,7 @@ def show_devices(console: Console, cards: Sequence[CudaDevice], trouble: str, to
     for tool in tools:
         text = escape(tool.found) if tool.found else f"[red]missing[/red]: {escape(tool.missing)}"
         table.add_row(tool.name, text, escape(tool.needed_for))
-    console.print(table)
+    return table
 
 
 def cards_table(title: str, cards: Mapping[str, DeviceLimits]) -> Table:

@@ -41,11 +41,12 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
         predicted = all(entry.predicted for entry in here)
         kind = " (predicted, not measured)" if predicted else ""
         table = Table(title=escape(f"{slug}: {here[0].kernel.device}{kind}"), title_justify="left")
-        table.add_column("kernel", overflow="fold")
+        table.add_column("kernel", min_width=16, overflow="fold")
         table.add_column("family")
         scored = any(not entry.kernel.problem.scoring.is_plain for entry in here)
         if scored:
-            table.add_column("masks and scores", overflow="fold")
+            # Names of kernels come first.
+            table.add_column("masks, scores", max_width=max(13, console.width - 65), overflow="fold")
         for heading in ("time", "TFLOP/s", "error"):
             table.add_column(heading, justify="right", no_wrap=True)
         for entry in here:
@@ -54,7 +55,8 @@ def show_kernels(console: Console, entries: Sequence[Entry]) -> None:
             kept = "" if entry.json_path is not None else " (no files)"
             table.add_row(
                 f"{kernel.problem.name}{kept}",
-                kernel.variant.family,
+                # In two lines, which leaves the names of kernels more of a narrow terminal.
+                kernel.variant.family.replace("-", "-\n"),
                 *([escape(scoring_words(kernel.problem.scoring))] if scored else []),
                 microseconds(m.median_us),
                 f"{m.tflops:.1f}{kind}",

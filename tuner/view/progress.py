@@ -92,11 +92,9 @@ class RunView:
                 self._print(event.text)
             case FinalsStarted():
                 self._stop()
-                measured = [o.measurement for o in event.finalists if o.measurement is not None]
-                timed = "" if any(m.predicted for m in measured) else ", then timing them in turns"
                 count = len(event.finalists)
-                which = "the fastest" if count == 1 else f"the {count} fastest"
-                self._print(f"validating {which} in full{timed}")
+                timed = "" if count == 1 else f"timing the {count} fastest in turns, then "
+                self._print(f"{timed}validating the fastest in full")
 
     def _space(self, event: SpaceReady) -> None:
         self._stop()

@@ -9,7 +9,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
+#: What a cell begins with that tells of a ratio: flashgen is faster, or slower; and how each is coloured.
+FASTER, SLOWER = "\u25b2", "\u25bc"
+COLOURS = {FASTER: "green", SLOWER: "bold red"}
 #: What Rich puts around a cell, and around a row.
 AROUND_CELL, AROUND_ROW = 3, 1
 
@@ -30,10 +34,12 @@ class Table:
     repeated: int = 1
 
     def markdown(self) -> str:
-        """Returns the table as Markdown, without its title."""
+        """Returns the table as Markdown, without its title; what tells that flashgen is slower stands out."""
         lines = [self.columns, ["--:" if i >= self.left else ":--" for i in range(len(self.columns))]]
-        text = ["| " + " | ".join(line) + " |" for line in (*lines, *self.rows)]
-        return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
+        rows = [[f"**{cell}**" if SLOWER in cell else cell for cell in row] for row in self.rows]
+        text = ["| " + " | ".join(line) + " |" for line in (*lines, *rows)]
+        notes = [f"**{note}**" if note.startswith(SLOWER) else note for note in self.notes]
+        return "\n".join([*text, *(f"\n{note}" for note in notes)])
 
     def print(self, console: Console) -> None:
         """Prints the table, in as many parts as the terminal's width asks for, and its notes."""
@@ -45,7 +51,8 @@ class Table:
             console.print(self._rich(title, part, widths))
             title = f"{self.title} (continued)"
         for note in self.notes:
-            console.print(note, markup=False, highlight=False)
+            style = COLOURS[SLOWER] if note.startswith(SLOWER) else None
+            console.print(note, style=style, markup=False, highlight=False)
 
     def parts(self, widths: Sequence[int], room: int) -> Iterator[list[int]]:
         """Yields the columns of each part: as many of those ``widths`` as there is room for, one at least."""
@@ -70,5 +77,13 @@ class Table:
             width = widths[i] - AROUND_CELL
             table.add_column(escape(self.columns[i]), justify=justify, overflow="fold", width=width)
         for row in self.rows:
-            table.add_row(*(escape(row[i]) for i in part))
+            table.add_row(*(_coloured(row[i]) for i in part))
         return table
+
+
+def _coloured(cell: str) -> Text:
+    """A cell with its marks, and the figures behind them, in colour."""
+    text = Text(cell)
+    for mark, colour in COLOURS.items():
+        text.highlight_regex(rf"{mark}\s*[\d.]+", colour)
+    return text

@@ -124,7 +124,7 @@ def wall_time_words(spent: WallTime) -> str:
 def finalists_table(finalists: Sequence[Outcome]) -> Table:
     """Lists the finalists, fastest first, with their figures or why they failed."""
     predicted = any(o.measurement is not None and o.measurement.predicted for o in finalists)
-    table = Table(title=f"finalists, validated in full{'' if predicted else ' and timed in turns'}")
+    table = Table(title=f"finalists{'' if predicted else ', timed in turns'}; the first validated in full")
     for heading in ("predicted" if predicted else "median", "spread", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("variant", overflow="fold")

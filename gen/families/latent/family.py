@@ -12,8 +12,8 @@ There is room for two tiles alone. What hides how long memory takes is that part
 by one: columns that are no values behind the tile's scores, each half of values behind the products of its
 consumer; and that scores begin with the first chunk that arrives.
 
-Keys are split over the blocks of a cluster where rows are few, whose outputs come together in an order that
-is always the same.
+Keys are split over the blocks of a cluster where rows are few, or over as many of none as fill the card,
+which meet in memory; outputs come together in an order that is always the same.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ...problem import Problem
 from ...serves import Serves
 from ..arithmetic import LAG
 from ..wgmma.registers import COPYING_REGISTERS, MAX_CONSUMER_REGISTERS
+from .parameters import BETWEEN_ROWS
 from .rules import RuledParameters
 from .shared_memory import bytes_of_storage, piece, rest_chunks
 
@@ -68,6 +69,7 @@ class Latent(RuledParameters):
             tensor_maps=(TensorMap("k", piece(self, problem)),),
             pack_heads=True,
             splits=self.splits,
+            workspace_splits=self.workspace_splits,
         )
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
@@ -77,6 +79,10 @@ class Latent(RuledParameters):
             "change": None,
             "cap": None,
             "lag": LAG,
+            "shares_keys": self.key_shares() > 1,
+            "writes_rows": self.workspace_splits == 1,
+            "partial_floats": self.partial_floats(problem),
+            "between_rows": BETWEEN_ROWS,
             "half": problem.head_dim_v // 2,
             "rest_chunks": rest_chunks(problem),
             "piece": piece(self, problem),

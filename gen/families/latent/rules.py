@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 from ...limits import DeviceLimits
 from ...problem import Problem
+from ...split_keys import no_need_to_split
 from ...variant import FIRST_PARAMETER, rule
-from ..shared_rules import why_not_swizzled
+from ..shared_rules import why_not_both_ways, why_not_swizzled
 from ..wgmma.shared_memory import CHUNK, SWIZZLED_ROWS, chunks
 from .parameters import CONSUMERS, Parameters
 from .shared_memory import bytes_of_storage, piece
 
 #: Tiles of keys that a block should have, where there are more: its end costs as much as some tiles.
 FEW_TILES = 4
+#: Blocks per multiprocessor beyond which more of them only make shares smaller; one at a time has room.
+ENOUGH_BLOCKS = 2
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class RuledParameters(Parameters):
             return f"splits={self.splits}, {limits.sm} forms clusters of {limits.max_cluster} blocks at most"
         return None
 
+    @rule("clusters", after="workspace_splits")
+    def _blocks_share_keys_by_one_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return why_not_both_ways(self.splits, self.workspace_splits)
+
     # -- advice: what runs, but never best ----------------------------------------------------------
 
     @rule("splits", after="splits", advisory=True)
@@ -61,6 +68,16 @@ class RuledParameters(Parameters):
         if of_keys < FEW_TILES * self.splits:
             return f"splits={self.splits}: {of_keys} tiles of keys, {FEW_TILES} are wanted for each block"
         return None
+
+    @rule("shares of keys", after="workspace_splits", advisory=True)
+    def _launches_more_are_worth_it(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        splits, of_keys = self.workspace_splits, -(-problem.seqlen_k // self.bc)
+        if splits > 1 and of_keys < FEW_TILES * splits:
+            wanted = f"{FEW_TILES} are wanted for each block"
+            return f"workspace_splits={splits}: {of_keys} tiles of keys, {wanted}"
+        tiles = -(-problem.seqlen_q * problem.group // self.br) * problem.batch
+        heads = problem.num_kv_heads
+        return no_need_to_split(splits, tiles, heads, problem, limits, enough_blocks=ENOUGH_BLOCKS)
 
     @rule("stages", after="boxes", advisory=True)
     def _boxes_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -29,8 +29,10 @@ def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
     tiles = CHUNK_BYTES * (variant.br * d + 2 * variant.bc * d + variant.br * chunks(variant.bc))
     arrivals = -(-d // variant.boxes)
     barriers = 2 * (arrivals + CONSUMERS + (1 if rest_chunks(problem) else 0))
-    # Rows that are put together have a mark, and a factor for each block.
+    # Rows that are put together have sums, a mark, and a factor for each block.
     own = -(-variant.br // variant.splits)
     numbers = variant.br * ROW_NUMBERS + own * (variant.splits + 1)
+    if variant.workspace_splits > 1:
+        numbers = variant.br  # maxima alone
     whole = tiles + 4 * numbers + BARRIER_BYTES * barriers
     return -(-whole // ALIGNMENT) * ALIGNMENT

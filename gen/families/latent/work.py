@@ -24,9 +24,9 @@ def latent_work(variant: Latent, problem: Problem, limits: DeviceLimits) -> Grou
     bc, d, dv, item = variant.bc, problem.head_dim, problem.head_dim_v, ITEM_BYTES[problem.dtype]
     walked = walk_tiles(problem, variant.br, bc, 1, skips=False, packed=problem.group)
     walks = tuple(
-        max(1, -(-each.tiles // (PAIR * variant.splits)))
+        max(1, -(-each.tiles // (PAIR * variant.key_shares())))
         for each in walked
-        for _ in range(each.blocks * variant.splits)
+        for _ in range(each.blocks * variant.key_shares())
     )
     flops = 2 * GROUP_ROWS * bc
     # Q and keys; values twice, the other's weights, which were written, and what arrives.
@@ -52,4 +52,6 @@ def latent_work(variant: Latent, problem: Problem, limits: DeviceLimits) -> Grou
         heads_together=1,
         tile_bytes=PAIR * item * bc * d,
         cluster=variant.splits,
+        left_bytes=variant.left_bytes(problem),
+        shares=variant.workspace_splits,
     )

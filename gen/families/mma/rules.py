@@ -11,7 +11,7 @@ from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
 from ...split_keys import no_need_to_split, splits_too_little
 from ...variant import rule
-from ..shared_rules import why_not_pack_heads
+from ..shared_rules import why_not_both_ways, why_not_pack_heads
 from .decoding import FEW_ROWS, decodes
 from .layouts import (
     CHUNK_BYTES,
@@ -84,10 +84,7 @@ class RuledParameters(Parameters):
 
     @rule("clusters", after="workspace_splits")
     def _blocks_share_keys_by_one_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.splits > 1 and self.workspace_splits > 1:
-            by_cluster = f"the {self.splits} blocks of a cluster share keys already"
-            return f"workspace_splits={self.workspace_splits}: {by_cluster}"
-        return None
+        return why_not_both_ways(self.splits, self.workspace_splits)
 
     @rule("layout", after="layout")
     def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -10,6 +10,7 @@ from ...tile_change import changed_tile
 from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
 from .decoding import decodes
 from .family import Mma
+from .layouts import PADDED
 
 #: Floating-point operations of an m16n8k16 product.
 WIDE_FLOPS = 2 * 16 * 8 * 16
@@ -25,6 +26,9 @@ ALU_PER_COPY = 3
 ALU_PER_SWIZZLE = 0.5
 #: Passes through shared memory of 128 copied bytes where rows start anywhere, fitted to times of an H200.
 PADDED_PASSES = 1.5
+#: How much longer it all takes where rows are padded and have so many columns, beside rows that are swizzled:
+#: by a hundred pairs of kernels on an H200.
+PADDED_PACE, PADDED_COLUMNS = 1.06, 96
 #: Registers that the compiler takes beyond those needed, where it may.
 SPARE_HALF, SPARE_FLOAT32 = 50, 29
 #: With less than so many to spare, each one missing costs a warp so many instructions per tile: spills, and
@@ -84,6 +88,9 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
         registers=min(taken, _registers_left(variant, limits)),
         loop_instructions=compute.instructions + copies.instructions / variant.warps,
         left_bytes=variant.left_bytes(problem),
+        shares=variant.workspace_splits,
+        evicts_first=variant.evict_first,
+        pace=PADDED_PACE if variant.layout == PADDED and problem.head_dim >= PADDED_COLUMNS else 1.0,
     )
 
 

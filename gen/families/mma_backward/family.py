@@ -31,7 +31,7 @@ from ...limits import WARP, DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
-from ...split_rows import UNIT_WORDS, split_launches, split_regions
+from ...split_rows import SPLIT_ROWS, SPLIT_THREADS, UNIT_WORDS, split_launches, split_regions
 from ...workspace import Workspace
 from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
@@ -65,8 +65,8 @@ class MmaBackward(UsedTiles, RuledParameters):
         statistics, *others = super().launches(problem, limits)
         return (statistics, *(split_launches() if self.parts(problem) > 1 else ()), *others)
 
-    def workspace(self, problem: Problem, limits: DeviceLimits) -> Workspace:
-        workspace = super().workspace(problem, limits)
+    def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
+        workspace = super().workspace_of(problem, main)
         if self.parts(problem) == 1:
             return workspace
         split = split_regions(self.columns(problem.head_dim), self.columns(problem.head_dim_v))
@@ -82,6 +82,8 @@ class MmaBackward(UsedTiles, RuledParameters):
             "products": PRODUCTS["parts" if self.parts(problem) > 1 else "16-bit"],
             "multiplied": "bf16" if problem.dtype == "bf16" else "f16",
             "unit_words": UNIT_WORDS,
+            "split_rows": SPLIT_ROWS,
+            "split_threads": SPLIT_THREADS,
             "top_exponent": TOP_EXPONENT,
             "least_exponent": LEAST_EXPONENT,
             "async_copy": limits.has_async_copy,

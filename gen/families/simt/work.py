@@ -88,6 +88,7 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         warps=variant.warps,
         heads_interleaved=variant.block_order == "heaviest_first",
         left_bytes=variant.left_bytes(problem),
+        shares=variant.workspace_splits,
         loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,
     )
 

@@ -13,11 +13,16 @@ come by such maps too, a box for each piece of a tile that is of one page, by th
 
 Few query rows fill tiles with those of all heads that share keys (``pack_heads``), which lie apart, so that
 threads read and write them; and where there are few tiles, ``splits`` blocks, a cluster, share the keys of
-each: what they make of the rows is put together through their shared memory.
+each: what they make of the rows is put together through their shared memory. Or ``workspace_splits`` of no
+cluster do, as many as fill the card, which leave that in memory for a launch more.
 
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned
 into f16, exactly, by the producer's warps that have nothing to copy: wgmma reads no eight bits by rows of
-keys, and weights in f16 lose nothing worth mention, where in e4m3 they would keep four bits.
+keys, and weights in f16 lose nothing worth mention, where in e4m3 they keep four bits. Where precision
+``eight`` is asked for, they may be of e4m3 (``weights``): then both products are of eight bits, and the same
+warps transpose values, sixteen columns of 32 keys at a time, by matrices of pairs of bytes. The order of keys
+that this leaves is that in which a thread has the weights. Of sums of such products the tensor cores keep
+fourteen bits, so that a tile's outputs are summed apart, in as many registers again.
 
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.
@@ -33,11 +38,20 @@ from ...expression import loads_of
 from ...launch import Launch
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
-from ...problem import Problem
+from ...problem import EIGHT, Problem
 from ...serves import Serves
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import tile_predicate
-from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
+from ..arithmetic import (
+    EIGHT_BITS_EXPONENT,
+    EIGHT_BITS_LAG,
+    EXP2_CUBIC,
+    LAG,
+    LEAST_EXPONENT,
+    PARTS_LAG,
+    TOP_EXPONENT,
+    WEIGHT_EXPONENT,
+)
 from .caps import cap_in_exponents
 from .parameters import is_split
 from .ramps import change_of_tiles
@@ -70,7 +84,7 @@ class Wgmma(RuledParameters):
     template: ClassVar[str] = "families/wgmma/main.cu.jinja"
     arch_suffix: ClassVar[str] = "a"
     serves: ClassVar[Serves] = Serves(
-        precisions={"f32": ("auto", "3xf16"), "f16": ("auto",), "bf16": ("auto",), "e4m3": ("auto",)},
+        precisions={"f32": ("auto", "3xf16"), "f16": ("auto",), "bf16": ("auto",), "e4m3": ("auto", EIGHT)},
         float32="multiplies float32 in parts of f16",
         archs=(90,),
         units="warpgroups multiply",
@@ -80,6 +94,8 @@ class Wgmma(RuledParameters):
     def template_for(self, problem: Problem) -> str:
         if is_split(problem):
             return "families/wgmma/split_f32.cu.jinja"
+        if self.has_small_weights():
+            return "families/wgmma/e4m3_weights.cu.jinja"
         return "families/wgmma/fp8.cu.jinja" if problem.has_scales else self.template
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
@@ -107,6 +123,8 @@ class Wgmma(RuledParameters):
             pack_heads=self.packs_heads(),
             splits=self.blocks_per_tile(),
             packed=problem.layout.is_packed,
+            workspace_splits=self.workspace_splits,
+            wanted_blocks=self.wanted_by_plan(problem, limits),
         )
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
@@ -124,21 +142,24 @@ class Wgmma(RuledParameters):
             "arrays": arrays,
             "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),
-            "lag": PARTS_LAG if is_split(problem) else LAG,
+            "lag": PARTS_LAG if is_split(problem) else EIGHT_BITS_LAG if self.has_small_weights() else LAG,
             "top_exponent": TOP_EXPONENT,
             "least_exponent": LEAST_EXPONENT,
-            "weight_exponent": WEIGHT_EXPONENT,
+            "weight_exponent": EIGHT_BITS_EXPONENT if self.has_small_weights() else WEIGHT_EXPONENT,
             "d_chunks": qk_chunks(problem),
             "dv_chunks": chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
             "partial_stride": self.partial_stride(problem),
             "partial_width": 4,
-            "producer_registers": producer_registers(problem) if shares else 0,
+            "partial_floats": self.partial_floats(problem),
+            "shares_keys": self.key_shares() > 1,
+            "writes_rows": self.writes_rows(problem),
+            "producer_registers": producer_registers(self, problem, limits) if shares else 0,
             "consumer_registers": consumer_registers(self, problem, limits) if shares else 0,
             "poly": EXP2_CUBIC,
             "piece": piece(self, problem),
             "raw_stages": RAW_STAGES,
-            "raw_columns": raw_chunks(problem)[1],
+            "raw_columns": raw_chunks(self, problem)[1],
             "converters": CONVERTERS,
             "converted_together": CONVERTED_TOGETHER,
         }

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import keys_in_reach
 from ...variant import Variant, param
 
+#: How many blocks may share the keys of a tile of rows by way of the workspace: so many that, of whatever
+#: number of tiles, one of them makes about as many blocks as a card has multiprocessors.
+SHARES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 #: Threads of a warpgroup, and rows of its products.
 GROUP, GROUP_ROWS = 128, 64
+#: Lanes that have sums of a row each.
+PARTIAL_SUMS = 4
 FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
 OVERLAPPED, CHAINED = "overlapped", "chained"
+F16, E4M3 = "f16", "e4m3"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
 #: How hyperbolic tangents of scores are taken.
 POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"
@@ -29,6 +36,9 @@ class Parameters(Variant):
     splits: int = param(
         1, 2, 3, 4, 6, 8, 16, doc="blocks of a cluster that share the keys of a tile of rows", implied=True
     )
+    workspace_splits: int = param(
+        1, *SHARES, doc="blocks of no cluster that do so by way of the workspace", implied=True
+    )
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
     q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
@@ -37,6 +47,12 @@ class Parameters(Variant):
     )
     p_in_shared: bool = param(
         False, True, doc="weights pass by shared memory, which relieves registers", implied=True
+    )
+    weights: str = param(
+        F16,
+        E4M3,
+        doc="what weights are, and values as products read them, of inputs of eight bits",
+        implied=True,
     )
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
@@ -83,11 +99,32 @@ class Parameters(Variant):
     def rows_per_block(self) -> int:
         return self.br
 
+    def has_small_weights(self) -> bool:
+        """Tells whether weights are of eight bits, so that products want values transposed."""
+        return self.weights == E4M3
+
     def packs_heads(self) -> bool:
         return self.pack_heads
 
     def blocks_per_tile(self) -> int:
         return self.splits
+
+    def key_shares(self) -> int:
+        return self.splits * self.workspace_splits
+
+    def splits_by_workspace(self) -> int:
+        return self.workspace_splits
+
+    def wanted_blocks(self, limits: DeviceLimits) -> int:
+        return limits.num_sms * self.min_blocks
+
+    def partial_floats(self, problem: Problem) -> int:
+        """Returns the floats of a partial result: of each row outputs, sums of four lanes, the maximum."""
+        return self.br * (self.partial_stride(problem) + PARTIAL_SUMS + 1)
+
+    def writes_rows(self, problem: Problem) -> bool:
+        """Tells whether a block may write its rows itself; else it always leaves them to be put together."""
+        return self.splits == 1 and (self.workspace_splits == 1 or problem.layout.is_packed)
 
     def query_rows(self, problem: Problem) -> int:
         """Returns the query rows that fill tiles one by one: of a head, or of all that share keys."""

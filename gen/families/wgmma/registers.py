@@ -15,6 +15,8 @@ CONVERTED_TOGETHER = 4
 #: What a thread of the producer keeps: the least that there is; where it also turns values into f16; and
 #: where it splits float32, which spills with 56.
 COPYING_REGISTERS, CONVERTING_REGISTERS, SPLITTING_REGISTERS = 24, 56, 72
+#: And where it transposes values: some of its loops spill with the fewer, which consumers may need more.
+TRANSPOSING_REGISTERS = (56, 40)
 #: What one may have of those that others gave up, and what makes that needless.
 MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 240, 248
 #: What ptxas wants for one product beside its sums, of the registers that a launch gives.
@@ -29,10 +31,13 @@ def launch_registers(variant: Parameters, limits: DeviceLimits) -> int:
     return min(allowed, limits.max_registers_per_thread)
 
 
-def producer_registers(problem: Problem) -> int:
+def producer_registers(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
     """Returns what a thread of the producer keeps of what the launch gives."""
     if is_split(problem):
         return SPLITTING_REGISTERS
+    if variant.has_small_weights():
+        many, few = TRANSPOSING_REGISTERS
+        return many if needed_registers(variant, problem) <= _left(variant, limits, many) else few
     return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
 
 
@@ -41,8 +46,13 @@ def consumer_registers(variant: Parameters, problem: Problem, limits: DeviceLimi
     given = launch_registers(variant, limits)
     if given >= ENOUGH_REGISTERS:
         return ENOUGH_REGISTERS  # nothing to gain
-    spare = given * (1 + variant.consumers) - producer_registers(problem)
-    return min(MAX_CONSUMER_REGISTERS, spare // variant.consumers // 8 * 8)
+    return min(MAX_CONSUMER_REGISTERS, _left(variant, limits, producer_registers(variant, problem, limits)))
+
+
+def _left(variant: Parameters, limits: DeviceLimits, kept: int) -> int:
+    """What a consumer's thread may take where one of the producer keeps so many."""
+    spare = launch_registers(variant, limits) * (1 + variant.consumers) - kept
+    return spare // variant.consumers // 8 * 8
 
 
 def needed_registers(variant: Parameters, problem: Problem) -> int:
@@ -59,5 +69,9 @@ def needed_registers(variant: Parameters, problem: Problem) -> int:
         weights, outputs = 2 * weights, 2 * outputs
     # Scores and weights of few keys leave room for less.
     rest = 16 if is_split(problem) and variant.bc <= MANY_KEYS else 28
+    if variant.has_small_weights():
+        # Blocks that stay keep their place among tiles of different lengths.
+        rest = 28 if variant.persistent and problem.causal else 24
+        weights, outputs = variant.bc // 8, 2 * outputs
     rest += queries + descriptors + (4 if variant.poly_exp else 0)
     return outputs + variant.bc // 2 + weights + rest

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...limits import DeviceLimits
-from ...problem import ITEM_BYTES, Problem
+from ...problem import EIGHT, ITEM_BYTES, Problem
 from ...scoring_values import first_rows_see_less, keys_in_reach
 from ...scoring_work import asks_special_functions
 from ...shared_memory.tiles import wasted
+from ...split_keys import no_need_to_split, splits_too_little
 from ...tile_arrays import tile_arrays
 from ...variant import rule
 from ...work import heads_alike
-from ..shared_rules import why_not_pack_heads, why_not_swizzled
+from ..shared_rules import why_not_both_ways, why_not_pack_heads, why_not_swizzled
 from .caps import cap_in_exponents, why_no_such_tangent
 from .parameters import CUBIC, FREE, GROUP_ROWS, HEADS, MIXED, QUINTIC, ROWS, TILES, Parameters, is_split
 from .registers import (
@@ -30,6 +31,8 @@ SMALL_TILE, MANY_TILES = 64, 32
 WAITING_SHARE = 1 / 8
 #: Query rows from which those of one head fill tiles, whatever their size.
 MANY_ROWS = 512
+#: Keys that one product of weights of eight bits takes: 32 bytes.
+EIGHT_BITS_DEPTH = 32
 #: Blocks per SM, of those that share keys, beyond which more of them only make shares smaller.
 ENOUGH_WAVES = 4
 #: Of whole waves of blocks, the share that leaves nothing for shares of keys to fill where rows are many.
@@ -39,6 +42,27 @@ FILLED = 0.9
 @dataclass(frozen=True)
 class RuledParameters(Parameters):
     """Parameters with the rules of their family."""
+
+    def _sharing(self) -> str:
+        """By which parameter blocks share keys, as reasons name it."""
+        return f"splits={self.splits}" if self.splits > 1 else f"workspace_splits={self.workspace_splits}"
+
+    def _row_tiles(self, problem: Problem) -> int:
+        """Of the rows of a head, or of all heads that are packed."""
+        return -(-self.query_rows(problem) // self.br)
+
+    def _heads_apart(self, problem: Problem) -> int:
+        return problem.num_kv_heads if self.pack_heads else problem.num_q_heads
+
+    def _blocks_alone(self, problem: Problem) -> int:
+        """Blocks if none shares another's keys."""
+        return problem.batch * self._heads_apart(problem) * self._row_tiles(problem)
+
+    def _fills_the_card_alone(self, problem: Problem, limits: DeviceLimits) -> bool:
+        """Whether rows are many and their tiles whole waves of blocks, or nearly so."""
+        alone = self._blocks_alone(problem)
+        waves = -(-alone // limits.num_sms)
+        return self._row_tiles(problem) > 1 and alone >= FILLED * waves * limits.num_sms
 
     # -- limits: what cannot run -----------------------------------------------------------------------
 
@@ -63,6 +87,25 @@ class RuledParameters(Parameters):
                 return f"{name}=True: not made for {problem.dtype}, whose Q and weights differ in size"
         if problem.has_scales and self.cluster > 1:
             return f"cluster={self.cluster}: each block turns values of {problem.dtype} into f16 for itself"
+        return None
+
+    @rule("combination", after="weights")
+    def _weights_of_eight_bits_are_asked_for(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.has_small_weights():
+            return None
+        if not problem.has_scales:
+            return f"weights={self.weights}: not made for {problem.dtype}"
+        if problem.precision != EIGHT:
+            return (
+                f"weights={self.weights}: four bits of a weight are less than precision "
+                f"{problem.precision} promises, precision {EIGHT} takes them"
+            )
+        if self.bc % EIGHT_BITS_DEPTH:
+            return f"bc={self.bc}: products of weights={self.weights} take {EIGHT_BITS_DEPTH} keys at a time"
+        if problem.scores.ends_of_batches():
+            return (
+                f"weights={self.weights}: values behind the end of a batch's keys are cleared by rows of keys"
+            )
         return None
 
     @rule("combination", after="split_by")
@@ -135,10 +178,10 @@ class RuledParameters(Parameters):
         reason = _why_not_packed(problem)
         return f"pack_heads=True: {reason}" if self.pack_heads and reason else None
 
-    @rule("combination", after="splits")
+    @rule("combination", after="workspace_splits")
     def _keys_are_split_of_16_bits(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.splits > 1 and ITEM_BYTES[problem.dtype] != 2:
-            return f"splits={self.splits}: not made for {problem.dtype}"
+        if self.key_shares() > 1 and ITEM_BYTES[problem.dtype] != 2:
+            return f"{self._sharing()}: not made for {problem.dtype}"
         return None
 
     @rule("clusters", after="splits")
@@ -147,10 +190,16 @@ class RuledParameters(Parameters):
             return f"splits={self.splits}: {limits.sm} forms clusters of {limits.max_cluster} blocks at most"
         return None
 
+    @rule("clusters", after="workspace_splits")
+    def _blocks_share_keys_by_one_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return why_not_both_ways(self.splits, self.workspace_splits)
+
     @rule("combination", after="persistent")
     def _blocks_that_share_keys_end(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.splits > 1 and self.persistent:
             return f"splits={self.splits}: what blocks make together takes the place of the next tiles"
+        if self.workspace_splits > 1 and self.persistent:
+            return f"{self._sharing()}: each block leaves one result, where its number says"
         return None
 
     @rule("combination", after="o_apart")
@@ -167,6 +216,8 @@ class RuledParameters(Parameters):
             return (
                 f"cluster={self.cluster}: the blocks of a cluster split keys already (splits={self.splits})"
             )
+        if self.cluster > 1 and self.workspace_splits > 1:
+            return f"cluster={self.cluster}: blocks have keys of their own each ({self._sharing()})"
         if self.heads_per_cluster() > 1 and self.pack_heads:
             return f"cluster={self.cluster}: heads that share keys are packed already"
         return None
@@ -224,7 +275,7 @@ class RuledParameters(Parameters):
 
     @rule("registers", after="min_blocks")
     def _copying_gives_some_up(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        given, kept = launch_registers(self, limits), producer_registers(problem)
+        given, kept = launch_registers(self, limits), producer_registers(self, problem, limits)
         if kept > given:
             return (
                 f"the warpgroup that copies keeps {kept}, a launch of {self.min_blocks} blocks of "
@@ -285,22 +336,30 @@ class RuledParameters(Parameters):
     def _multiprocessors_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.splits == 1:
             return None
-        heads = problem.num_kv_heads if self.pack_heads else problem.num_q_heads
-        tiles = -(-self.query_rows(problem) // self.br)
-        alone = problem.batch * heads * tiles
-        enough = ENOUGH_WAVES * limits.num_sms
-        if tiles > 1 and alone >= FILLED * (-(-alone // limits.num_sms) * limits.num_sms):
+        alone, enough = self._blocks_alone(problem), ENOUGH_WAVES * limits.num_sms
+        if self._fills_the_card_alone(problem, limits):
             return f"splits={self.splits}: {alone} blocks fill {limits.num_sms} multiprocessors without"
         if alone * self.splits > enough:
             return f"splits={self.splits}: makes {self.splits * alone} blocks of {alone}, {enough} are enough"
         return None
 
+    @rule("shares of keys", after="workspace_splits", advisory=True)
+    def _launches_more_are_worth_it(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        splits, tiles = self.workspace_splits, self._row_tiles(problem) * problem.batch
+        # Of packed sequences the longest may keep a few multiprocessors busy at the end.
+        if splits > 1 and not problem.layout.is_packed and self._fills_the_card_alone(problem, limits):
+            alone = self._blocks_alone(problem)
+            return f"workspace_splits={splits}: {alone} blocks fill {limits.num_sms} multiprocessors without"
+        return no_need_to_split(
+            splits, tiles, self._heads_apart(problem), problem, limits, enough_blocks=ENOUGH_WAVES
+        )
+
     @rule("shares of keys", after="bc", advisory=True)
     def _keys_suffice_for_all(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        keys = self.keys_walked(problem)
-        if self.splits > 1 and keys < self.splits * self.bc:
-            return f"bc={self.bc}: {keys} keys are no tile for each of {self.splits} shares"
-        return None
+        keys, shares = self.keys_walked(problem), self.key_shares()
+        if shares > 1 and keys < shares * self.bc:
+            return f"bc={self.bc}: {keys} keys are no tile for each of {shares} shares"
+        return splits_too_little(self.workspace_splits, self.bc, keys, problem)
 
     @rule("short sequence", after="br", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -20,7 +20,7 @@ BARRIER_BYTES = 8
 SWIZZLED_ROWS = 8
 #: Rows of float32 that share a unit: as many as are swizzled alike.
 UNIT_ROWS = SWIZZLED_ROWS
-#: Tiles of values of eight bits that wait to be turned into f16.
+#: Tiles of values of eight bits that wait to be turned into f16, or transposed.
 RAW_STAGES = 2
 #: The most tiles of arrays that come ahead of the scores that meet them: two hide how long memory takes.
 MOST_AHEAD = 2
@@ -38,10 +38,19 @@ def qk_chunks(problem: Problem) -> int:
     return -(-problem.head_dim * ITEM_BYTES[problem.dtype] // CHUNK_BYTES)
 
 
-def raw_chunks(problem: Problem) -> tuple[int, int]:
-    """Returns the chunks in which values of eight bits come, and the columns of each, not swizzled."""
-    columns = min(problem.head_dim_v, CHUNK_BYTES)
+def raw_chunks(variant: Parameters, problem: Problem) -> tuple[int, int]:
+    """Returns the chunks in which values of eight bits come, and the columns of each: whole ones, swizzled,
+    where they are to be transposed; else as many as there are, not swizzled."""
+    columns = CHUNK_BYTES if variant.has_small_weights() else min(problem.head_dim_v, CHUNK_BYTES)
     return -(-problem.head_dim_v // columns), columns
+
+
+def value_bytes(variant: Parameters, problem: Problem) -> int:
+    """Returns the bytes of a tile of values as products read it: of each key rows of 16 bits, or of each
+    column its keys of eight."""
+    if variant.has_small_weights():
+        return CHUNK_BYTES * problem.head_dim_v * -(-variant.bc // CHUNK_BYTES)
+    return CHUNK_BYTES * variant.bc * chunks(problem.head_dim_v)
 
 
 def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> int:
@@ -60,7 +69,7 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
     else:
         tiles = bytes_of_tiles(variant, problem)
     if problem.has_scales:
-        count, columns = raw_chunks(problem)
+        count, columns = raw_chunks(variant, problem)
         tiles += RAW_STAGES * count * columns * variant.bc
         barriers += 2 * RAW_STAGES
     tiles += 2 * variant.bc * ramp_columns(problem)
@@ -72,12 +81,11 @@ def bytes_of_tiles(variant: Parameters, problem: Problem) -> int:
     """Returns the bytes of the tiles of all stages where types are not split: of Q, with outputs in its place
     unless they are apart or put together from parts; of weights that pass by there; of K and V."""
     d, dv = qk_chunks(problem), chunks(problem.head_dim_v)
-    outputs = 0 if variant.splits > 1 else dv
+    outputs = dv if variant.writes_rows(problem) else 0
     row_chunks = variant.q_stages * d + dv if variant.o_apart else variant.q_stages * max(d, outputs)
     row_chunks += chunks(variant.bc) if variant.p_in_shared else 0
-    return CHUNK_BYTES * (
-        variant.br * row_chunks + variant.bc * (variant.k_stages * d + variant.v_stages * dv)
-    )
+    rows = CHUNK_BYTES * (variant.br * row_chunks + variant.bc * variant.k_stages * d)
+    return rows + variant.v_stages * value_bytes(variant, problem)
 
 
 def pitch(variant: Parameters, item_bytes: int) -> int:
@@ -110,16 +118,17 @@ def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
     share = piece(variant, problem)
     values = TensorMap("v", share, columns if is_split(problem) else CHUNK)
     if problem.has_scales:
-        values = TensorMap("v", share, raw_chunks(problem)[1], swizzle=16)
+        swizzle = CHUNK_BYTES if variant.has_small_weights() else 16
+        values = TensorMap("v", share, raw_chunks(variant, problem)[1], swizzle=swizzle)
     factors = (TensorMap("k", share, columns), values)
     if not variant.pack_heads:  # whose rows lie apart
         factors = (TensorMap("q", GROUP_ROWS, columns), *factors)
     # Of float32, packed heads and split keys each thread writes what it has.
-    by_threads = is_split(problem) or variant.pack_heads or variant.splits > 1
+    by_threads = is_split(problem) or variant.pack_heads or not variant.writes_rows(problem)
     return factors if by_threads else (*factors, TensorMap("o", GROUP_ROWS))
 
 
 def partial_bytes(variant: Parameters, problem: Problem) -> int:
     """Returns the bytes of what a block's keys make of its rows: of each outputs, a sum by four lanes, a
     maximum."""
-    return variant.br * 4 * (variant.partial_stride(problem) + 4 + 1)
+    return 4 * variant.partial_floats(problem)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
@@ -18,10 +18,10 @@ from ...scoring_work import array_counts, pair_counts
 from ...seen_tiles import partial_share, seen_shares
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import tile_predicate
-from ...work import Counts, Work, count_work, heads_alike, sequences_alone
+from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone, shared_walks
 from .caps import cap_in_exponents
 from .family import Wgmma
-from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, UNIT
+from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, UNIT
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
 from .shared_memory import UNIT_ROWS, partial_bytes, tensor_maps, tiles_ahead
@@ -38,6 +38,9 @@ BOX_COLUMNS, HELD_BOXES = 32, 4
 #: Issue slots beside what 16 bits take: per score to leave its key's unit and be split, per eight keys for
 #: their units; of the warps that split, per four elements of a lane.
 SPLIT_SCORE_SLOTS, UNIT_SLOTS, SPLITTING_SLOTS = 5, 3, 27
+#: Keys and columns of values that a warp transposes at once, and the issue slots that this takes: a load,
+#: four permutations of bytes, a store and addresses.
+TRANSPOSED_KEYS, TRANSPOSED_COLUMNS, TRANSPOSING_SLOTS = 32, 16, 8
 #: Issue slots per score to bound magnitudes, which are cut off, rather than scores.
 CAP_BOUND_SLOTS = 0.25
 #: How much longer splitting by whole tiles takes where there are two stages, than by rows.
@@ -86,6 +89,10 @@ class GroupWork(Work):
     """What a block asks of L2 for a tile of keys and one of values."""
     cluster: int = 1
     """Blocks of a cluster, which start together, near each other."""
+    ordered_products: bool = False
+    """Whether warpgroups start their products one after the other."""
+    tiles_together: int = 1
+    """Neighbouring query tiles of a head that the blocks of a cluster take."""
     copies: float = 0.0
     """Boxes of pages that a block's producer asks for, one after the other, for a tile of keys and one of
     values; 0 where tiles come whole."""
@@ -96,21 +103,33 @@ class GroupWork(Work):
     bound it."""
     partial_bytes: float = 0.0
     """Bytes that a block reads of others' shared memory where they share keys."""
+    left_bytes: float = 0.0
+    """Bytes that a block leaves for another launch, which puts together what blocks with the same rows made
+    of shares of the keys."""
+    shares: int = 1
+    """Blocks that leave something for the same rows."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""
     split_waits: float = 0.0
     """How often the busiest warp that splits float32 waits for a tile of keys and one of values."""
     split_slots: float = 0.0
-    """Issue slots of a consumer's warp that splitting its scores and weights takes for a tile."""
+    """Issue slots of a consumer's warp that splitting its scores and weights, or adding a tile's outputs to
+    others, takes for a tile."""
     splitter_slots: float = 0.0
-    """Issue slots of a scheduler that the producer's warps take to split a tile, by consumer's warp."""
+    """Issue slots of a scheduler that the producer's warps take to split or transpose a tile, by consumer's
+    warp."""
     asked_slots: float = 0.0
     """Issue slots of a consumer's warp that masks and changes of scores take for a tile."""
     asked_functions: float = 0.0
     """What of that a thread asks of the special-function unit."""
     asked_wavefronts: float = 0.0
     """Passes of 128 bytes that a warpgroup's arrays for that take for a tile."""
+
+    @property
+    def mean_walk(self) -> float:
+        """Tiles of keys that a block needs for a query tile, on average: those of its rows that see most."""
+        return sum(self.walks) / len(self.walks)
 
     @property
     def is_even(self) -> bool:
@@ -130,7 +149,11 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     scores = GROUP_ROWS * bc / GROUP
     key_tiles = variant.key_tiles(problem)
     packed = problem.group if variant.pack_heads else 1
-    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, packed, variant.splits, problem)
+    by_plan = variant.workspace_splits > 1 and problem.layout.is_packed
+    shares = 1 if by_plan else variant.key_shares()
+    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, packed, shares, problem)
+    if by_plan:
+        walks = _planned_walks(walks, variant, problem, limits)
     tiles = computed / (groups * len(walks))
     tail_fits = not problem.layout.is_packed and 0 < problem.seqlen_k % bc <= variant.tail
     if variant.tail and problem.scores.all_rows_alike and tail_fits:
@@ -143,13 +166,21 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     item = ITEM_BYTES[problem.dtype]
     # Of 16 bits; scores of eight bits are half the work and half the bytes.
     score_size = item / 2
-    factor_bytes = 2 * bc * dv + score_size * 2 * d * (bc + (0 if variant.q_in_registers else GROUP_ROWS))
+    value_size = 1 if variant.has_small_weights() else 2
+    factor_bytes = value_size * bc * dv + score_size * 2 * d * (
+        bc + (0 if variant.q_in_registers else GROUP_ROWS)
+    )
     ramp = ramp_columns(problem)
     factor_bytes += 2 * bc * ramp
     weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
     if problem.has_scales:
-        weight_bytes = 3 * bc * dv / groups  # of values, read as they came and written as f16
-    products, split = 1, {}
+        # Of values, read as they came and written as f16, or transposed.
+        weight_bytes = (1 + value_size) * bc * dv / groups
+    products = 1
+    split: dict[str, Any] = {}
+    if variant.has_small_weights():
+        blocks = bc / TRANSPOSED_KEYS * dv / TRANSPOSED_COLUMNS
+        split = {"split_slots": dv / 2, "splitter_slots": blocks * TRANSPOSING_SLOTS / (4 * groups)}
     if problem.dtype == "f32":
         products, score_size = PARTS_PRODUCTS, 1.0
         boxes = [-(-columns // BOX_COLUMNS) for columns in (problem.head_dim, dv)]
@@ -167,7 +198,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     return GroupWork(
         groups=groups,
         score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
-        output_cycles=products * flops * dv / WGMMA_FLOPS_PER_CLOCK,
+        output_cycles=products * flops * dv * value_size / 2 / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
         masked=scores * masked_share,
@@ -175,6 +206,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),
         chained=variant.schedule == "chained",
         ordered_exponentials=variant.order_of_groups == "exponentials",
+        ordered_products=variant.order_of_groups == PRODUCTS,
         stays=variant.persistent,
         early_q=variant.q_stages > 1 or variant.o_apart,
         tiles=tiles,
@@ -184,11 +216,14 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
         copies=_copies(variant, problem) if problem.layout.is_paged else 0.0,
         cluster=variant.cluster * variant.splits,
+        tiles_together=variant.tiles_per_cluster(),
         heads_share_keys=not variant.pack_heads,
         partial_bytes=_partial_bytes(variant, problem),
         bytes_ahead=item * bc * (problem.head_dim * variant.k_stages + dv * variant.v_stages)
-        if variant.pack_heads or variant.splits > 1
+        if variant.pack_heads or variant.key_shares() > 1
         else None,
+        left_bytes=variant.left_bytes(problem),
+        shares=variant.workspace_splits,
         asked_slots=asked.ffma + asked.alu + asked.exp + asked.accesses,
         asked_functions=asked.exp,
         asked_wavefronts=asked.wavefronts * GROUP / WARP,
@@ -227,6 +262,16 @@ def _walks(
     walks = [(i + 1) * tiles // splits - i * tiles // splits for tiles in walks for i in range(splits)]
     starts = range(0, all_rows, GROUP_ROWS)
     return tuple(reversed(walks)), sum(seen(start, GROUP_ROWS) for start in starts)
+
+
+def _planned_walks(
+    walks: tuple[int, ...], variant: Wgmma, problem: Problem, limits: DeviceLimits
+) -> tuple[int, ...]:
+    """Walks of packed sequences, shared by blocks as a plan does it."""
+    heads = problem.num_kv_heads if variant.pack_heads else problem.num_q_heads
+    whole = tuple(Walk(1, tiles, tiles, tiles) for tiles in walks)
+    shared = shared_walks(whole, variant.workspace_splits, wanted=variant.wanted_blocks(limits) // heads)
+    return tuple(sorted((each.tiles for each in shared for _ in range(each.blocks)), reverse=True))
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,7 @@ from ...serves import Serves
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP
 from ..wgmma.shared_memory import chunks
-from .parameters import PRODUCER_REGISTERS, consumer_registers
+from .parameters import PRODUCER_REGISTERS, SECTION_SHARE, consumer_registers
 from .rules import RuledParameters
 
 
@@ -68,6 +68,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "query_passes": self.query_passes(problem),
             "smem_of_rows": smem_of_rows,
             "row_threads": row_threads,
+            "section_bytes": int(SECTION_SHARE * limits.l2_bytes),
             "d_chunks": chunks(problem.head_dim),
             "dv_chunks": chunks(problem.head_dim_v),
             "producer_registers": PRODUCER_REGISTERS,

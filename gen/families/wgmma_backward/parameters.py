@@ -13,18 +13,27 @@ from ..gradients import GradientVariant
 from ..wgmma.parameters import GROUP, GROUP_ROWS
 from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
 
+#: Columns of a step of products.
+STEP = 16
 #: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
 PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart add to memory.
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
-#: When weights are multiplied: once their gradients are there, too, or beside the making of these.
-TOGETHER, WEIGHTS_FIRST = "together", "weights_first"
+#: When weights are multiplied: once their gradients are there, too, or beside the making of these; or that,
+#: with scores made a tile ahead, beside what is stored and added.
+TOGETHER, WEIGHTS_FIRST, AHEAD = "together", "weights_first", "ahead"
+#: Where products of scores and of their gradients find what a consumer keeps: both in shared memory, values
+#: in registers, or keys as well.
+IN_SHARED, VALUES, IN_REGISTERS = "shared", "values", "registers"
 #: Where the gradients of queries are made: by a launch that keeps these, the same bits every run, or by the
 #: blocks that keep keys, which add them up in memory, by the copy engine or by instructions of threads.
 LAUNCH, BULK, ATOMICS = "launch", "bulk", "atomics"
-#: In which order blocks start: all tiles of a head one behind the other, or the heaviest tiles of all heads.
-BY_HEAD, HEAVIEST_FIRST = "by_head", "heaviest_first"
+#: In which order blocks start: all tiles of a head one behind the other, those of all heads by weight,
+#: or the heaviest of as many heads as have what passes by in L2 together.
+BY_HEAD, HEAVIEST_FIRST, BY_SECTION = "by_head", "heaviest_first", "by_section"
+#: The share of L2 that heads of a section fill.
+SECTION_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,14 @@ class Parameters(GradientVariant):
     )
     br: int = param(64, 128, 80, 96, 112, 48, 32, doc="query rows that pass by them")
     schedule: str = param(
-        TOGETHER, WEIGHTS_FIRST, doc="products with weights: beside those of their gradients, or before"
+        TOGETHER,
+        WEIGHTS_FIRST,
+        AHEAD,
+        doc="products with weights: after those of their gradients, beside, or beside a tile ahead",
+    )
+    parts: int = param(1, 2, doc="parts of them whose weights are made one behind the other")
+    kept: str = param(
+        IN_SHARED, VALUES, IN_REGISTERS, doc="what products read from registers: values, or keys as well"
     )
     q_stages: int = param(2, 1, 3, doc="tiles of queries in shared memory")
     dout_stages: int = param(2, 1, 3, doc="tiles of gradients of outputs in shared memory")
@@ -52,7 +68,12 @@ class Parameters(GradientVariant):
     keys: int = param(64, 128, 80, 96, 112, 48, 32, doc="keys that pass by them")
     k_stages: int = param(2, 1, 3, doc="tiles of keys in shared memory")
     v_stages: int = param(2, 1, 3, doc="tiles of values in shared memory")
-    order: str = param(BY_HEAD, HEAVIEST_FIRST, doc="blocks that start together: of a head, or the heaviest")
+    order: str = param(
+        BY_HEAD,
+        HEAVIEST_FIRST,
+        BY_SECTION,
+        doc="blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds",
+    )
 
     @property
     def consumers(self) -> int:
@@ -91,6 +112,11 @@ class Parameters(GradientVariant):
         if not self.apart or self.br // GROUP_ROWS % self.consumers == 0:
             return 1
         return max(1, chunks(problem.head_dim) // self.consumers)
+
+    @property
+    def weighed_rows(self) -> int:
+        """The query rows whose weights are made at a time."""
+        return self.br // self.parts
 
     @property
     def statistics_tile(self) -> int:
@@ -151,12 +177,23 @@ class Parameters(GradientVariant):
         """Returns what a thread of a consumer needs where keys are kept: for sums, products and the rest."""
         d, dv = problem.head_dim // 2, problem.head_dim_v // 2
         tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
-        products = self.br + (self.br // 4 if self.schedule == WEIGHTS_FIRST else 0)
-        passing = max(products, tiles * columns // 2 + self.br // 4)
+        rows = self.weighed_rows
+        products = rows + (rows // 4 if self.schedule != TOGETHER else 0)
+        beside_shares = rows // 4 + (rows // 2 if self.schedule == AHEAD else 0)
+        passing = max(products, tiles * columns // 2 + beside_shares) + self.kept_registers(problem)
         if self.apart:
             addresses = REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS else 0
             return max(d, dv) + passing + addresses + _beside(problem)
         return d + dv + passing + _beside(problem)
+
+    def kept_registers(self, problem: Problem) -> int:
+        """Returns how many registers of a consumer's thread have what stays."""
+        return sum(4 * -(-columns // STEP) for columns in self.kept_columns(problem))
+
+    def kept_columns(self, problem: Problem) -> tuple[int, int]:
+        """Returns the columns of keys and of values that consumers have in registers."""
+        keys = problem.head_dim if self.kept == IN_REGISTERS else 0
+        return keys, problem.head_dim_v if self.kept != IN_SHARED else 0
 
     def needed_registers_of_rows(self, problem: Problem) -> int:
         """Returns what a thread of a consumer needs where query rows are kept; 0 without such blocks."""

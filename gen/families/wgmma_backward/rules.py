@@ -9,7 +9,16 @@ from ...problem import ITEM_BYTES, Problem
 from ...variant import FIRST_PARAMETER, rule
 from ..wgmma.parameters import GROUP
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
-from .parameters import WEIGHTS_FIRST, Parameters, consumer_registers, launch_registers
+from .parameters import (
+    AHEAD,
+    IN_SHARED,
+    STEP,
+    TOGETHER,
+    WEIGHTS_FIRST,
+    Parameters,
+    consumer_registers,
+    launch_registers,
+)
 
 #: Parameters of the launch that keeps query rows.
 _OF_ROWS = frozenset({"rows", "keys", "k_stages", "v_stages"})
@@ -66,8 +75,36 @@ class RuledParameters(Parameters):
     def _weights_are_there_first(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.schedule == WEIGHTS_FIRST and problem.scores.change is not None:
             return f"schedule={self.schedule}: a change of scores is differentiated where it is made"
-        if self.schedule == WEIGHTS_FIRST and self.apart:
+        if self.schedule != TOGETHER and self.apart:
             return f"schedule={self.schedule}: apart, a warpgroup has nothing else to do with its weights"
+        return None
+
+    @rule("combination", after="parts")
+    def _parts_are_weighed_ahead(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.parts == 1:
+            return None
+        if self.schedule != AHEAD:
+            return f"parts={self.parts}: schedule={self.schedule} weighs a tile as a whole"
+        if self.weighed_rows % STEP:
+            return f"parts={self.parts}: {self.br} rows are no parts of whole steps of {STEP}"
+        return None
+
+    @rule("combination", after="dq_path")
+    def _parts_have_sums_in_common(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.parts > 1 and not self.sums_queries:
+            return f"parts={self.parts}: with dq_path={self.dq_path} br={self.weighed_rows} does the same"
+        return None
+
+    @rule("combination", after="kept")
+    def _kept_operands_are_of_whole_consumers(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.apart and self.kept != IN_SHARED:
+            return f"kept={self.kept}: apart, registers are for what is added up"
+        return None
+
+    @rule("combination", after="q_stages")
+    def _next_queries_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.schedule == AHEAD and self.q_stages == 1:
+            return f"schedule={self.schedule}: there is room for one tile of queries, not for the next"
         return None
 
     @rule("divisibility", after="dq_path")

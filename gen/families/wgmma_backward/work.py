@@ -24,12 +24,21 @@ from ..gradient_work import (
 from ..wgmma.parameters import GROUP, GROUP_ROWS
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
-from .parameters import BULK, HEAVIEST_FIRST
+from .parameters import BULK, HEAVIEST_FIRST, WEIGHTS_FIRST
 
 #: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
 GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
 #: Columns that an instruction multiplies along.
 DEPTH = 16
+#: How much of a tile's way is waited for where there is room for one alone, as a part of that of queries:
+#: these are needed from a tile's first product to its last; gradients of outputs not at its end. By times of
+#: an H200.
+LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
+#: Passes of sums on their way to memory: written, and read by the copy engine, or sent by threads, which
+#: takes a little longer.
+BULK_PASSES, THREAD_PASSES = 2.0, 2.3
+#: How much longer a tile takes whose products with weights come before those with gradients: by six pairs.
+WEIGHTS_FIRST_PACE = 1.01
 #: Instructions of a warp around one tile: barriers, descriptors, the loop.
 ALU_PER_TILE = 60
 
@@ -41,10 +50,11 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
     smem_bytes = variant.smem_bytes(problem, limits)
     of_keys = _launch(_of_keys(variant, problem), variant.threads(), smem_bytes, limits)
     if columns := variant.summed_columns(problem):
-        return LaunchesWork((of_keys,), others=2, moved_bytes=moved + moved_by_sums(problem, columns))
+        moved += moved_by_sums(problem, columns)
+        return LaunchesWork((of_keys,), others=2, moved_bytes=moved, by_warpgroups=True)
     threads_of_rows, smem_of_rows, _ = variant.blocks_of_queries(problem)
     of_rows = _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits)
-    return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved)
+    return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved, by_warpgroups=True)
 
 
 def _launch(work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits) -> LaunchWork:
@@ -58,12 +68,14 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
     both = d + dv
     # Apart, either of two warpgroups makes one product of each kind, and weights go through shared memory.
     share = 2 if variant.apart else 1
-    compute = _products(br, both / share) + _summed(br, both / share) + _weights(br)
+    products = _products(variant.weighed_rows, both / share, kept=sum(variant.kept_columns(problem)))
+    compute = products * variant.parts + _summed(br, both / share) + _weights(br)
     if variant.apart:
         compute += Counts(accesses=br / 16, wavefronts=br / 2, barriers=1)
     warps = variant.consumers * GROUP_WARPS
-    per_tile = Counts(l2_bytes=bytes_of_rows(problem, br))
+    per_tile, sums = Counts(l2_bytes=bytes_of_rows(problem, br)), 0
     if variant.sums_queries:
+        sums = ITEM_BYTES["f32"] * problem.seqlen_q * d
         compute += _queries(variant, problem)
         per_tile += Counts(l2_bytes=READS_PER_SUM * ITEM_BYTES["f32"] * br * d)
     block = BlockWork(
@@ -76,9 +88,11 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         heads_share_keys=False,
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_keys(problem),
-        passing_bytes=problem.group * bytes_of_rows(problem, problem.seqlen_q),
+        passing_bytes=problem.group * (bytes_of_rows(problem, problem.seqlen_q) + sums),
+        pace=WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0,
+        late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
     )
-    return _with_waits(block, problem, (variant.bc, br), min(variant.q_stages, variant.dout_stages))
+    return _with_waits(block, problem, (variant.bc, br))
 
 
 def _of_rows(variant: WgmmaBackward, problem: Problem) -> BlockWork:
@@ -96,15 +110,16 @@ def _of_rows(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_rows(problem),
         passing_bytes=bytes_of_keys(problem, problem.seqlen_k),
+        late=LATE_KEYS * (variant.k_stages == 1),
     )
-    return _with_waits(block, problem, (variant.rows, keys), min(variant.k_stages, variant.v_stages))
+    return _with_waits(block, problem, (variant.rows, keys))
 
 
-def _products(passing: int, columns: float) -> Counts:
-    """A warp's share of products of 64 rows that stay with what passes by: both are read from shared
-    memory."""
+def _products(passing: int, columns: float, *, kept: int = 0) -> Counts:
+    """A warp's share of products of 64 rows that stay with what passes by: both are read from shared memory,
+    but for those columns of what stays that are ``kept`` in registers."""
     flops = 2 * GROUP_ROWS * passing * columns
-    return _multiplied(flops, columns / DEPTH, 2 * columns * (GROUP_ROWS + passing))
+    return _multiplied(flops, columns / DEPTH, 2 * (GROUP_ROWS * (columns - kept) + columns * passing))
 
 
 def _summed(passing: int, columns: float) -> Counts:
@@ -124,7 +139,8 @@ def _queries(variant: WgmmaBackward, problem: Problem) -> Counts:
     sums = tiles * columns / 8  # of four numbers of each lane
     stored = Counts(
         accesses=variant.br / DEPTH + sums,
-        wavefronts=4 * variant.br / DEPTH + 4 * sums * (2 if variant.dq_path == BULK else 1),
+        wavefronts=4 * variant.br / DEPTH
+        + 4 * sums * (BULK_PASSES if variant.dq_path == BULK else THREAD_PASSES),
         barriers=3 - variant.ds_stages,
     )
     return _multiplied(flops, tiles * variant.bc / DEPTH, factors) + stored
@@ -153,14 +169,13 @@ def _weights(passing: int) -> Counts:
     )
 
 
-def _with_waits(block: BlockWork, problem: Problem, tiles: tuple[int, int], stages: int) -> BlockWork:
-    """The same with what masks and changes of scores ask of a warp, and what a warp waits for where no tile
-    is copied ahead; ``tiles`` are what a block keeps and what passes by."""
+def _with_waits(block: BlockWork, problem: Problem, tiles: tuple[int, int]) -> BlockWork:
+    """The same with what masks and changes of scores ask of a warp, and with a tile's waits; ``tiles`` are
+    what a block keeps and what passes by."""
     masked = masked_share(problem, *tiles, block.mean_tiles)
     asked = scoring_counts(problem, 2, tiles[1] / 4, masked=masked, warp_rows=LANE_ROWS, approximate=True)
     compute = block.per_warp_tile + asked
-    late = Counts(barriers=0.5, global_waits=1.0 if stages == 1 else 0.0)
-    return replace(block, per_tile=block.per_tile + late, per_warp_tile=compute)
+    return replace(block, per_tile=block.per_tile + Counts(barriers=0.5), per_warp_tile=compute)
 
 
 def _moved(num_bytes: float) -> Counts:

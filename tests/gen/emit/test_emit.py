@@ -24,6 +24,7 @@ from flashgen.gen.emit.inline import (
     GRADIENT_PARTS,
     LATENT_PAGED_PARTS,
     LATENT_PARTS,
+    PACKED_GRADIENT_PARTS,
     PACKED_PARTS,
     PAGED_PARTS,
     PARTS,
@@ -273,7 +274,7 @@ def test_no_name_of_the_runtime_means_two_things() -> None:
 def test_the_runtime_is_inlined_whole() -> None:
     """All its files, those first that others import."""
     parts = (*PARTS, *SCORED_PARTS, *PACKED_PARTS, *PAGED_PARTS, *LATENT_PARTS, *LATENT_PAGED_PARTS)
-    parts = (*parts, *CACHE_PARTS[1:], *GRADIENT_PARTS, *SCORED_GRADIENT_PARTS)
+    parts = (*parts, *CACHE_PARTS[1:], *GRADIENT_PARTS, *SCORED_GRADIENT_PARTS, *PACKED_GRADIENT_PARTS)
     assert {path.stem for path in FOLDER.glob("*.py")} == {*parts, "__init__"}
     for place, part in enumerate(parts):
         imported = re.findall(r"^from \.(\w+) import", (FOLDER / f"{part}.py").read_text(), re.MULTILINE)

@@ -8,7 +8,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from flashgen.gen.arguments import MAP_STRIDE_UNIT, describe_maps, make_arguments
+from flashgen.gen.arguments import (
+    MAP_ROUND_BYTES,
+    MAP_ROWS_END,
+    MAP_STRIDE_UNIT,
+    describe_maps,
+    make_arguments,
+)
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
@@ -334,16 +340,27 @@ def test_maps_name_rows_by_where_their_sequence_ends() -> None:
     total, row_bytes = sum(lengths), 2 * 96
     for name in "qo":
         described = found[name]
-        assert described.sizes == (24, total, 4, total + 1)
-        assert described.strides == (row_bytes, 2 * 24, row_bytes)
+        assert described.sizes == (24, MAP_ROWS_END, 4, total + 1, MAP_ROWS_END + 1)
+        assert described.strides == (row_bytes, 2 * 24, row_bytes, MAP_ROUND_BYTES - row_bytes)
+        assert described.address == 1 << 20  # which is memory, whatever is before
         for start, length in zip(np.cumsum((0, *lengths)), lengths, strict=False):
-            before, end = total - length, start + length
-            address = described.address + (before + end) * row_bytes
-            assert 0 <= end < described.sizes[3] and address == (1 << 20) + start * row_bytes
+            before, end = MAP_ROWS_END - length, int(start) + length
+            steps = zip((before, 0, end, MAP_ROWS_END), described.strides, strict=True)
+            address = described.address + sum(step * stride for step, stride in steps)
+            assert 0 <= end < described.sizes[3] and address % 2**64 == (1 << 20) + start * row_bytes
             assert before + length == described.sizes[1]  # its first row that is not there is outside
-    # Of no keys nothing is read, nor anything before the array.
-    assert found["k"].sizes == (24, 1, 1, 1) and found["k"].address == 1 << 20
-    assert found["k"].strides == (MAP_STRIDE_UNIT,) * 3
+    # Of no keys nothing is read.
+    assert found["k"].sizes == (24, 1, 1, 1, 1) and found["k"].address == 1 << 20
+    assert found["k"].strides == (MAP_STRIDE_UNIT,) * 4
+
+
+def test_maps_begin_with_memory() -> None:
+    kernel = kernel_of("wgmma")
+    right = "&maps.q, args->q,"
+    assert right in kernel.source
+    kernel = replace(kernel, source=kernel.source.replace(right, "&maps.q, args->q - 4096,"))
+    with pytest.raises(LaunchError, match=r"tma_load_until in line .* that begins with what is no memory"):
+        check(kernel, "wgmma")
 
 
 @pytest.mark.parametrize("way", sampled(["mma", "simt", "3xtf32"], 0))

@@ -8,7 +8,13 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from flashgen.gen.arguments import MAP_STRIDE_UNIT, describe_maps, make_arguments
+from flashgen.gen.arguments import (
+    MAP_ROUND_BYTES,
+    MAP_ROWS_END,
+    MAP_STRIDE_UNIT,
+    describe_maps,
+    make_arguments,
+)
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
@@ -182,19 +188,30 @@ def test_maps_name_rows_of_pages_by_where_their_sequence_ends() -> None:
 
     described = found()
     assert described["q"].sizes == (64, 4, 4, 5) and described["q"].strides == (80, 320, 1280)
-    assert described["k"].sizes == described["v"].sizes == (64, 16, 2, 9, 17)
-    assert described["k"].strides == (128, 2048, 4096, 128)
-    assert described["v"].strides == (256, 128, 4096, 256)
-    assert "(rows, pages, heads, rows, columns)" in str(described["v"])
-    for name, row_bytes in (("k", 128), ("v", 256)):
+    # Heads are numbered through all pages: those of k lie side by side, v's pages are 32 times as far apart.
+    assert described["k"].sizes == (64, MAP_ROWS_END, 2 * 8 + 2, 17, MAP_ROWS_END + 1)
+    assert described["v"].sizes == (64, MAP_ROWS_END, 32 * 8 + 2, 17, MAP_ROWS_END + 1)
+    assert described["k"].strides == (128, 2048, 128, MAP_ROUND_BYTES - 128)
+    assert described["v"].strides == (256, 128, 256, MAP_ROUND_BYTES - 256)
+    assert "(way round, rows, heads, rows, columns)" in str(described["v"])
+    for name, heads_of_page in (("k", 2), ("v", 32)):
+        each = described[name]
+        assert each.address == 1 << 20  # which is memory, whatever is before
         for end in (0, 5, 16):  # of a page's rows that count
-            before = 16 - end
-            assert described[name].address + (before + end) * row_bytes == 1 << 20
-            assert before + end == described[name].sizes[1]  # the first that does not is outside
-    # Of no keys nothing is read, nor anything before the array.
+            before = MAP_ROWS_END - end
+            steps = zip((before, 8 * heads_of_page + 1, end, MAP_ROWS_END), each.strides, strict=True)
+            address = each.address + sum(step * stride for step, stride in steps)
+            assert address % 2**64 == (1 << 20) + 8 * 4096 + each.strides[1]
+            assert before + end == each.sizes[1]  # the first that does not is outside
+    # Pages of one head are numbered themselves, however far heads are apart.
+    assert found(num_kv_heads=1)["k"].strides[1] == 4096 and found(num_kv_heads=1)["k"].sizes[2] == 9
+    # Of no keys nothing is read.
     nothing = found(seqlen_k=0, num_pages=0)["k"]
     assert nothing.sizes == (64, 1, 1, 1, 1) and nothing.strides == (MAP_STRIDE_UNIT,) * 4
     assert nothing.address == 1 << 20
+    strides["v"] = (2048, 96, 128)
+    with pytest.raises(ValueError, match="v: pages are 2048 elements apart, heads 96"):
+        found()
 
 
 def test_a_page_is_looked_up_once_for_its_rows() -> None:
@@ -300,7 +317,8 @@ def test_more_keys_than_there_is_room_for_are_none() -> None:
             ("mma, keys over warps", 64, "first % kPageSize", "0"),
             ("mma", 16, "first + row < end", "true"),
             ("wgmma", 16, "min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize)", "kPageSize"),
-            ("wgmma", 64, "kPageSize - end + row", "kPageSize - end"),
+            ("wgmma", 64, "kRowsEnd - end + row", "kRowsEnd - end"),
+            ("wgmma", 64, "kRowsEnd - end + row", "kRowsEnd - kPageSize + row"),
             ("wgmma", 24, "page_before = find_page(n - 2)", "page_before = find_page(n - 1)"),
             ("wgmma, one tile a block", 8, "smem.k[k_pipe.stage], maps", "smem.k[0], maps"),
         ],

@@ -8,9 +8,12 @@ from math import ceil
 
 import numpy as np
 import pytest
+from flashgen.gen.append import Append
 from flashgen.gen.arguments import struct_of
+from flashgen.gen.families.latent.family import Latent
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import COMBINE_ROLE
 from flashgen.gen.limits import PRESETS
@@ -18,7 +21,7 @@ from flashgen.gen.plan import ITEM_INTS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring import Scoring
-from flashgen.gen.variant import Illegal
+from flashgen.gen.variant import Illegal, Variant
 from flashgen.gen.work import Walk, shared_walks
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice
@@ -35,6 +38,7 @@ from tests.support.emulated import assert_tidy, needs_compiler
 
 DENSE = Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=3, seqlen_k=300, head_dim=24)
 NARROW = replace(FEW, bc=16)
+HOPPER = Wgmma(br=64, bc=16, persistent=False)
 #: Of each way in which results are left and put together: variant, dtype, dtype of keys, card.
 WAYS = {
     "simt": (replace(SIMT, workspace_splits=8), "f32", "", "gtx-1080"),
@@ -46,6 +50,20 @@ WAYS = {
     "3xtf32": (replace(NARROW, workspace_splits=4), "f32", "", "a100"),
     "3xf16": (replace(NARROW, workspace_splits=4, parts="f16"), "f32", "", "t4"),
     "e4m3 keys": (replace(FEW, workspace_splits=4), "bf16", "e4m3", "a100"),
+    "wgmma": (replace(HOPPER, workspace_splits=3), "bf16", "", "h200"),
+    "wgmma, alone": (replace(HOPPER, workspace_splits=64, p_in_shared=True, section=0), "f16", "", "h200"),
+    "wgmma, packed": (
+        replace(HOPPER, workspace_splits=8, pack_heads=True, br=128, bc=32),
+        "bf16",
+        "",
+        "h200",
+    ),
+    "wgmma, chained": (
+        replace(HOPPER, workspace_splits=5, pack_heads=True, section=0, schedule="chained"),
+        "f16",
+        "",
+        "h200",
+    ),
 }
 WAYS["3xf16"] = (replace(WAYS["3xf16"][0], stages=1), *WAYS["3xf16"][1:])
 LAYOUTS = {
@@ -59,7 +77,7 @@ LAYOUTS = {
 #: What is asked of which layouts: of pages beside a batch of queries nothing makes lists of tiles.
 MASKED = [
     (way, layout, name)
-    for way, layout, name in product(("simt", "mma"), LAYOUTS, SCORINGS)
+    for way, layout, name in product(("simt", "mma", "wgmma"), LAYOUTS, SCORINGS)
     if layout != "paged" or not replace(DENSE, scoring=SCORINGS[name]).scores.needs_lists
 ]
 
@@ -80,7 +98,7 @@ def check(kernel: Kernel, way: str, *, depth="quick", sanitize: bool = False) ->
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("way", "layout", "causal"), sampled(list(product(WAYS, LAYOUTS, (False, True))), 2, thorough=14)
+    ("way", "layout", "causal"), sampled(list(product(WAYS, LAYOUTS, (False, True))), 2, thorough=16)
 )
 def test_shares_of_keys_come_together(way: str, layout: str, causal: bool) -> None:
     kernel = kernel_of(way, layout, causal=causal)
@@ -88,15 +106,33 @@ def test_shares_of_keys_come_together(way: str, layout: str, causal: bool) -> No
 
 
 @needs_compiler
-@pytest.mark.parametrize(("way", "layout", "name"), sampled(MASKED, 1, thorough=12))
+@pytest.mark.parametrize(("way", "layout", "name"), sampled(MASKED, 1, thorough=13))
 def test_masks_and_scores_are_of_all_shares(way: str, layout: str, name: str) -> None:
     kernel = kernel_of(way, layout, causal=name != "score", scoring=SCORINGS[name])
     assert check(kernel, way) < kernel.problem.tolerance
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("way", "layout"), sampled(list(product(("simt", "mma", "wgmma"), ("dense", "paged", "packed_paged"))), 1)
+)
+def test_queries_that_were_rotated_meet_all_shares(way: str, layout: str) -> None:
+    kernel = kernel_of(way, layout, causal=True, append=Append.parsed("halves:8"))
+    assert [launch.role for launch in kernel.launches][-1] == COMBINE_ROLE
+    assert check(kernel, way) < kernel.problem.tolerance
+
+
+@needs_compiler
 @pytest.mark.thorough
-@pytest.mark.parametrize(("way", "layout"), [("simt", "packed"), ("mma", "packed_paged"), ("mma", "dense")])
+@pytest.mark.parametrize(
+    ("way", "layout"),
+    [
+        ("simt", "packed"),
+        ("mma", "packed_paged"),
+        ("mma", "dense"),
+        ("wgmma", "packed"),
+    ],
+)
 def test_nothing_is_read_or_written_out_of_bounds(way: str, layout: str) -> None:
     kernel = kernel_of(way, layout, causal=True)
     assert check(kernel, way, sanitize=True) < kernel.problem.tolerance
@@ -150,6 +186,23 @@ def test_long_sequences_are_split_until_the_card_is_full() -> None:
 
 
 @needs_compiler
+def test_warpgroups_leave_what_a_plan_says() -> None:
+    """A sequence of one share is written at once, others come together; the same bits every time."""
+    q_lengths, k_lengths = (1, 2, 0, 1, 70), (400, 12, 50, 0, 90)
+    kernel = kernel_of("wgmma, chained", "packed")
+    (q, k, v), o, lse, plan = attend(kernel, "h200", q_lengths, k_lengths)
+    splits = {int(item[0]): int(item[6]) for item in plan[1 : 1 + plan[0, 0]]}
+    assert splits == {0: 5, 1: 1, 3: 1, 4: 5}
+    values = lengths_as_values(q_lengths, k_lengths)
+    for rows, keys in zip(sequence_slices(values, "q"), sequence_slices(values, "k"), strict=True):
+        exact = reference.attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], scale=0.2)
+        np.testing.assert_allclose(o[:, :, rows].astype(np.float32), exact.o, atol=0.02)
+        np.testing.assert_allclose(lse[:, :, rows], exact.lse, atol=1e-3)
+    _, again, lse_again, _ = attend(kernel, "h200", q_lengths, k_lengths)
+    assert (o.view(np.uint16) == again.view(np.uint16)).all() and (lse == lse_again).all()
+
+
+@needs_compiler
 def test_a_plan_fills_a_card_and_no_more() -> None:
     small = replace(PRESETS["a100"], num_sms=10)
     kernel = render(replace(NARROW, workspace_splits=64), replace(PACKED, dtype="bf16"), small)
@@ -194,6 +247,14 @@ def test_a_launch_more_puts_results_together() -> None:
                 "partial.row_max[row - first_row] = 0",
             ),
             ("simt", "packed", "const bool alone = num_splits == 1", "const bool alone = num_splits <= 2"),
+            ("wgmma", "dense", "first_tile += num_tiles * split / kSplits;", ""),
+            ("wgmma", "packed", "if (tile.num_splits > 1)", "if (tile.num_splits > 0)"),
+            (
+                "wgmma, packed",
+                "paged",
+                "softmax, o, 64 * consumer + 16 * warp, ",
+                "softmax, o, 64 * consumer, ",
+            ),
         ],
         1,
     ),
@@ -216,6 +277,16 @@ def test_rules_leave_out_splits_of_no_use() -> None:
             replace(DENSE, dtype="bf16"),
             a100,
         )
+    halves = replace(DENSE, dtype="bf16")
+    for wrong, why in (
+        (replace(HOPPER, splits=2, workspace_splits=2), "the 2 blocks of a cluster share keys already"),
+        (replace(HOPPER, persistent=True, workspace_splits=2), "each block leaves one result"),
+        (replace(HOPPER, cluster=2, workspace_splits=2), "blocks have keys of their own each"),
+    ):
+        with pytest.raises(Illegal, match=why):
+            render(wrong, halves, h200)
+    with pytest.raises(Illegal, match="workspace_splits=2: not made for f32"):
+        render(replace(HOPPER, workspace_splits=2), DENSE, h200)
     few = replace(DENSE, dtype="bf16", batch=1, num_q_heads=32, num_kv_heads=8, seqlen_q=1, seqlen_k=4096)
 
     def advice(splits: int, problem: Problem, limits=a100) -> str:
@@ -226,6 +297,15 @@ def test_rules_leave_out_splits_of_no_use() -> None:
     assert "cluster" not in advice(32, few, h200)
     assert "800 blocks occupy 108 multiprocessors without" in advice(16, replace(few, batch=100))
     assert "makes 2560 blocks of 80, 864 are enough" in advice(32, replace(few, batch=10))
+    many = Problem(dtype="f16", causal=True, batch=4, num_q_heads=16, seqlen_q=512, seqlen_k=512)
+
+    def advice_of_rows(br: int, problem: Problem) -> str:
+        return replace(HOPPER, br=br, bc=64, workspace_splits=2).advice(problem, h200) or ""
+
+    assert "256 blocks fill 132 multiprocessors without" in advice_of_rows(128, many)
+    # The second wave of 192 blocks fills less than half of the card; packed sequences are not alike.
+    assert not advice_of_rows(192, many)
+    assert "fill" not in advice_of_rows(128, replace(many, varlen="list:512,16,16,16"))
     packed = replace(few, batch=4, varlen="uniform:1-1/uniform:512-4096")
     assert "32 allow for more" in advice(16, packed)
     assert "allow for more" not in advice(64, packed)
@@ -249,6 +329,39 @@ def test_the_cost_model_counts_shares_and_the_launch_more() -> None:
     assert work.left_bytes and work.blocks == 8 * Simt(br=16, threads_per_block=32).work(simt, a100).blocks
 
 
+def test_the_cost_model_knows_what_fills_hopper() -> None:
+    """Of 32 tiles of rows four blocks each fill 132 multiprocessors, clusters of four do not; many rows need
+    no shares, and of packed sequences a plan makes them."""
+    h200 = PRESETS["h200"]
+    mla = Problem(
+        dtype="bf16",
+        batch=32,
+        num_q_heads=16,
+        num_kv_heads=1,
+        seqlen_q=1,
+        seqlen_k=8192,
+        head_dim=576,
+        head_dim_v=512,
+        latent=True,
+    )
+
+    def us(variant: Variant, problem: Problem) -> float:
+        return cost_model.predict(variant, problem, h200).median_us
+
+    assert us(Latent(workspace_splits=4), mla) < us(Latent(splits=3), mla) < us(Latent(splits=4), mla)
+    assert us(Latent(workspace_splits=4), mla) < us(Latent(workspace_splits=3), mla)
+    few = replace(DENSE, dtype="bf16", batch=20, num_q_heads=32, num_kv_heads=8, head_dim=128, head_dim_v=128)
+    few = replace(few, seqlen_q=1, seqlen_k=8192, batch=4)
+    wide = replace(HOPPER, bc=64, pack_heads=True, workspace_splits=4)
+    assert us(wide, few) < us(replace(wide, workspace_splits=1), few)
+    many = replace(few, batch=64)
+    assert us(wide, many) > us(replace(wide, workspace_splits=1), many)
+    assert wide.advice(many, h200) is not None and Latent(workspace_splits=4).advice(mla, h200) is None
+    ragged = replace(few, batch=5, varlen="list:1x8192,1x64,1x64,1x64,1x64")
+    shared = replace(wide, workspace_splits=64)
+    assert us(shared, ragged) < 0.5 * us(replace(shared, workspace_splits=1), ragged)
+
+
 def test_walks_of_packed_sequences_are_shared_as_plans_share_them() -> None:
     walks = (Walk(1, 100, 100, 100), Walk(3, 10, 10, 10))
     shared = shared_walks(walks, 64, wanted=16)
@@ -258,7 +371,10 @@ def test_walks_of_packed_sequences_are_shared_as_plans_share_them() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("way", "layout"), [("simt", "dense"), ("mma", "packed"), ("e4m3 keys", "paged")])
+@pytest.mark.parametrize(
+    ("way", "layout"),
+    [("simt", "dense"), ("mma", "packed"), ("e4m3 keys", "paged"), ("wgmma, packed", "packed")],
+)
 def test_nvcc_compiles_without_spilling(way: str, layout: str) -> None:
     kernel = kernel_of(way, layout)
     try:

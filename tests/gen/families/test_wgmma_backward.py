@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
 SMALL = WgmmaBackward(bc=64, br=32, rows=64, keys=32)
 APART = replace(SMALL, apart=True)
 COLUMNS = "sums by the copy engine, shared by columns"
+AHEAD = "scores of the next tile ahead"
+PARTS = "tiles in parts, keys and values in registers"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
@@ -49,6 +52,30 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         WgmmaBackward(dq_path="bulk", ds_stages=1, schedule="weights_first"),
         replace(PROBLEM, head_dim=96, head_dim_v=72),
     ),
+    AHEAD: (
+        WgmmaBackward(dq_path="bulk", schedule="ahead"),
+        replace(PROBLEM, head_dim=104, head_dim_v=72),
+    ),
+    PARTS: (
+        WgmmaBackward(br=128, schedule="ahead", parts=2, kept="registers", dq_path="bulk"),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    "tiles in parts, values in registers": (
+        WgmmaBackward(br=128, schedule="ahead", parts=2, kept="values", dq_path="atomics", ds_stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=40, head_dim_v=64),
+    ),
+    "keys and values in registers": (
+        replace(SMALL, br=48, kept="registers"),
+        replace(PROBLEM, head_dim=72, head_dim_v=40),
+    ),
+    "scores of the next tile ahead, sums by threads": (
+        WgmmaBackward(dq_path="atomics", schedule="ahead", ds_stages=1, q_stages=3, dout_stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=96, head_dim_v=96),
+    ),
+    "scores of the next tile ahead, without sums": (
+        WgmmaBackward(schedule="ahead", br=48, keys=48),
+        replace(PROBLEM, head_dim=64, head_dim_v=64),
+    ),
     "sums by threads": (
         WgmmaBackward(dq_path="atomics", order="heaviest_first"),
         replace(PROBLEM, dtype="f16", head_dim=128, head_dim_v=128),
@@ -66,6 +93,7 @@ SCORED_BY = {
     "launch": SMALL,
     "apart": APART,
     "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
+    "ahead": replace(SMALL, schedule="ahead"),
 }
 SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_BY]
 
@@ -97,6 +125,18 @@ def test_gradients_are_right_at_all_lengths(way: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("way", sampled([AHEAD, "f16"], 0, thorough=1))
+def test_sections_of_heads_are_of_any_size(way: str) -> None:
+    """Three heads of eight or so are a section, and the last one is smaller."""
+    variant, problem = WAYS[way]
+    kernel = render(replace(variant, order="by_section"), replace(problem, causal=True), H200)
+    smaller, changed = re.subn(r"(const int section = ).*;", r"\1min(3, all_heads);", kernel.source)
+    assert changed == len([each for each in kernel.launches if each.role in ("kernel", "queries")])
+    assert check(kernel) < problem.tolerance
+    assert check(replace(kernel, source=smaller)) < problem.tolerance
+
+
+@needs_compiler
 @pytest.mark.parametrize(("way", "name"), sampled(SCORED, 1, thorough=5))
 def test_masks_and_changes_of_scores_are_differentiated(way: str, name: str) -> None:
     problem = replace(PROBLEM, head_dim=32, head_dim_v=32, scoring=SCORINGS[name], causal=name != "score")
@@ -104,7 +144,7 @@ def test_masks_and_changes_of_scores_are_differentiated(way: str, name: str) -> 
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(["f16", "apart", "sums by threads"], 0, thorough=2))
+@pytest.mark.parametrize("way", sampled(["f16", "apart", "sums by threads", AHEAD], 0, thorough=2))
 def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
     check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
 
@@ -126,6 +166,11 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             ),
             (COLUMNS, "[share_column / kChunk]", "[0]"),
             (COLUMNS, "if (lane == 0) tma_wait_read<0>();", ""),
+            (AHEAD, "if (other_head) first = first_row, ++head;", ""),
+            (PARTS, "const int column = part * kWeighedRows + ", "const int column = "),
+            (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
+            (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
+            (AHEAD, "if (other_head) place =", "if (false) place ="),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -161,6 +206,21 @@ def test_what_cannot_run_is_told() -> None:
         render(WgmmaBackward(), PROBLEM, PRESETS["a100"])
 
 
+def test_scores_are_made_ahead_where_there_is_room() -> None:
+    with pytest.raises(Illegal, match="schedule=ahead: there is room for one tile of queries"):
+        render(WgmmaBackward(schedule="ahead", q_stages=1), PROBLEM, H200)
+    with pytest.raises(Illegal, match="schedule=ahead: apart, a warpgroup has nothing else to do"):
+        render(replace(APART, schedule="ahead"), PROBLEM, H200)
+    with pytest.raises(Illegal, match="parts=2: schedule=together weighs a tile as a whole"):
+        render(WgmmaBackward(parts=2), PROBLEM, H200)
+    with pytest.raises(Illegal, match="parts=2: with dq_path=launch br=32 does the same"):
+        render(WgmmaBackward(schedule="ahead", parts=2), PROBLEM, H200)
+    with pytest.raises(Illegal, match="parts=2: 48 rows are no parts of whole steps of 16"):
+        render(WgmmaBackward(br=48, schedule="ahead", parts=2), PROBLEM, H200)
+    with pytest.raises(Illegal, match="kept=values: apart, registers are for what is added up"):
+        render(replace(APART, kept="values"), PROBLEM, H200)
+
+
 def test_sums_are_taken_by_whole_warpgroups() -> None:
     with pytest.raises(Illegal, match="2 warpgroups cannot share 64 rows of 64 columns in tiles of 64 by 64"):
         render(WgmmaBackward(dq_path="bulk"), replace(PROBLEM, head_dim=64, head_dim_v=64), H200)
@@ -186,6 +246,14 @@ FULL = {
     "128, weights first": (WgmmaBackward(schedule="weights_first"), 128, 128),
     "64, sums": (WgmmaBackward(br=128, dq_path="bulk"), 64, 64),
     "128, sums": (WgmmaBackward(dq_path="bulk", schedule="weights_first"), 128, 128),
+    "128, ahead": (WgmmaBackward(dq_path="bulk", schedule="ahead"), 128, 128),
+    "128, ahead, sums by threads": (WgmmaBackward(dq_path="atomics", schedule="ahead"), 128, 128),
+    "64, parts": (
+        WgmmaBackward(br=128, schedule="ahead", parts=2, kept="registers", dq_path="bulk"),
+        64,
+        64,
+    ),
+    "96, values in registers": (WgmmaBackward(schedule="ahead", kept="values", dq_path="bulk"), 96, 96),
     "256, sums": (WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1), 256, 256),
     "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
 }

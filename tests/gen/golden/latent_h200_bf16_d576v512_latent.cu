@@ -609,19 +609,28 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kPieces = kDChunks * kChunk / kVec;  // of 16 bytes in a row
-  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
+  constexpr int kLanes = kConsumerThreads / kBr;  // with the same row
+  constexpr int kOwn = kDChunks * kChunk / kVec / kLanes;  // pieces of it, 16 bytes each, of a thread
+  const int row = thread / kLanes, packed_row = tile.first_row + row;
+  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head +
+                          packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head;
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
-#pragma unroll 6
-  for (int i = thread; i < kBr * kPieces; i += kConsumerThreads) {
-    const int row = i / kPieces, piece = i % kPieces, packed_row = tile.first_row + row;
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (packed_row < tile.num_rows && piece * kVec < kD) {
-      value = *reinterpret_cast<const uint4*>(source + packed_row / tile.group * args.q_stride_row +
-                                              packed_row % tile.group * args.q_stride_head + piece * kVec);
-    }
-    value = make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
-    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) = value;
+  // Neighbouring rows take pieces of different banks.
+  const auto piece_of = [&](int i) { return (i ^ row % 2) * kLanes + thread % kLanes; };
+  // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
+  uint4 values[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int column = piece_of(i) * kVec;
+    values[i] = make_uint4(0, 0, 0, 0);
+    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source + column);
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int piece = piece_of(i);
+    const uint4 value = values[i];
+    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) =
+        make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
   }
 }
 

@@ -77,6 +77,10 @@ constexpr int kConsumersBarrier = 1;  // of both consumers
 constexpr int kWeightsBarrier = 2;  // tells, by consumer, the other one that its weights are there
 
 constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
+// Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
+constexpr int kRowsEnd = 1 << 30;
+constexpr long long kWayRound = 1LL << 34;
+
 constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
 constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
 constexpr int kOwnRows = (kBr + kSplits - 1) / kSplits;  // for which a block puts the outputs of all blocks together
@@ -208,15 +212,16 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// As `tma_load`, the box at (x, row, head, page, end) of a cache, whose rows are named by the sum of `row` and `end`.
-__device__ __forceinline__ void tma_load_page(
-    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int page, int end) {
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, to shared memory, zeros for
+// what is not there; counts its bytes towards `barrier`.
+__device__ __forceinline__ void tma_load_until(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int end) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(page),
-        "r"(end)
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end),
+        "r"(kRowsEnd)
       : "memory");
 }
 
@@ -666,20 +671,34 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kPieces = kDChunks * kChunk / kVec;  // of 16 bytes in a row
-  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
+  constexpr int kLanes = kConsumerThreads / kBr;  // with the same row
+  constexpr int kOwn = kDChunks * kChunk / kVec / kLanes;  // pieces of it, 16 bytes each, of a thread
+  const int row = thread / kLanes, packed_row = tile.first_row + row;
+  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head +
+                          packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head;
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
-#pragma unroll 6
-  for (int i = thread; i < kBr * kPieces; i += kConsumerThreads) {
-    const int row = i / kPieces, piece = i % kPieces, packed_row = tile.first_row + row;
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (packed_row < tile.num_rows && piece * kVec < kD) {
-      value = *reinterpret_cast<const uint4*>(source + packed_row / tile.group * args.q_stride_row +
-                                              packed_row % tile.group * args.q_stride_head + piece * kVec);
-    }
-    value = make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
-    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) = value;
+  // Neighbouring rows take pieces of different banks.
+  const auto piece_of = [&](int i) { return (i ^ row % 2) * kLanes + thread % kLanes; };
+  // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
+  uint4 values[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int column = piece_of(i) * kVec;
+    values[i] = make_uint4(0, 0, 0, 0);
+    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source + column);
   }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int piece = piece_of(i);
+    const uint4 value = values[i];
+    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) =
+        make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
+  }
+}
+
+// How many heads, as maps of caches number those of all pages, lie between a page and the next.
+__device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long long page_stride, long long head_stride) {
+  return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
 }
 
 // The chunk of a tile that comes in this place: those first that are no values, whose room is free first.
@@ -697,6 +716,7 @@ __device__ __forceinline__ void produce_keys(
     if (lane >= kPieces || first_key < 0 || key > rows.last_key) return 0;
     return int(page_of(rows, unsigned(key) / unsigned(kPageSize)));
   };
+  const int heads = heads_of_page(args, args.k_stride_page, args.k_stride_head);
   int next_page = tile.num_tiles() > 0 ? find_page((tile.last_tile - 1) * kBc) : 0;
 #pragma unroll 1
   for (int i = 0; i < tile.num_tiles(); ++i) {
@@ -704,8 +724,7 @@ __device__ __forceinline__ void produce_keys(
     const unsigned before = (i / 2 + 1) % 2;  // the parity of what was there
     const int page = next_page;
     next_page = find_page(first_key - kBc);
-    // The map has rows twice, named by the sum of both: the first is chosen to be outside of it from the sequence's
-    // end on.
+    // Rows end where those of the sequence do.
     const int row = unsigned(first_key + own) % unsigned(kPageSize);
     const int end = min(max(rows.last_key + 1 - (first_key + own - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
@@ -718,8 +737,8 @@ __device__ __forceinline__ void produce_keys(
       if (lane == 0 && place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
       __syncwarp();
       if (lane < kPieces) {
-        tma_load_page(smem.k[stage][chunk] + own * kChunk, &maps.k, full, chunk * kChunk, kPageSize - end + row,
-                      tile.kv_head, page, end);
+        tma_load_until(smem.k[stage][chunk] + own * kChunk, &maps.k, full, chunk * kChunk, kRowsEnd - end + row,
+                       page * heads + tile.kv_head, end);
       }
     }
   }
@@ -978,8 +997,6 @@ extern "C" __global__ void __cluster_dims__(3, 1, 1) __launch_bounds__(kThreads,
 #ifndef __CUDACC_RTC__
 // Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
 // which is moved in boxes of `columns` by `rows`.
-// Caches have (columns, rows of a page, heads, pages, rows again): of the first rows those that a sequence has not, the
-// last of its last page, can be chosen to be outside.
 template <int rank>
 static cudaError_t encode_map(
     CUtensorMap* map, const Element* array, const long long (&sizes)[rank], const long long (&strides)[rank - 1],
@@ -1003,6 +1020,27 @@ static cudaError_t encode_map(
       map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<Element*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes an array whose rows end where each box says, by columns, rows, heads, rows again, and the way round. The
+// sum of both rows names one, too large by kRowsEnd, where the first of both ends; the last dimension takes that back,
+// modulo 2^64. A map that begins so far before its array would do as well, but begin with what may be no memory.
+static cudaError_t encode_clipped_map(
+    CUtensorMap* map, const Element* array, long long width, long long num_rows, long long heads,
+    long long row_stride, long long head_stride, unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion) {
+  const long long sizes[5] = {width, num_rows > 0 ? kRowsEnd : 0, heads, num_rows + 1, kRowsEnd + 1};
+  const long long strides[4] = {row_stride, head_stride, row_stride, kWayRound / int(sizeof(Element)) - row_stride};
+  return encode_map<5>(map, array, sizes, strides, columns, rows, swizzle, promotion);
+}
+
+// The end of the numbers that maps give heads, those of a page following on those of the last; -1 if pages are not a
+// whole number of heads apart, or there are too many.
+static long long count_heads(const AttentionArgs* args, long long page_stride, long long head_stride) {
+  if (args->num_pages == 1) return args->num_kv_heads;
+  if (head_stride == 0 || page_stride % head_stride != 0) return -1;
+  const long long heads = (args->num_pages - 1) * (page_stride / head_stride) + args->num_kv_heads;
+  return heads > 0x7fffffffLL ? -1 : heads;
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1035,11 +1073,12 @@ extern "C" int attention_bf16_d576v512_latent_paged64(const AttentionArgs* args,
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
   TensorMaps maps;
-  const cudaError_t k_status = encode_map<5>(
-      &maps.k, any_keys ? args->k - args->k_stride_row * kPageSize : args->q,
-      {kD, any_keys ? kPageSize : 0, args->num_kv_heads, args->num_pages, kPageSize + 1},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_page, args->k_stride_row},
-      64, 64,
+  const long long k_apart = args->num_kv_heads > 1 ? args->k_stride_head : args->k_stride_page;
+  const long long k_heads = any_keys ? count_heads(args, args->k_stride_page, k_apart) : 1;
+  if (k_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t k_status = encode_clipped_map(
+      &maps.k, any_keys ? args->k : args->q, kD, any_keys ? kPageSize : 0, k_heads,
+      args->k_stride_row, k_apart, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

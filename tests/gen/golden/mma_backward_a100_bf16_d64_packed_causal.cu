@@ -72,7 +72,7 @@ constexpr int kBr = 64;  // query rows that a block of the other launch keeps
 constexpr int kPassingKeys = 64;  // keys that pass by them at a time
 constexpr int kQueryThreads = 128;
 constexpr int kStages = 2;  // tiles that pass by in shared memory
-constexpr int kStatisticsRows = 8, kStatisticsThreads = 256;
+constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // Columns in whole steps of products, and elements from one row in shared memory to the next.
 constexpr int kColumns = 64, kColumnsV = 64;
@@ -472,26 +472,46 @@ extern "C" __global__ void __launch_bounds__(128) attention_bf16_d64_backward_pa
   list_items<true>(args, others, items_of_keys(args), args.total_k / kBc + args.batch);
 }
 
-// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; a warp does a row.
+// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d64_backward_packed_statistics(const AttentionArgs args) {
+  // Neighbouring elements, moved by one access.
+  struct alignas(16) Elements {
+    __nv_bfloat16 at[8];
+  };
+  constexpr int kLanes = 8, kRowsAtOnce = kStatisticsThreads / kLanes;
   // Whose a row is counts for nothing.
   const int tiles = (args.total_q + kStatisticsRows - 1) / kStatisticsRows;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  if (row >= args.total_q) return;
-  const __nv_bfloat16* o = args.o + head * args.o_stride_head + row * args.o_stride_row;
-  const __nv_bfloat16* gradient = args.dout + head * args.dout_stride_head + row * args.dout_stride_row;
-  float sum = 0.0f;
-  for (int x = lane; x < kDv; x += 32) sum = fmaf(__bfloat162float(o[x]), __bfloat162float(gradient[x]), sum);
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles, batch = 0;
+  const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.total_q);
 #pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  if (lane != 0) return;
-  const int batch = 0;
-  const long long place = static_cast<long long>(head) * args.total_q + row;
-  const float lse = args.lse[place];
-  lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
-  delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+  for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
+    const int row = tile * kStatisticsRows + n + int(threadIdx.x) / kLanes;
+    const bool is_there = row < end_row;
+    float sum = 0.0f;
+    if (is_there) {
+      const __nv_bfloat16* const o =
+          args.o + head * args.o_stride_head + row * args.o_stride_row;
+      const __nv_bfloat16* const gradient =
+          args.dout + head * args.dout_stride_head + row * args.dout_stride_row;
+      for (int x = lane * 8; x < kDv; x += kLanes * 8) {
+        const Elements of_o = *reinterpret_cast<const Elements*>(o + x);
+        const Elements of_gradient = *reinterpret_cast<const Elements*>(gradient + x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sum = fmaf(__bfloat162float(of_o.at[i]), __bfloat162float(of_gradient.at[i]), sum);
+        }
+      }
+    }
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    if (!is_there) continue;
+    if (lane != 0) continue;
+    const long long place = static_cast<long long>(head) * args.total_q + row;
+    const float lse = args.lse[place];
+    lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+  }
 }
 
 // Gradients of keys and values: the block keeps kBc of them, each warp its own, and the rows that see some pass by.

@@ -65,7 +65,7 @@ constexpr int kBr = 64;  // query rows that a block of the other launch keeps
 constexpr int kPassingKeys = 32;  // keys that pass by them at a time
 constexpr int kQueryThreads = 128;
 constexpr int kStages = 2;  // tiles that pass by in shared memory
-constexpr int kStatisticsRows = 8, kStatisticsThreads = 256;
+constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // Columns in whole steps of products, and elements from one row in shared memory to the next.
 constexpr int kColumns = 128, kColumnsV = 96;
@@ -76,6 +76,7 @@ using Operand = __half;
 // in which its largest element is between 2^12 and 2^13.
 constexpr int kTopExponent = 12;
 constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
+constexpr int kSplitRows = 8, kSplitThreads = 256;  // of a block that splits
 constexpr int kUnitWords = 4;  // of 32 bits, from the end of a row's parts to the next row
 
 constexpr float kLog2e = 1.4426950408889634f;
@@ -546,23 +547,43 @@ struct Walk {
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; a warp does a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_f32_d128v96_backward_statistics(const AttentionArgs args) {
+  // Neighbouring elements, moved by one access.
+  struct alignas(16) Elements {
+    float at[4];
+  };
+  constexpr int kLanes = 32, kRowsAtOnce = kStatisticsThreads / kLanes;
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  if (row >= args.seqlen_q) return;
-  const float* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
-  const float* gradient =
-      args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
-  float sum = 0.0f;
-  for (int x = lane; x < kDv; x += 32) sum = fmaf(o[x], gradient[x], sum);
+  const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  if (lane != 0) return;
-  const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
-  const float lse = args.lse[place];
-  lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
-  delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+  for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
+    const int row = tile * kStatisticsRows + n + int(threadIdx.x) / kLanes;
+    const bool is_there = row < end_row;
+    float sum = 0.0f;
+    if (is_there) {
+      const float* const o =
+          args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
+      const float* const gradient =
+          args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
+      for (int x = lane * 4; x < kDv; x += kLanes * 4) {
+        const Elements of_o = *reinterpret_cast<const Elements*>(o + x);
+        const Elements of_gradient = *reinterpret_cast<const Elements*>(gradient + x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum = fmaf(of_o.at[i], of_gradient.at[i], sum);
+        }
+      }
+    }
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    if (!is_there) continue;
+    if (lane != 0) continue;
+    const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
+    const float lse = args.lse[place];
+    lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+  }
 }
 
 // Splits a row of kWidth numbers, a warp together: its big parts, its small ones, and its unit.
@@ -595,12 +616,12 @@ __device__ __forceinline__ void split_row(Operand* parts, const Element* row) {
 }
 
 // Splits queries and gradients of outputs; a warp does a row.
-extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
+extern "C" __global__ void __launch_bounds__(kSplitThreads)
     attention_f32_d128v96_backward_query_parts(const AttentionArgs args) {
-  const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
+  const int tiles = (args.seqlen_q + kSplitRows - 1) / kSplitRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32;
+  const int row = tile * kSplitRows + int(threadIdx.x) / 32;
   if (row >= args.seqlen_q) return;
   split_row<kD, kColumns>(
       queries_of(args, batch, head) + 2LL * row * (kColumns + kUnitWords),
@@ -611,12 +632,12 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 }
 
 // Splits keys and values; a warp does a row.
-extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
+extern "C" __global__ void __launch_bounds__(kSplitThreads)
     attention_f32_d128v96_backward_key_parts(const AttentionArgs args) {
-  const int tiles = (args.seqlen_k + kStatisticsRows - 1) / kStatisticsRows;
+  const int tiles = (args.seqlen_k + kSplitRows - 1) / kSplitRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_kv_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32;
+  const int row = tile * kSplitRows + int(threadIdx.x) / 32;
   if (row >= args.seqlen_k) return;
   split_row<kD, kColumns>(
       keys_of_head(args, batch, head) + 2LL * row * (kColumns + kUnitWords),
@@ -857,7 +878,7 @@ static int launch_statistics(const AttentionArgs* args, cudaStream_t stream) {
 static int launch_query_parts(const AttentionArgs* args, cudaStream_t stream) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kStatisticsRows - 1) / kStatisticsRows * num_q_heads * batch;
+  const long long blocks = (seqlen_q + kSplitRows - 1) / kSplitRows * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = 0;
@@ -872,7 +893,7 @@ static int launch_query_parts(const AttentionArgs* args, cudaStream_t stream) {
 static int launch_key_parts(const AttentionArgs* args, cudaStream_t stream) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
-  const long long blocks = (seqlen_k + kStatisticsRows - 1) / kStatisticsRows * num_kv_heads * batch;
+  const long long blocks = (seqlen_k + kSplitRows - 1) / kSplitRows * num_kv_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = 0;

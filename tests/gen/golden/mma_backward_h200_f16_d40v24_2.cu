@@ -63,7 +63,7 @@ constexpr int kKeyWarps = 2, kColumnWarps = 2;  // warps along keys, and along c
 constexpr int kThreads = 32 * kKeyWarps * kColumnWarps;
 constexpr int kSumWarps = 4, kSumColumnWarps = 1;  // warps along rows and columns of the queries' gradients
 constexpr int kStages = 2;  // tiles that pass by in shared memory
-constexpr int kStatisticsRows = 8, kStatisticsThreads = 256;
+constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 
 // Columns in whole steps of products, and elements from one row in shared memory to the next.
@@ -453,13 +453,17 @@ struct Walk {
   }
 };
 
-// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; a warp does a row.
+// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 4 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_f16_d40v24_backward_statistics(const AttentionArgs args) {
+  // Neighbouring elements, moved by one access.
+  struct alignas(16) Elements {
+    __half at[8];
+  };
+  constexpr int kLanes = 4, kRowsAtOnce = kStatisticsThreads / kLanes;
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   // Sums begin at nothing, of the last block's rows also those that fill up a tile.
   constexpr int kBlockSums = kStatisticsRows * 48;
   float* const sums = query_sums_of(args, batch, head);
@@ -467,19 +471,35 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
     *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
-  if (row >= args.seqlen_q) return;
-  const __half* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
-  const __half* gradient =
-      args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
-  float sum = 0.0f;
-  for (int x = lane; x < kDv; x += 32) sum = fmaf(__half2float(o[x]), __half2float(gradient[x]), sum);
+  const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  if (lane != 0) return;
-  const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
-  const float lse = args.lse[place];
-  lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
-  delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+  for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
+    const int row = tile * kStatisticsRows + n + int(threadIdx.x) / kLanes;
+    const bool is_there = row < end_row;
+    float sum = 0.0f;
+    if (is_there) {
+      const __half* const o =
+          args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
+      const __half* const gradient =
+          args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
+      for (int x = lane * 8; x < kDv; x += kLanes * 8) {
+        const Elements of_o = *reinterpret_cast<const Elements*>(o + x);
+        const Elements of_gradient = *reinterpret_cast<const Elements*>(gradient + x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sum = fmaf(__half2float(of_o.at[i]), __half2float(of_gradient.at[i]), sum);
+        }
+      }
+    }
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    if (!is_there) continue;
+    if (lane != 0) continue;
+    const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
+    const float lse = args.lse[place];
+    lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
+  }
 }
 
 // Gradients of keys and values: the block keeps kBc of them, of which warps that have the same ones take columns each, and

@@ -9,7 +9,9 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = weights_first   products with weights: beside those of their gradients, or before
+//   schedule = weights_first   products with weights: after those of their gradients, beside, or beside a tile ahead
+//   parts = 1                  parts of them whose weights are made one behind the other
+//   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -18,7 +20,7 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_head            blocks that start together: of a head, or the heaviest
+//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -75,7 +77,7 @@ constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 64, kKeyBox = 128;  // rows and keys that one copy brings
-constexpr int kStatisticsRows = 8, kStatisticsThreads = 256;
+constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
 constexpr int kChunk = 64;
@@ -499,7 +501,27 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor.
+// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
+__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+  unsigned all[4];
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
+    all[i] = odd ? other : part[i];
+    all[i + 1] = odd ? part[i + 1] : other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
+    all[i] = upper ? other : all[i];
+    all[i + 2] = upper ? all[i + 2] : other;
+  }
+  return make_uint4(all[0], all[1], all[2], all[3]);
+}
+
+// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
+// the last ones two where there are not four times eight.
 template <int n>
 __device__ __forceinline__ void write_rows(
     Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
@@ -507,11 +529,19 @@ __device__ __forceinline__ void write_rows(
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    if (row >= end) continue;
-    Element* const target = array + row * stride + lane % 4 * 2;
+    Element* const target = array + row * stride;
 #pragma unroll
-    for (int i = 2 * h; i < n; i += 4) {
-      *reinterpret_cast<unsigned*>(target + i / 4 * 8) = pack(sum[i] * factor, sum[i + 1] * factor);
+    for (int i = 2 * h; i + 12 < n; i += 16) {
+      const unsigned parts[4] = {
+          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
+          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
+      const uint4 columns = exchange_quarters(parts);
+      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
+    }
+#pragma unroll
+    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
+      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
+      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
     }
   }
 }
@@ -544,41 +574,48 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Adds a warp's share, of rows from `first_row` on and columns from `first_column` on, to sums: the copy engine does, as
-// soon as it is in shared memory as it shall lie.
-__device__ __forceinline__ void add_shares(
-    const AttentionArgs& args, float* sums, float (&staged)[kShareTiles][16 * kShareColumns], int first_row, int first_column,
-    const float (&shares)[kShareTiles][kShareColumns / 2]) {
+// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
+__device__ __forceinline__ void stage_shares(
+    float (&staged)[kShareTiles][16 * kShareColumns], float (&shares)[kShareTiles][kShareColumns / 2]) {
   const int lane = threadIdx.x % 32;
   if (lane == 0) tma_wait_read<0>();  // what was there has gone
   __syncwarp();
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
+    hold(shares[tile]);
 #pragma unroll
     for (int i = 0; i < kShareColumns / 2; i += 4) {
       *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
           make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
     }
   }
+}
+
+// Has the copy engine add a warp's share, of rows from `first_row` on, to sums; `place`: where its columns of them begin.
+__device__ __forceinline__ void add_shares(
+    const AttentionArgs& args, float* place, int first_row, const float (&staged)[kShareTiles][16 * kShareColumns], int first_column) {
   fence_proxy_async();
   __syncwarp();
-  if (lane != 0) return;
+  if (threadIdx.x % 32 != 0) return;
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
-    const int row = first_row + 64 * tile;
-    if (row >= args.seqlen_q) break;
-    bulk_add(query_sum_at(sums, row / 16, first_column / 8), staged[tile], min(kShareColumns, kD - first_column) * 16 * sizeof(float));
+    if (first_row + 64 * tile >= args.seqlen_q) break;
+    bulk_add(place + tile * 64 * kD, staged[tile], min(kShareColumns, kD - first_column) * 16 * sizeof(float));
   }
   tma_commit();
 }
 
-// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; a warp does a row.
+// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d128_backward_statistics(const AttentionArgs args) {
+  // Neighbouring elements, moved by one access.
+  struct alignas(16) Elements {
+    __nv_bfloat16 at[8];
+  };
+  constexpr int kLanes = 16, kRowsAtOnce = kStatisticsThreads / kLanes;
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   // Sums begin at nothing, of the last block's rows also those that fill up a tile.
   constexpr int kBlockSums = kStatisticsRows * 128;
   float* const sums = query_sums_of(args, batch, head);
@@ -586,25 +623,41 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
     *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
-  if (row >= args.seqlen_q) return;
-  const __nv_bfloat16* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
-  const __nv_bfloat16* gradient =
-      args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
-  float sum = 0.0f;
-  for (int x = lane; x < kDv; x += 32) sum = fmaf(__bfloat162float(o[x]), __bfloat162float(gradient[x]), sum);
+  const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  if (row == args.seqlen_q - 1) {
-    for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += 32) {
-      lse_of(args, batch, head)[filling] = kInfinity;
-      delta_of(args, batch, head)[filling] = 0.0f;
+  for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
+    const int row = tile * kStatisticsRows + n + int(threadIdx.x) / kLanes;
+    const bool is_there = row < end_row;
+    float sum = 0.0f;
+    if (is_there) {
+      const __nv_bfloat16* const o =
+          args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
+      const __nv_bfloat16* const gradient =
+          args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
+      for (int x = lane * 8; x < kDv; x += kLanes * 8) {
+        const Elements of_o = *reinterpret_cast<const Elements*>(o + x);
+        const Elements of_gradient = *reinterpret_cast<const Elements*>(gradient + x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sum = fmaf(__bfloat162float(of_o.at[i]), __bfloat162float(of_gradient.at[i]), sum);
+        }
+      }
     }
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    if (!is_there) continue;
+    if (row == args.seqlen_q - 1) {
+      for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
+        lse_of(args, batch, head)[filling] = kInfinity;
+        delta_of(args, batch, head)[filling] = 0.0f;
+      }
+    }
+    if (lane != 0) continue;
+    const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
+    const float lse = args.lse[place];
+    lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
   }
-  if (lane != 0) return;
-  const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
-  const float lse = args.lse[place];
-  lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
-  delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
 }
 
 // Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
@@ -671,16 +724,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
   const int own = consumer * 64;  // the consumer's first key here
   const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk), v_desc = descriptor(smem.v[0] + own * kChunk);
+  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+  const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
   const float scale = args.scale * kLog2e;
   float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
   const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
   const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
   int ds_stage = 0;
 
-  if (of_head > 0) barrier_wait(&smem.kept_full, 0);
+  if (of_head > 0) {
+    barrier_wait(&smem.kept_full, 0);
+  }
 #pragma unroll 1
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    float* const sums = query_sums_of(args, batch, head);
 #pragma unroll 1
     for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
@@ -742,10 +799,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.dout_empty[dout_pipe.stage]);
       dout_pipe.advance();
       wgmma_wait<1>();
-#pragma unroll
-      for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
-      add_shares(args, query_sums_of(args, batch, head), smem.shares[consumer][warp % 4], first + warp % 4 * 16,
-                 share_column, shares);
+      stage_shares(smem.shares[consumer][warp % 4], shares);
+      float* const place = query_sum_at(sums, first / 16 + warp % 4, share_column / 8);
+      add_shares(args, place, first + warp % 4 * 16, smem.shares[consumer][warp % 4], share_column);
       ds_stage ^= 1;
 
       wgmma_wait<0>();

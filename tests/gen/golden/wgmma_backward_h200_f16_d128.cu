@@ -9,7 +9,9 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = weights_first   products with weights: beside those of their gradients, or before
+//   schedule = weights_first   products with weights: after those of their gradients, beside, or beside a tile ahead
+//   parts = 1                  parts of them whose weights are made one behind the other
+//   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = launch           who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -18,7 +20,7 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = heaviest_first     blocks that start together: of a head, or the heaviest
+//   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -76,7 +78,7 @@ constexpr int kQueryConsumers = 2;
 constexpr int kQueryThreads = 384;
 constexpr int kKStages = 2, kVStages = 2;  // tiles of them in shared memory
 constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
-constexpr int kStatisticsRows = 8, kStatisticsThreads = 256;
+constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
 constexpr int kChunk = 64;
@@ -441,7 +443,27 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor.
+// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
+__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+  unsigned all[4];
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
+    all[i] = odd ? other : part[i];
+    all[i + 1] = odd ? part[i + 1] : other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
+    all[i] = upper ? other : all[i];
+    all[i + 2] = upper ? all[i + 2] : other;
+  }
+  return make_uint4(all[0], all[1], all[2], all[3]);
+}
+
+// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
+// the last ones two where there are not four times eight.
 template <int n>
 __device__ __forceinline__ void write_rows(
     Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
@@ -449,41 +471,69 @@ __device__ __forceinline__ void write_rows(
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    if (row >= end) continue;
-    Element* const target = array + row * stride + lane % 4 * 2;
+    Element* const target = array + row * stride;
 #pragma unroll
-    for (int i = 2 * h; i < n; i += 4) {
-      *reinterpret_cast<unsigned*>(target + i / 4 * 8) = pack(sum[i] * factor, sum[i + 1] * factor);
+    for (int i = 2 * h; i + 12 < n; i += 16) {
+      const unsigned parts[4] = {
+          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
+          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
+      const uint4 columns = exchange_quarters(parts);
+      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
+    }
+#pragma unroll
+    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
+      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
+      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
     }
   }
 }
 
-// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; a warp does a row.
+// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_f16_d128_backward_statistics(const AttentionArgs args) {
+  // Neighbouring elements, moved by one access.
+  struct alignas(16) Elements {
+    __half at[8];
+  };
+  constexpr int kLanes = 16, kRowsAtOnce = kStatisticsThreads / kLanes;
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row = tile * kStatisticsRows + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  if (row >= args.seqlen_q) return;
-  const __half* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
-  const __half* gradient =
-      args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
-  float sum = 0.0f;
-  for (int x = lane; x < kDv; x += 32) sum = fmaf(__half2float(o[x]), __half2float(gradient[x]), sum);
+  const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  if (row == args.seqlen_q - 1) {
-    for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += 32) {
-      lse_of(args, batch, head)[filling] = kInfinity;
-      delta_of(args, batch, head)[filling] = 0.0f;
+  for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
+    const int row = tile * kStatisticsRows + n + int(threadIdx.x) / kLanes;
+    const bool is_there = row < end_row;
+    float sum = 0.0f;
+    if (is_there) {
+      const __half* const o =
+          args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
+      const __half* const gradient =
+          args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
+      for (int x = lane * 8; x < kDv; x += kLanes * 8) {
+        const Elements of_o = *reinterpret_cast<const Elements*>(o + x);
+        const Elements of_gradient = *reinterpret_cast<const Elements*>(gradient + x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sum = fmaf(__half2float(of_o.at[i]), __half2float(of_gradient.at[i]), sum);
+        }
+      }
     }
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    if (!is_there) continue;
+    if (row == args.seqlen_q - 1) {
+      for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
+        lse_of(args, batch, head)[filling] = kInfinity;
+        delta_of(args, batch, head)[filling] = 0.0f;
+      }
+    }
+    if (lane != 0) continue;
+    const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
+    const float lse = args.lse[place];
+    lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
   }
-  if (lane != 0) return;
-  const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
-  const float lse = args.lse[place];
-  lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
-  delta_of(args, batch, head)[row] = sum - (args.dlse != nullptr ? args.dlse[place] : 0.0f);
 }
 
 // Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
@@ -551,10 +601,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
   const int own = consumer * 64;  // the consumer's first key here
   const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk), v_desc = descriptor(smem.v[0] + own * kChunk);
+  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+  const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
   const float scale = args.scale * kLog2e;
   float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  if (of_head > 0) barrier_wait(&smem.kept_full, 0);
+  if (of_head > 0) {
+    barrier_wait(&smem.kept_full, 0);
+  }
 #pragma unroll 1
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
 #pragma unroll 1

@@ -71,6 +71,9 @@ constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
 constexpr int kMaxBlocks = 132;  // that H200 runs at once, each of which takes several tiles
+// Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
+constexpr int kRowsEnd = 1 << 30;
+constexpr long long kWayRound = 1LL << 34;
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
@@ -193,24 +196,25 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// Brings the box at (x, row, head, end) to shared memory, zeros where it lies outside; counts its bytes towards
-// `barrier`.
-__device__ __forceinline__ void tma_load(
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, to shared memory, zeros for
+// what is not there; counts its bytes towards `barrier`.
+__device__ __forceinline__ void tma_load_until(
     void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int end) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end)
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end),
+        "r"(kRowsEnd)
       : "memory");
 }
 
-// Writes a box from shared memory to (x, row, head, end), except for what lies outside.
-__device__ __forceinline__ void tma_store(
+// Writes a box from shared memory to rows from (x, kRowsEnd - row before `end`, head) on, where they end.
+__device__ __forceinline__ void tma_store_until(
     const CUtensorMap* map, const void* shared, int x, int row, int head, int end) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];"
                :
-               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(end)
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(end), "r"(kRowsEnd)
                : "memory");
 }
 
@@ -371,7 +375,7 @@ struct PipelineState {
 struct MapRows {
   int before, end;
 
-  __device__ __forceinline__ MapRows(int total, int first, int num) : before(total - num), end(first + num) {}
+  __device__ __forceinline__ MapRows(int first, int num) : before(kRowsEnd - num), end(first + num) {}
 };
 
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
@@ -383,8 +387,8 @@ struct Tile {
 
   // `args` are those of the item's sequence.
   __device__ __forceinline__ Tile(const AttentionArgs& args, const Item& item, int q_tile, int head)
-      : head(head), batch(item.sequence), queries(args.total_q, item.first_row, item.num_rows),
-        keys(args.total_k, item.first_key, item.num_keys) {
+      : head(head), batch(item.sequence), queries(item.first_row, item.num_rows),
+        keys(item.first_key, item.num_keys) {
     first_row = q_tile * kBr;
     int end_key = args.seqlen_k;
     if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
@@ -640,7 +644,7 @@ __device__ __forceinline__ void recompute_rows(
 __device__ __forceinline__ void store_outputs(
     const TensorMaps& maps, const OChunk* o, const Tile& tile, int first_row) {
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_store(&maps.o, o[i], i * kChunk, tile.queries.before + first_row, tile.head, tile.queries.end);
+    tma_store_until(&maps.o, o[i], i * kChunk, tile.queries.before + first_row, tile.head, tile.queries.end);
   }
 }
 
@@ -683,8 +687,8 @@ __device__ __forceinline__ void load_queries(
     QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_load(q[i], &maps.q, full, i * kChunk, tile.queries.before + first_row, tile.head,
-             tile.queries.end);
+    tma_load_until(q[i], &maps.q, full, i * kChunk, tile.queries.before + first_row, tile.head,
+                   tile.queries.end);
   }
 }
 
@@ -693,8 +697,8 @@ __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_load(k[i], &maps.k, full, i * kChunk, source.keys.before + first_key, source.kv_head,
-             source.keys.end);
+    tma_load_until(k[i], &maps.k, full, i * kChunk, source.keys.before + first_key, source.kv_head,
+                   source.keys.end);
   }
 }
 
@@ -703,8 +707,8 @@ __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_load(v[i], &maps.v, full, i * kChunk, source.keys.before + first_key, source.kv_head,
-             source.keys.end);
+    tma_load_until(v[i], &maps.v, full, i * kChunk, source.keys.before + first_key, source.kv_head,
+                   source.keys.end);
   }
 }
 
@@ -972,11 +976,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 }
 
 #ifndef __CUDACC_RTC__
-// Describes an array of `sizes` (columns, rows, heads, rows again) and `strides` (of all but columns) in elements, which
-// is moved in boxes of `columns` by `rows`. Rows that are named twice, by the sum of both, begin before the array, as far
-// as there are rows: so the first of both may be chosen to end where a sequence does.
+// Describes an array of `sizes` and `strides` (of all but columns) in elements, which is moved in boxes of `columns` by
+// `rows`.
 static cudaError_t encode_map(
-    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    CUtensorMap* map, const Element* array, const long long (&sizes)[5], const long long (&strides)[4],
     unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   // From the driver by name, so that nothing needs to be linked with it.
   static const auto encode = [] {
@@ -988,15 +991,27 @@ static cudaError_t encode_map(
   if (encode == nullptr) return cudaErrorNotSupported;
   // An array without rows is never read, but a map must be of something.
   const bool any_rows = sizes[1] > 0;
-  cuuint64_t whole[4], stride_bytes[3];
-  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  cuuint64_t whole[5], stride_bytes[4];
+  for (int i = 0; i < 5; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
   // The stride of a dimension of one is never used, but must be one that the driver takes.
-  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
-  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  for (int i = 0; i < 4; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[5] = {columns, rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
   const CUresult status = encode(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<Element*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes an array whose rows end where each box says, by columns, rows, heads, rows again, and the way round. The
+// sum of both rows names one, too large by kRowsEnd, where the first of both ends; the last dimension takes that back,
+// modulo 2^64. A map that begins so far before its array would do as well, but begin with what may be no memory.
+static cudaError_t encode_clipped_map(
+    CUtensorMap* map, const Element* array, long long width, long long num_rows, long long heads,
+    long long row_stride, long long head_stride, unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion) {
+  const long long sizes[5] = {width, num_rows > 0 ? kRowsEnd : 0, heads, num_rows + 1, kRowsEnd + 1};
+  const long long strides[4] = {row_stride, head_stride, row_stride, kWayRound / int(sizeof(Element)) - row_stride};
+  return encode_map(map, array, sizes, strides, columns, rows, swizzle, promotion);
 }
 
 // Returns how many integers args->plan must have room for.
@@ -1027,28 +1042,24 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->total_k > 0;  // without, their arrays may be null
   TensorMaps maps;
-  const cudaError_t q_status = encode_map(
-      &maps.q, args->q - args->q_stride_row * args->total_q,
-      {kD, args->total_q, args->num_q_heads, args->total_q + 1LL},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_row}, 64, 64,
+  const cudaError_t q_status = encode_clipped_map(
+      &maps.q, args->q, kD, args->total_q, args->num_q_heads,
+      args->q_stride_row, args->q_stride_head, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
-  const cudaError_t k_status = encode_map(
-      &maps.k, any_keys ? args->k - args->k_stride_row * args->total_k : args->q,
-      {kD, args->total_k, args->num_kv_heads, args->total_k + 1LL},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_row}, 64, 128,
+  const cudaError_t k_status = encode_clipped_map(
+      &maps.k, any_keys ? args->k : args->q, kD, args->total_k, args->num_kv_heads,
+      args->k_stride_row, args->k_stride_head, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
-  const cudaError_t v_status = encode_map(
-      &maps.v, any_keys ? args->v - args->v_stride_row * args->total_k : args->q,
-      {kDv, args->total_k, args->num_kv_heads, args->total_k + 1LL},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_row}, 64, 128,
+  const cudaError_t v_status = encode_clipped_map(
+      &maps.v, any_keys ? args->v : args->q, kDv, args->total_k, args->num_kv_heads,
+      args->v_stride_row, args->v_stride_head, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
-  const cudaError_t o_status = encode_map(
-      &maps.o, args->o - args->o_stride_row * args->total_q,
-      {kDv, args->total_q, args->num_q_heads, args->total_q + 1LL},
-      {args->o_stride_row, args->o_stride_head, args->o_stride_row}, 64, 64,
+  const cudaError_t o_status = encode_clipped_map(
+      &maps.o, args->o, kDv, args->total_q, args->num_q_heads,
+      args->o_stride_row, args->o_stride_head, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (o_status != cudaSuccess) return o_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

@@ -79,6 +79,9 @@ constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copi
 constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
 static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
 constexpr int kMaxBlocks = 132;  // that H200 runs at once, each of which takes several tiles
+// Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
+constexpr int kRowsEnd = 1 << 30;
+constexpr long long kWayRound = 1LL << 34;
 constexpr int kPiece = 16;  // keys that are copied together: of one page, and of one tile
 constexpr int kPieces = kShare / kPiece;  // of a share of a tile, each copied by a lane of the producer's warp
 static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
@@ -252,19 +255,19 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
-// As `tma_load`, the box at (x, row, head, page, end) of a cache, whose rows are named by the sum of `row` and `end`; to
-// the same place in each of the cluster's `blocks`, a bit each, whose barrier of that place counts the bytes.
-__device__ __forceinline__ void tma_multicast_page(
-    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head, int page,
-    int end) {
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, zeros for what is not there,
+// to the same place in each of the cluster's `blocks`, a bit each, whose barrier of that place counts the bytes.
+__device__ __forceinline__ void tma_multicast_until(
+    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head, int end) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
       " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
       :
       : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
-        "r"(page), "r"(end)
+        "r"(end), "r"(kRowsEnd)
       : "memory");
 }
+
 // Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
 // that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
 __device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
@@ -741,14 +744,22 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
   return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
+// How many heads, as maps of caches number those of all pages, lie between a page and the next.
+__device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long long page_stride, long long head_stride) {
+  return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
+}
+
 // Where the keys are that a tile sees, for the lanes of the producer's warp, each of which has one piece of a tile.
 struct KeySource {
   PagedRows rows;
-  int kv_head, own;  // how far a lane's piece is from a tile's first key
+  int kv_head, k_heads, v_heads;  // of maps: so many a page
+  int own;  // how far a lane's piece is from a tile's first key
 
   __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
       : rows(find_rows(args, tile.batch, args.k_stride_page, args.k_stride_row)),
         kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
+        k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
+        v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
         own(blockIdx.x % kCluster * kShare + threadIdx.x % 32 * kPiece) {}
 
   // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
@@ -768,8 +779,8 @@ __device__ __forceinline__ void load_queries(
   }
 }
 
-// Starts to bring a tile of K, counting its bytes towards `full`: each lane its piece, from `page`. The map has rows
-// twice, named by the sum of both: the first is chosen to be outside of it from the sequence's end on.
+// Starts to bring a tile of K, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// where those of the sequence do.
 __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
   if (threadIdx.x % 32 >= kPieces) return;
@@ -777,13 +788,13 @@ __device__ __forceinline__ void load_keys(
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_multicast_page(k[i] + source.own * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
-                       kPageSize - end + row, source.kv_head, page, end);
+    tma_multicast_until(k[i] + source.own * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
+                        kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
   }
 }
 
-// Starts to bring a tile of V, counting its bytes towards `full`: each lane its piece, from `page`. The map has rows
-// twice, named by the sum of both: the first is chosen to be outside of it from the sequence's end on.
+// Starts to bring a tile of V, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// where those of the sequence do.
 __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
   if (threadIdx.x % 32 >= kPieces) return;
@@ -791,8 +802,8 @@ __device__ __forceinline__ void load_values(
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_multicast_page(v[i] + source.own * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
-                       kPageSize - end + row, source.kv_head, page, end);
+    tma_multicast_until(v[i] + source.own * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
+                        kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
   }
 }
 
@@ -1020,8 +1031,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
 #ifndef __CUDACC_RTC__
 // Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
 // which is moved in boxes of `columns` by `rows`.
-// Caches have (columns, rows of a page, heads, pages, rows again): of the first rows those that a sequence has not, the
-// last of its last page, can be chosen to be outside.
 template <int rank>
 static cudaError_t encode_map(
     CUtensorMap* map, const Element* array, const long long (&sizes)[rank], const long long (&strides)[rank - 1],
@@ -1045,6 +1054,27 @@ static cudaError_t encode_map(
       map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<Element*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes an array whose rows end where each box says, by columns, rows, heads, rows again, and the way round. The
+// sum of both rows names one, too large by kRowsEnd, where the first of both ends; the last dimension takes that back,
+// modulo 2^64. A map that begins so far before its array would do as well, but begin with what may be no memory.
+static cudaError_t encode_clipped_map(
+    CUtensorMap* map, const Element* array, long long width, long long num_rows, long long heads,
+    long long row_stride, long long head_stride, unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion) {
+  const long long sizes[5] = {width, num_rows > 0 ? kRowsEnd : 0, heads, num_rows + 1, kRowsEnd + 1};
+  const long long strides[4] = {row_stride, head_stride, row_stride, kWayRound / int(sizeof(Element)) - row_stride};
+  return encode_map<5>(map, array, sizes, strides, columns, rows, swizzle, promotion);
+}
+
+// The end of the numbers that maps give heads, those of a page following on those of the last; -1 if pages are not a
+// whole number of heads apart, or there are too many.
+static long long count_heads(const AttentionArgs* args, long long page_stride, long long head_stride) {
+  if (args->num_pages == 1) return args->num_kv_heads;
+  if (head_stride == 0 || page_stride % head_stride != 0) return -1;
+  const long long heads = (args->num_pages - 1) * (page_stride / head_stride) + args->num_kv_heads;
+  return heads > 0x7fffffffLL ? -1 : heads;
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1083,18 +1113,20 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
       {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
-  const cudaError_t k_status = encode_map<5>(
-      &maps.k, any_keys ? args->k - args->k_stride_row * kPageSize : args->q,
-      {kD, any_keys ? kPageSize : 0, args->num_kv_heads, args->num_pages, kPageSize + 1},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_page, args->k_stride_row},
-      64, 16,
+  const long long k_apart = args->num_kv_heads > 1 ? args->k_stride_head : args->k_stride_page;
+  const long long k_heads = any_keys ? count_heads(args, args->k_stride_page, k_apart) : 1;
+  if (k_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t k_status = encode_clipped_map(
+      &maps.k, any_keys ? args->k : args->q, kD, any_keys ? kPageSize : 0, k_heads,
+      args->k_stride_row, k_apart, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
-  const cudaError_t v_status = encode_map<5>(
-      &maps.v, any_keys ? args->v - args->v_stride_row * kPageSize : args->q,
-      {kDv, any_keys ? kPageSize : 0, args->num_kv_heads, args->num_pages, kPageSize + 1},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_page, args->v_stride_row},
-      64, 16,
+  const long long v_apart = args->num_kv_heads > 1 ? args->v_stride_head : args->v_stride_page;
+  const long long v_heads = any_keys ? count_heads(args, args->v_stride_page, v_apart) : 1;
+  if (v_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t v_status = encode_clipped_map(
+      &maps.v, any_keys ? args->v : args->q, kDv, any_keys ? kPageSize : 0, v_heads,
+      args->v_stride_row, v_apart, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map<4>(

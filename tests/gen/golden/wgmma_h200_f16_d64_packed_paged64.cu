@@ -77,6 +77,9 @@ constexpr int kBc = 128;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
+// Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
+constexpr int kRowsEnd = 1 << 30;
+constexpr long long kWayRound = 1LL << 34;
 constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
 constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
 static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
@@ -242,24 +245,25 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// Brings the box at (x, row, head, end) to shared memory, zeros where it lies outside; counts its bytes towards
-// `barrier`.
-__device__ __forceinline__ void tma_load(
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, to shared memory, zeros for
+// what is not there; counts its bytes towards `barrier`.
+__device__ __forceinline__ void tma_load_until(
     void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int end) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end)
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end),
+        "r"(kRowsEnd)
       : "memory");
 }
 
-// Writes a box from shared memory to (x, row, head, end), except for what lies outside.
-__device__ __forceinline__ void tma_store(
+// Writes a box from shared memory to rows from (x, kRowsEnd - row before `end`, head) on, where they end.
+__device__ __forceinline__ void tma_store_until(
     const CUtensorMap* map, const void* shared, int x, int row, int head, int end) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];"
                :
-               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(end)
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(end), "r"(kRowsEnd)
                : "memory");
 }
 
@@ -273,17 +277,6 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
-// As `tma_load`, the box at (x, row, head, page, end) of a cache, whose rows are named by the sum of `row` and `end`.
-__device__ __forceinline__ void tma_load_page(
-    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int page, int end) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-      :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(page),
-        "r"(end)
-      : "memory");
-}
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -425,7 +418,7 @@ struct PipelineState {
 struct MapRows {
   int before, end;
 
-  __device__ __forceinline__ MapRows(int total, int first, int num) : before(total - num), end(first + num) {}
+  __device__ __forceinline__ MapRows(int first, int num) : before(kRowsEnd - num), end(first + num) {}
 };
 
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
@@ -437,7 +430,7 @@ struct Tile {
 
   // `args` are those of the item's sequence.
   __device__ __forceinline__ Tile(const AttentionArgs& args, const Item& item, int q_tile, int head)
-      : head(head), batch(item.sequence), queries(args.total_q, item.first_row, item.num_rows) {
+      : head(head), batch(item.sequence), queries(item.first_row, item.num_rows) {
     first_row = q_tile * kBr;
     int end_key = args.seqlen_k;
     if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
@@ -454,7 +447,7 @@ __device__ __forceinline__ void for_each_tile(const AttentionArgs& packed, const
   if (item.num_rows == 0) return;  // there are blocks for any lengths that make as many rows
   const AttentionArgs args = of_sequence(packed, item);
   const int nth_block = int(blockIdx.x) - item.first_item * packed.num_q_heads;
-const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
   const int group = args.num_q_heads / args.num_kv_heads, in_group = nth_block / group;
   const int nth = in_group % q_tiles, head = in_group / q_tiles * group + nth_block % group;
   work(args, Tile(args, item, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head));
@@ -676,7 +669,7 @@ __device__ __forceinline__ void recompute_rows(
 __device__ __forceinline__ void store_outputs(
     const TensorMaps& maps, const OChunk* o, const Tile& tile, int first_row) {
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_store(&maps.o, o[i], i * kChunk, tile.queries.before + first_row, tile.head, tile.queries.end);
+    tma_store_until(&maps.o, o[i], i * kChunk, tile.queries.before + first_row, tile.head, tile.queries.end);
   }
 }
 
@@ -705,14 +698,22 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
   return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
+// How many heads, as maps of caches number those of all pages, lie between a page and the next.
+__device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long long page_stride, long long head_stride) {
+  return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
+}
+
 // Where the keys are that a tile sees, for the lanes of the producer's warp, each of which has one piece of a tile.
 struct KeySource {
   PagedRows rows;
-  int kv_head, own;  // how far a lane's piece is from a tile's first key
+  int kv_head, k_heads, v_heads;  // of maps: so many a page
+  int own;  // how far a lane's piece is from a tile's first key
 
   __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
       : rows(find_rows(args, tile.batch, args.k_stride_page, args.k_stride_row)),
         kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
+        k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
+        v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
         own(threadIdx.x % 32 * kPiece) {}
 
   // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
@@ -728,13 +729,13 @@ __device__ __forceinline__ void load_queries(
     QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_load(q[i], &maps.q, full, i * kChunk, tile.queries.before + first_row, tile.head,
-             tile.queries.end);
+    tma_load_until(q[i], &maps.q, full, i * kChunk, tile.queries.before + first_row, tile.head,
+                   tile.queries.end);
   }
 }
 
-// Starts to bring a tile of K, counting its bytes towards `full`: each lane its piece, from `page`. The map has rows
-// twice, named by the sum of both: the first is chosen to be outside of it from the sequence's end on.
+// Starts to bring a tile of K, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// where those of the sequence do.
 __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
   if (threadIdx.x % 32 >= kPieces) return;
@@ -742,13 +743,13 @@ __device__ __forceinline__ void load_keys(
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_load_page(k[i] + source.own * kChunk, &maps.k, full, i * kChunk,
-                  kPageSize - end + row, source.kv_head, page, end);
+    tma_load_until(k[i] + source.own * kChunk, &maps.k, full, i * kChunk,
+                   kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
   }
 }
 
-// Starts to bring a tile of V, counting its bytes towards `full`: each lane its piece, from `page`. The map has rows
-// twice, named by the sum of both: the first is chosen to be outside of it from the sequence's end on.
+// Starts to bring a tile of V, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// where those of the sequence do.
 __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
   if (threadIdx.x % 32 >= kPieces) return;
@@ -756,8 +757,8 @@ __device__ __forceinline__ void load_values(
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_load_page(v[i] + source.own * kChunk, &maps.v, full, i * kChunk,
-                  kPageSize - end + row, source.kv_head, page, end);
+    tma_load_until(v[i] + source.own * kChunk, &maps.v, full, i * kChunk,
+                   kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
   }
 }
 
@@ -1032,14 +1033,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 }
 
 #ifndef __CUDACC_RTC__
-// Describes an array of `sizes` (columns, rows, heads, rows again) and `strides` (of all but columns) in elements, which
-// is moved in boxes of `columns` by `rows`. Rows that are named twice, by the sum of both, begin before the array, as far
-// as there are rows: so the first of both may be chosen to end where a sequence does.
-// Caches have (columns, rows of a page, heads, pages, rows again): of the first rows those that a sequence has not, the
-// last of its last page, can be chosen to be outside.
-template <int rank>
+// Describes an array of `sizes` and `strides` (of all but columns) in elements, which is moved in boxes of `columns` by
+// `rows`.
 static cudaError_t encode_map(
-    CUtensorMap* map, const Element* array, const long long (&sizes)[rank], const long long (&strides)[rank - 1],
+    CUtensorMap* map, const Element* array, const long long (&sizes)[5], const long long (&strides)[4],
     unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   // From the driver by name, so that nothing needs to be linked with it.
   static const auto encode = [] {
@@ -1051,15 +1048,36 @@ static cudaError_t encode_map(
   if (encode == nullptr) return cudaErrorNotSupported;
   // An array without rows is never read, but a map must be of something.
   const bool any_rows = sizes[1] > 0;
-  cuuint64_t whole[rank], stride_bytes[rank - 1];
-  for (int i = 0; i < rank; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  cuuint64_t whole[5], stride_bytes[4];
+  for (int i = 0; i < 5; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
   // The stride of a dimension of one is never used, but must be one that the driver takes.
-  for (int i = 0; i < rank - 1; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
-  const cuuint32_t box[5] = {columns, rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};  // the last of which need not count
+  for (int i = 0; i < 4; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[5] = {columns, rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
   const CUresult status = encode(
-      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, const_cast<Element*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes an array whose rows end where each box says, by columns, rows, heads, rows again, and the way round. The
+// sum of both rows names one, too large by kRowsEnd, where the first of both ends; the last dimension takes that back,
+// modulo 2^64. A map that begins so far before its array would do as well, but begin with what may be no memory.
+static cudaError_t encode_clipped_map(
+    CUtensorMap* map, const Element* array, long long width, long long num_rows, long long heads,
+    long long row_stride, long long head_stride, unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion) {
+  const long long sizes[5] = {width, num_rows > 0 ? kRowsEnd : 0, heads, num_rows + 1, kRowsEnd + 1};
+  const long long strides[4] = {row_stride, head_stride, row_stride, kWayRound / int(sizeof(Element)) - row_stride};
+  return encode_map(map, array, sizes, strides, columns, rows, swizzle, promotion);
+}
+
+// The end of the numbers that maps give heads, those of a page following on those of the last; -1 if pages are not a
+// whole number of heads apart, or there are too many.
+static long long count_heads(const AttentionArgs* args, long long page_stride, long long head_stride) {
+  if (args->num_pages == 1) return args->num_kv_heads;
+  if (head_stride == 0 || page_stride % head_stride != 0) return -1;
+  const long long heads = (args->num_pages - 1) * (page_stride / head_stride) + args->num_kv_heads;
+  return heads > 0x7fffffffLL ? -1 : heads;
 }
 
 // Returns how many integers args->plan must have room for.
@@ -1090,30 +1108,30 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
   TensorMaps maps;
-  const cudaError_t q_status = encode_map<4>(
-      &maps.q, args->q - args->q_stride_row * args->total_q,
-      {kD, args->total_q, args->num_q_heads, args->total_q + 1LL},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_row}, 64, 64,
+  const cudaError_t q_status = encode_clipped_map(
+      &maps.q, args->q, kD, args->total_q, args->num_q_heads,
+      args->q_stride_row, args->q_stride_head, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
-  const cudaError_t k_status = encode_map<5>(
-      &maps.k, any_keys ? args->k - args->k_stride_row * kPageSize : args->q,
-      {kD, any_keys ? kPageSize : 0, args->num_kv_heads, args->num_pages, kPageSize + 1},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_page, args->k_stride_row},
-      64, 64,
+  const long long k_apart = args->num_kv_heads > 1 ? args->k_stride_head : args->k_stride_page;
+  const long long k_heads = any_keys ? count_heads(args, args->k_stride_page, k_apart) : 1;
+  if (k_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t k_status = encode_clipped_map(
+      &maps.k, any_keys ? args->k : args->q, kD, any_keys ? kPageSize : 0, k_heads,
+      args->k_stride_row, k_apart, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
-  const cudaError_t v_status = encode_map<5>(
-      &maps.v, any_keys ? args->v - args->v_stride_row * kPageSize : args->q,
-      {kDv, any_keys ? kPageSize : 0, args->num_kv_heads, args->num_pages, kPageSize + 1},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_page, args->v_stride_row},
-      64, 64,
+  const long long v_apart = args->num_kv_heads > 1 ? args->v_stride_head : args->v_stride_page;
+  const long long v_heads = any_keys ? count_heads(args, args->v_stride_page, v_apart) : 1;
+  if (v_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t v_status = encode_clipped_map(
+      &maps.v, any_keys ? args->v : args->q, kDv, any_keys ? kPageSize : 0, v_heads,
+      args->v_stride_row, v_apart, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
-  const cudaError_t o_status = encode_map<4>(
-      &maps.o, args->o - args->o_stride_row * args->total_q,
-      {kDv, args->total_q, args->num_q_heads, args->total_q + 1LL},
-      {args->o_stride_row, args->o_stride_head, args->o_stride_row}, 64, 64,
+  const cudaError_t o_status = encode_clipped_map(
+      &maps.o, args->o, kDv, args->total_q, args->num_q_heads,
+      args->o_stride_row, args->o_stride_head, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (o_status != cudaSuccess) return o_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);

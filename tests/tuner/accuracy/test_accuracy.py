@@ -53,7 +53,7 @@ def test_one_kernel_of_each_family_and_class_is_looked_at():
             "f16 mma",
             "bf16 mma",
         ),
-        *("ieee simt", "auto wgmma", "3xf16 wgmma", "f16 wgmma", "bf16 wgmma", "e4m3 wgmma"),
+        *("ieee simt", "auto wgmma", "3xf16 wgmma", "f16 wgmma", "bf16 wgmma", "e4m3 wgmma", "eight wgmma"),
     ]
     assert [subject.mask for subject in found[:2]] == ["full", "causal"] and len(found) == 2 * len(names)
 

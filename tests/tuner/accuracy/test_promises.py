@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.operation import BACKWARD
-from flashgen.gen.problem import Problem
-from flashgen.gen.promise import PROMISES
+from flashgen.gen.problem import EIGHT, Problem
+from flashgen.gen.promise import PROMISES, class_of
 from flashgen.gen.render import render
 from flashgen.tuner.accuracy.subjects import HOME_CARDS, Subject, Wanted, subjects
 from flashgen.tuner.cards.emulated import PREFIX
@@ -23,7 +23,7 @@ from tests.support.emulated import needs_compiler
 
 #: Family, class and mask of all that there is.
 KINDS = [
-    (family, precision if dtype == "f32" else dtype, causal)
+    (family, class_of(Problem(dtype=dtype, precision=precision)), causal)
     for family, each in FAMILIES.items()
     if BACKWARD not in each.serves.operations
     for dtype, precisions in each.serves.precisions.items()
@@ -36,7 +36,7 @@ KINDS = [
 def wanted(family: str, name: str, causal: bool, head_dim: int) -> Wanted:
     return Wanted(
         families=(FAMILIES[family],),
-        dtypes=("f32",) if name not in ("f16", "bf16", "e4m3") else (name,),
+        dtypes=(name,) if name in ("f16", "bf16", "e4m3") else ("e4m3",) if name == EIGHT else ("f32",),
         precisions=(name if name not in ("f16", "bf16", "e4m3") else "auto",),
         masks=(causal,),
         head_dim=head_dim,
@@ -80,6 +80,7 @@ def by_chance(count: int) -> Iterator[Subject]:
         *(("wgmma", "f32", name) for name in ("auto", "3xf16")),
         *((name, dtype, "auto") for name in ("mma", "wgmma") for dtype in ("f16", "bf16")),
         ("wgmma", "e4m3", "auto"),
+        ("wgmma", "e4m3", EIGHT),
     ):
         card = resolve(PREFIX + HOME_CARDS[family])
         problem = Problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flashgen.gen.emit.module import emit_module
@@ -34,11 +36,13 @@ from typer.testing import CliRunner
 
 from tests.support import ROOT
 from tests.support.peers import served
-from tests.support.tuned_kernels import H200, tuned
+from tests.support.tuned_kernels import H100, H200, tuned
 
 FAKES = ROOT / "tests" / "support" / "fake_torch"
 #: Beside it, a stand-in for FlashAttention-4.
 FLASH = ROOT / "tests" / "support" / "fake_flash"
+#: And for FlashAttention-3, and for the library that tells of a card's clock.
+FLASH_3, NVML = (ROOT / "tests" / "support" / name for name in ("fake_flash_3", "fake_nvml"))
 #: No shipped kernel has that head dim.
 HALF = Problem(dtype="bf16", batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=12, seqlen_k=12, head_dim=24)
 SINGLE = Problem(batch=1, num_q_heads=2, num_kv_heads=2, seqlen_q=9, seqlen_k=9, head_dim=24, causal=True)
@@ -270,6 +274,48 @@ def test_an_emitted_module_is_told_what_its_kernels_read(clock, tmp_path):
     assert emitted.asked_of(plain, Inputs.draw(clock, SINGLE)) == {}
 
 
+KINDS = {
+    "dense": ("mma", {}),
+    "packed": ("mma", {"varlen": "list:3,9", "seqlen_q": 9, "seqlen_k": 9}),
+    "pages": ("mma", {"seqlen_q": 2, "seqlen_k": 37, "page_size": 16}),
+    "packed on pages": ("mma", {"varlen": "list:3x37,4x9", "seqlen_q": 4, "seqlen_k": 37, "page_size": 16}),
+    "latent": ("latent", {"head_dim": 576, "head_dim_v": 512, "num_kv_heads": 1, "latent": True}),
+    "latent in pages": (
+        "latent",
+        {"head_dim": 576, "head_dim_v": 512, "num_kv_heads": 1, "latent": True, "page_size": 64},
+    ),
+    "gradients": ("mma-backward", {"backward": True}),
+    "gradients under a window": ("mma-backward", {"backward": True, "scoring": Scoring(window=(3, 0))}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_as_it_is_emitted_takes_what_it_is_called_with(kind, clock, tmp_path, monkeypatch):
+    """No stand-in: compiled ahead under its kernel's name, given what was compiled, and called."""
+    family, asked = KINDS[kind]
+    problem = replace(HALF, **{"causal": True, "head_dim": 64, "head_dim_v": 64, **asked})
+    path = tmp_path / "emitted.py"
+    path.write_text(emit_module(render(FAMILIES[family](), problem, H200), device=H200.name))
+    module = emitted.load(path)
+    monkeypatch.setattr(type(module._bound), "compile", lambda self, name, arch, causal: name.encode())
+    assert emitted.compile_module(module, 90, True) == problem.name.encode()
+    emitted.give_cubin(module, True, b"cubin")
+    called = []
+    for name in ("attention", "attention_varlen", "attention_paged", "attention_latent", "gradients"):
+        if hasattr(module, name):
+            takes = inspect.signature(getattr(module, name))
+
+            def call(*given, name=name, takes=takes, **options):
+                called.append(name)
+                takes.bind(*given, **options)
+                return given[0]
+
+            monkeypatch.setattr(module, name, call)
+    inputs = Inputs.draw(clock, problem)
+    emitted.call_of(module, inputs, inputs.output(float("nan")), same_bits=problem.backward)()
+    assert len(called) == 1 and ("gradients" in called) == problem.backward
+
+
 #: One of packed sequences.
 PACKED_MODULE = (
     MODULE.partition("def attention")[0]
@@ -345,6 +391,40 @@ def test_keys_in_pages_are_timed_beside_who_finds_them(fake, monkeypatch):
         "keys in pages",
         "packed queries on keys in pages",
     ]
+
+
+def test_flash_attention_3_is_timed_wherever_it_serves(fake, monkeypatch):
+    """Dense, under windows and soft caps, packed, in pages, and of few rows with keys shared among blocks."""
+    monkeypatch.syspath_prepend(str(FLASH_3))
+    fake.behave(ms={"fa3": 2.0, "fa3-split": 0.5})
+    capped = replace(HALF, causal=True, num_kv_heads=4, scoring=Scoring(window=(3, 0), softcap=2.0))
+    keywords = {"window": ("window_left", "window_right"), "softcap": ("softcap",)}
+    packed = replace(HALF, varlen="list:3,9,1,5", batch=4, causal=True)
+    paged = replace(HALF, seqlen_q=2, seqlen_k=37, page_size=8, causal=True)
+    both = replace(paged, varlen="list:3x37,4x9", seqlen_q=4)
+    few = replace(HALF, seqlen_q=2, seqlen_k=40)
+    modules = {
+        HALF: MODULE,
+        capped: SCORED.replace("KEYWORDS", repr(keywords)),
+        packed: PACKED_MODULE,
+        **dict.fromkeys((paged, both), PAGED_MODULE),
+        few: MODULE,
+    }
+    for problem, module in modules.items():
+        keep(fake.out, problem, module)
+    rows = run_bench(options(fake.out, *modules, contenders=("fa3",))).rows
+    assert [row.ms("fa3") for row in rows] == [2.0, 2.0, 2.0, 0.5, 0.5, 0.5]
+    assert all(row.cells["fa3"].error < 3e-3 for row in rows)
+    assert [sorted(row.behind) for row in rows] == [[]] * 3 + [["fa3"]] * 3
+
+
+def test_the_clock_is_sampled_while_contenders_are_timed(fake, monkeypatch):
+    monkeypatch.syspath_prepend(str(NVML))
+    keep(fake.out, HALF)
+    row = run_bench(options(fake.out, HALF, contenders=("flash",))).rows[0]
+    assert {name: row.cells[name].clock_mhz for name in (OURS, "flash")} == {OURS: 1500, "flash": 1500}
+    assert row.peak_tflops == pytest.approx(989, rel=1e-3) and row.peak_mhz == 1830
+    assert row.peak_at_clock == pytest.approx(989 * 1500 / 1830, rel=1e-3)
 
 
 #: One of latent attention, of keys in pages or without.
@@ -523,7 +603,9 @@ def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
     assert len(list(tmp_path.glob("ladder_*.py"))) == 18  # one for each step and head dim
     of_halves = {"flash", "cudnn", "fa3", "fa4"}
     of_sequences = {"fa2", "torch-varlen", "nested", "flashmla"}
-    assert set(contender_names()) == {n for row in plan.contenders for n in row} | of_halves | of_sequences
+    of_gradients = {"fa3-det", "fa4-det", "flashgen-det"}
+    timed = {n for row in plan.contenders for n in row}
+    assert set(contender_names()) == timed | of_halves | of_sequences | of_gradients
     assert set(plan.modules) - {None} and all(row.exact for row in plan.rows)
 
 
@@ -582,6 +664,36 @@ def test_calls_take_turns_each_with_the_l2_flushed(clock):
     assert [done[i : i + 2] for i in range(0, len(done), 3)] == [["flush", "idle"]] * (len(done) // 3)
     order = "".join(done[2::3])
     assert order == "abc" * 2 + "abc" + "bca" + "cab" + "cba" + "acb"
+    # Half a millisecond of the clock that the card tells, or of a usual one.
+    assert set(clock.idled) == {1_000_000}
+    clock.idled.clear()
+    told = SimpleNamespace(L2_cache_size=64, clock_rate=1_980_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock.cuda, "get_device_properties", lambda device: told)
+        EventTimer(clock).once(lambda: None)
+    assert clock.idled == [990_000]
+
+
+def test_the_card_is_watched_while_it_is_at_work(clock):
+    seen: list[tuple[str, str]] = []
+    events: list[Any] = []
+
+    class Event(clock.Event):
+        def __init__(self, enable_timing):
+            super().__init__(enable_timing)
+            events.append(self)
+
+    def watch(name: str) -> None:
+        start, end = events[-2:]
+        # It has come to the call, and nobody has waited for its end.
+        assert start.awaited and not end.awaited
+        seen.append((name, clock.launches[-1]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock.cuda, "Event", Event)
+        calls = {name: lambda name=name: clock.launch(name) for name in ("a", "b")}
+        EventTimer(clock).in_turns(calls, 8, watch)
+    assert len(seen) == 2 * MIN_ROUNDS and all(name == launched for name, launched in seen)
 
 
 def test_rounds_follow_from_how_long_calls_take(clock):
@@ -643,7 +755,8 @@ def test_what_is_written_is_read_back(fake, tmp_path):
 
 def test_rows_of_asdict_are_whole() -> None:
     row = Row(name="x", problem=HALF)
-    assert set(row.to_dict()) == {*asdict(row), "ratios"}
+    # Ceilings are a run's, which tells them once for all of its rows.
+    assert set(row.to_dict()) == {*asdict(row), "ratios"} - {"ceilings"}
 
 
 # -- the command ---------------------------------------------------------------------------------------------
@@ -665,7 +778,10 @@ def test_the_command_times_writes_fills_and_draws(fake, tmp_path, monkeypatch):
     readme.write_text(f"<!-- bench:{HALF.name} -->\n<!-- /bench -->\n")
     shape = ["--shape", HALF.name, "--contenders", "flash,cudnn", "--out", str(fake.out)]
     printed = invoke(*shape, "--to", str(target), "--readme", str(readme), "--plots", str(tmp_path / "plots"))
-    assert f"{HALF.name}: flashgen 1.000 ms, flash 1.000 (1.00x), cudnn 1.000 (1.00x)" in printed
+    assert (
+        f"{HALF.name}: flashgen 1.000 ms, flash 1.000 (\u25b2 1.00x), cudnn 1.000 (\u25b2 1.00x)" in printed
+    )
+    assert "Behind on 0 of 1 rows." in printed
     assert "geometric mean of 1 workloads" in printed
     filled = readme.read_text()
     assert "| bf16 | 2 | 4 / 2 | 12 | 24 |  | 1.000 |" in filled
@@ -702,14 +818,14 @@ def test_mistakes_are_told(arguments, words):
     assert words in " ".join(invoke(*arguments, code=code).split())
 
 
-#: One of gradients.
+#: One of gradients, which a module of outputs has no names for.
 TRAINED = (
-    MODULE.partition("def attention")[0]
+    MODULE.partition("def attention")[0].replace("KERNELS", "GRADIENTS")
     + """
 import numpy as np
 
 
-def gradients(q, k, v, o, lse, dout, causal=None, window=None):
+def gradients(q, k, v, o, lse, dout, causal=None, window=None, deterministic=False):
     place = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - np.arange(k.shape[2])
     seen = (place >= 0) | np.logical_not(causal)
     if window is not None:
@@ -740,6 +856,7 @@ def test_gradients_are_timed_beside_who_has_some(fake, monkeypatch):
         "cudnn": 3.0,
         "math": 1.0,
         "fa4": 2.5,
+        "fa4-det": 1.0,
     }
     assert row.cells["mem-eff"].reason.startswith("is wrong: its error is 5.0e-01")
     assert row.cells["math"].error == pytest.approx(1e-2, rel=0.01)
@@ -750,3 +867,92 @@ def test_gradients_are_timed_beside_who_has_some(fake, monkeypatch):
     assert {name for name, cell in masked.cells.items() if cell.ms} >= {OURS, "cudnn", "math", "fa4"}
     assert masked.cells["flash"].reason == "knows no window"
     assert not run.host_us
+
+
+def backward_variant(dq_path: str):
+    return FAMILIES["mma-backward"](dq_path=dq_path)
+
+
+def test_gradients_of_the_same_bits_every_run_are_held_against_each_other(fake, monkeypatch):
+    for folder in (FLASH, FLASH_3):
+        monkeypatch.syspath_prepend(str(folder))
+    fake.behave(
+        ms={
+            "ours backward": 2.0,
+            "same backward": 2.4,
+            "fa3 backward": 3.0,
+            "fa3-det backward": 3.6,
+            "fa4 backward": 2.5,
+            "fa4-det backward": 2.2,
+        }
+    )
+    training = replace(HALF, backward=True, causal=True)
+    longer = replace(training, seqlen_q=24, seqlen_k=24)
+    same = TRAINED.replace('"ours"', '"same"')
+    # Of the shorter sequences it is asked for because of its bits.
+    same = same.replace("    place = np", "    assert deterministic or q.shape[2] == 24\n    place = np")
+    fast, slow = (tuned(training, variant=backward_variant(path)) for path in ("atomics", "launch"))
+    library.write(fake.out, H200.slug, fast, "// source", TRAINED)
+    library.write(fake.out, H100.slug, replace(slow, device=H100.name), "// source", same)
+    library.write(fake.out, H200.slug, tuned(longer, variant=slow.variant), "// source", same)
+    row, exact = run_bench(options(fake.out, training, longer)).rows
+    timed = {name: cell.ms for name, cell in row.cells.items() if cell.ms}
+    expected = {OURS: 2.0, "flashgen-det": 2.4, "fa3-det": 3.6, "fa4-det": 2.2}
+    assert {name: timed.get(name) for name in expected} == pytest.approx(expected)
+    assert not row.deterministic and row.same_bits_ms == pytest.approx(2.4)
+    assert row.ratio("fa3-det") == pytest.approx(1.5) and row.ratio("fa4-det") == pytest.approx(2.2 / 2.4)
+    # These are no rivals of a kernel whose bits may differ.
+    assert row.ratio(BEST) == min(row.ratio(n) for n in ("flash", "cudnn", "mem-eff", "math", "fa3", "fa4"))
+    assert row.behind.keys() >= {"fa4-det"} and row.ratio("flashgen-det") is None
+    # The other row's kernel makes them itself.
+    assert (
+        exact.deterministic and "flashgen-det" not in exact.cells and exact.same_bits_ms == pytest.approx(2.4)
+    )
+    assert exact.ratio("fa3-det") == pytest.approx(1.5)
+
+
+def test_who_promises_the_same_bits_is_taken_at_its_word(fake, monkeypatch):
+    monkeypatch.syspath_prepend(str(FLASH))
+    fake.behave(restless=["fa4-det"])
+    training = replace(HALF, backward=True)
+    library.write(
+        fake.out, H200.slug, tuned(training, variant=backward_variant("atomics")), "// source", TRAINED
+    )
+    row = run_bench(options(fake.out, training)).rows[0]
+    assert row.cells["fa4"].ms and row.cells["fa4-det"].reason == "its bits differ from run to run"
+    assert row.same_bits_ms is None and row.cells["fa3-det"].reason.endswith("is not installed")
+    assert (
+        "flashgen-det"
+        not in make_plan(options(fake.out, training, contenders=("fa4",)), fake.out).contenders[0]
+    )
+
+
+def test_the_same_bits_are_of_what_was_tuned_for_it_or_of_the_nearest_variant(tmp_path):
+    training = replace(HALF, backward=True)
+    folder = tmp_path / "made"
+    folder.mkdir()
+
+    def planned(*problems: Problem, path: str = "atomics", at: DeviceLimits = H200):
+        for problem in problems:
+            found = replace(tuned(problem, variant=backward_variant(path)), device=at.name)
+            library.write(tmp_path / "out", at.slug, found, "// source", TRAINED)
+        return make_plan(options(tmp_path / "out", training), folder)
+
+    nothing = make_plan(options(tmp_path / "none", training), folder)
+    assert nothing.skip[0]["flashgen-det"].startswith("no kernel that makes the same bits every run is known")
+    # The nearest variant of the kernel that serves, emitted for the occasion.
+    plan = planned(training)
+    made = Path(plan.steps[0]["flashgen-det"])
+    assert made.parent == folder and emitted.load(made).GRADIENTS[0].deterministic
+    assert "dq_path=launch" in made.read_text() and not plan.rows[0].deterministic
+    # One that was tuned, for just this.
+    plan = planned(training, path="launch", at=H100)
+    assert Path(plan.steps[0]["flashgen-det"]).parent.name == H100.slug
+    # None beside a kernel that makes them.
+    plan = planned(training, path="launch")
+    assert plan.rows[0].deterministic and not plan.steps[0]
+    # `simt` has no other gradients; of a family without the choice the nearest tuned one serves.
+    whole = replace(training, dtype="f32", num_kv_heads=4)
+    found = tuned(whole, variant=FAMILIES["simt-backward"]())
+    library.write(tmp_path / "out", H200.slug, found, "// source", TRAINED)
+    assert make_plan(options(tmp_path / "out", whole), folder).rows[0].deterministic

@@ -41,6 +41,8 @@ FAKED = fake_build().kernel.problem
 class FakeNvml:
     """The library's bindings on one card."""
 
+    NVMLError = pynvml.NVMLError
+
     def __init__(self) -> None:
         self.mask = 0
         self.celsius, self.clock_mhz, self.max_clock_mhz = 45, 1980, 1980

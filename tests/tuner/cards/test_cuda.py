@@ -108,10 +108,14 @@ def test_another_card_of_the_same_number_is_refused():
         device.open()
 
 
-def test_absent_pycuda_says_how_to_get_it(monkeypatch):
+def test_without_pycuda_and_without_a_driver_there_is_no_gpu(monkeypatch):
+    def refuse(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     monkeypatch.delitem(sys.modules, "pycuda")
-    with pytest.raises(FlashgenError, match=r"pip install -e '\.\[cuda\]'.*--device sim:"):
+    monkeypatch.setattr(driver, "library", lambda: refuse("libcuda.so.1"))
+    with pytest.raises(FlashgenError, match=r"no CUDA device was found \(libcuda.*--device sim:"):
         cuda.find_device(0)
 
 

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flashgen.gen import families
 from flashgen.gen.emit.cuda import FACTS
+from flashgen.tuner.cards import cuda, driver
 from flashgen.tuner.cards.names import cards
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
@@ -250,11 +252,7 @@ def test_an_illegal_variant_names_both_numbers(flashgen):
 @pytest.mark.parametrize(
     ("missing", "command", "words"),
     [
-        (
-            "pycuda",
-            "tune --device 0",
-            "`pip install pycuda`, or `pip install -e '.[cuda]'` in a checkout of flashgen",
-        ),
+        ("card", "tune --device 0", "or tune for an emulated card, as with `--device sim:gtx-1080`"),
         ("g++", "tune --device sim:gtx-1080 --d 32", "apt install g++"),
         ("out", "tune --device sim:gtx-1080 --d 32 --out blocked/out", "choose another with --out"),
         ("storage", "tune --device sim:gtx-1080 --d 32 --storage blocked/trials.sqlite3", "--storage"),
@@ -279,9 +277,11 @@ def test_what_is_missing_exits_1_with_the_way_out(flashgen, tmp_path, monkeypatc
     (tmp_path / "blocked").write_text("in the way")
     for module in ("psycopg", "psycopg2"):
         monkeypatch.setitem(sys.modules, module, None)
-    if missing == "pycuda":
+    if missing == "card":
         monkeypatch.setitem(sys.modules, "pycuda", None)
         monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+        monkeypatch.setattr(driver, "library", no_driver)
+        cuda._driver.cache_clear()
     if missing == "g++":
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
@@ -289,6 +289,10 @@ def test_what_is_missing_exits_1_with_the_way_out(flashgen, tmp_path, monkeypatc
     result = flashgen(*command.split(), *held, code=1)
     assert words in result.stderr and result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
+
+
+def no_driver() -> Any:
+    raise OSError("libcuda.so.1: cannot open shared object file")
 
 
 def test_space_counts_every_combination(flashgen):
@@ -593,3 +597,39 @@ def test_devices(flashgen):
     assert {"nvcc", "g++", "NVRTC", "PyCUDA", "PyTorch"} <= set(tools)
     assert all(bool(tool["found"]) != bool(tool["missing"]) for tool in tools.values())
     assert "gtx-1080" in flashgen("devices").stdout
+
+
+def test_doctor(flashgen, monkeypatch):
+    monkeypatch.setenv("FLASHGEN_CACHE_LIMIT", "10M")
+    data = json.loads(flashgen("doctor", "--json").stdout)
+    able = {each["does"]: each for each in data["abilities"]}
+    assert all(bool(each["by"]) != bool(each["missing"]) for each in able.values())
+    assert able["search (`flashgen tune`)"]["by"].startswith("optuna")
+    assert able["keep what was built"]["by"].endswith("of 10 MiB")
+    assert {"nvcc", "PyTorch"} <= {tool["name"] for tool in data["tools"]}
+    assert data["variables"]["FLASHGEN_CACHE_LIMIT"] == "10M"
+    text = flashgen("doctor").stdout
+    assert "what can be done here" in text and "FLASHGEN_CACHE_LIMIT=10M" in text
+
+
+def test_doctor_says_what_is_missing(flashgen, monkeypatch):
+    monkeypatch.setenv("FLASHGEN_CACHE_LIMIT", "much")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    able = {each["does"]: each for each in json.loads(flashgen("doctor", "--json").stdout)["abilities"]}
+    assert "apt install g++" in able["emulate cards"]["missing"]
+    assert "as in 500M or 4G" in able["keep what was built"]["missing"]
+
+
+def test_cache(flashgen, tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FLASHGEN_CACHE", str(folder))
+    assert f"{folder} holds 0 entries, 0 of 2048 MiB" in flashgen("cache").stdout.replace("\n", " ")
+    key = "ab" + "0" * 62
+    (folder / "ab").mkdir(parents=True)
+    (folder / "ab" / f"{key}.cubin").write_bytes(b"x" * 2**20)
+    data = json.loads(flashgen("cache", "--json").stdout)
+    assert (data["entries"], data["num_bytes"], data["action"]) == (1, 2**20, "show")
+    assert "removed 1 entry, 1 of 2048 MiB" in flashgen("cache", "clear").stdout.replace("\n", " ")
+    assert not any(folder.rglob("*.cubin"))
+    assert "'clean' is not one of 'show', 'clear'" in flashgen("cache", "clean", code=2).stderr

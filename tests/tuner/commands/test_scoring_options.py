@@ -148,7 +148,7 @@ def test_names_words_and_json_of_kernels_say_them(flashgen, tmp_path):
     assert [each["problem"]["scoring"] for each in capped] == [{"softcap": 30.0}]
     assert capped[0]["name"] == "nvidia_h200/bf16_d64_softcap30_causal"
     table = " ".join(flashgen("list", "--window", "127,0").stdout.split())
-    assert "masks and scores" in table and "window of 127 keys" in table and "bf16_d64_window127x0" in table
+    assert "masks, scores" in table and "window of 127 keys" in table and "bf16_d64_window127x0" in table
     difference = flashgen("diff", "bf16_d64_causal", "bf16_d64_softcap30_causal").stdout
     assert "scoring" in difference and "none" in difference and "soft cap 30" in difference
     assert flashgen("list", "--chunk", "5").stdout.startswith("no kernels: none of")

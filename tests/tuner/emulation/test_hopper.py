@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.tuner.cards.device import Build
@@ -188,6 +189,39 @@ def test_tiny_and_huge_products_are_the_models_to_the_bit(type_, exponents):
     d = products(type_, "rs", bits_a, bits_b, c)
     expected = model(instruction, bits_a, bits_b, c)
     np.testing.assert_array_equal(d.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("form", ["ss", "rs"])
+def test_products_of_eight_bits_are_numpys(form):
+    """Of small whole numbers, whose sums thirteen bits hold: 64 x 32 by 32 x 24, both by rows of 32 bytes."""
+    numbers, columns = ml_dtypes.float8_e4m3fn, 24
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-8, 9, (n, 32)).astype(numbers) for n in (64, columns))
+    body = f"""
+  // Rows of 128 bytes, swizzled, of which the first 32 are used: those of a from byte 0 on, b behind them.
+  for (int j = i; j < (64 + {columns}) * 8; j += {GROUP}) {{
+    const int row = j / 8, piece = (j % 8 / 4) ^ row % 8;
+    reinterpret_cast<unsigned*>(shared_bytes)[row * 32 + piece * 4 + j % 4] = in[j];
+  }}
+  fence_proxy_async();
+  __syncthreads();
+  const unsigned long long layout = 1ULL << 62 | 1024ULL >> 4 << 32, of_b = layout | 64 * 128 >> 4;
+  const int row = i / 32 * 16 + i % 32 / 4, word = i % 4;
+  const unsigned registers[4] = {{in[row * 8 + word], in[(row + 8) * 8 + word], in[row * 8 + 4 + word],
+                                 in[(row + 8) * 8 + 4 + word]}};
+  float d[{columns // 2}];
+  wgmma_fence();
+  wgmma_m64n{columns}k32_e4m3_{form}(d, {"layout" if form == "ss" else "registers"}, of_b, false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (int r = 0; r < {columns // 2}; ++r) {{
+    out[(row + r / 2 % 2 * 8) * {columns} + r / 4 * 8 + word * 2 + r % 2] = __float_as_uint(d[r]);
+  }}"""
+    words = np.concatenate([a, b]).view(np.uint32).reshape(-1)
+    build = fragments.emulated(body, threads=GROUP, smem=(64 + columns) * 128)
+    found = fragments.run_emulated(build, words, np.zeros(64 * columns, np.uint32)).view(np.float32)
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    np.testing.assert_array_equal(found.reshape(64, columns), expected)
 
 
 INF, NAN = float("inf"), float("nan")

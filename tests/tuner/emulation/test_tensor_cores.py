@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.tuner.errors import LaunchError
@@ -418,6 +419,30 @@ def test_floats_round_to_nearest_even():
     # CUDA's NaN, whatever the sign and payload.
     assert (half[~numbers] == 0x7FFF).all()
     assert (bfloat[~numbers] == 0x7FFF).all()
+
+
+def test_floats_become_the_nearest_e4m3():
+    numbers = ml_dtypes.float8_e4m3fn
+    exact = np.arange(256, dtype=np.uint8).view(numbers).astype(np.float32)
+    ties = np.unique(exact[np.isfinite(exact)])
+    ties = (ties[1:] + ties[:-1]) / 2
+    words = np.concatenate([fragments.floats_to_round(), exact.view(np.uint32), ties.view(np.uint32)])
+    words = np.concatenate([words, np.nextafter(ties, np.float32(0)).view(np.uint32)])
+    words = np.resize(words, len(words) // 4 * 4 + 4)
+    body = """
+  for (int j = 4 * i; j < count; j += 4 * 256) {
+    const float* x = reinterpret_cast<const float*>(in + j);
+    const unsigned four = floats_to_e4m3(x[0], x[1], x[2], x[3]);
+    for (int k = 0; k < 4; ++k) out[j + k] = four >> 8 * k & 0xff;
+  }"""
+    found = fragments.run_emulated(
+        fragments.emulated(body, threads=256), words, np.zeros(len(words), np.uint32)
+    )
+    values = words.view(np.float32)
+    kept = ~np.isnan(values)
+    expected = np.clip(values[kept], -448, 448).astype(numbers).view(np.uint8)
+    np.testing.assert_array_equal(found[kept], expected)
+    assert (found[~kept] == 0x7F).all() and (~kept).any()
 
 
 def test_pairs_hold_the_first_number_below():

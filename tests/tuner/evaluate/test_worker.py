@@ -210,24 +210,25 @@ def test_interleaved_times_come_in_order(worker):
 
 
 def test_finals_give_one_outcome_each_in_order():
-    faults = [Fault.NONE, Fault.NO_MAXIMUM, Fault.HANG_TIMING, Fault.SLOW, Fault.SEGFAULT]
+    faults = [Fault.NO_MAXIMUM, Fault.SEGFAULT, Fault.HANG_TIMING, Fault.SLOW, Fault.NONE]
     with Worker(FakeDevice(), deadline_s=0.5) as worker:
-        outcomes = worker.finals([fake_build(f) for f in faults], PROBLEM, rounds=5)
+        outcomes = worker.finals([fake_build(f) for f in faults], PROBLEM, [1e-7] * 5, rounds=5)
     assert [o.status for o in outcomes] == [
-        Status.OK,
         Status.WRONG,
+        Status.LAUNCH_FAILED,
         Status.TIMED_OUT,
         Status.OK,
-        Status.LAUNCH_FAILED,
+        Status.OK,
     ]
-    assert outcomes[0].measurement is not None and outcomes[0].measurement.times_us == (10.0,) * 5
-    assert outcomes[3].measurement is not None and outcomes[3].measurement.median_us == 1000.0
+    best, slow = outcomes[4].measurement, outcomes[3].measurement
+    assert best is not None and best.times_us == (10.0,) * 5 and best.error > 1e-7
+    assert slow is not None and slow.median_us == 1000.0 and slow.error == 1e-7
 
 
 def test_the_fastest_finalist_keeps_its_promise(worker):
     # Right wherever the suite looks, and wrong where an infinity is beside numbers.
     lossy = fake_build(Fault.ZERO_FOR_NAN)
-    outcomes = worker.finals([lossy, fake_build(Fault.SLOW), lossy], PROBLEM, rounds=3)
+    outcomes = worker.finals([lossy, fake_build(Fault.SLOW), lossy], PROBLEM, [1e-7] * 3, rounds=3)
     assert [o.status for o in outcomes] == [Status.WRONG, Status.OK, Status.WRONG]
     assert "wrong result on adversarial inputs" in outcomes[0].reason
     assert "promised are 2e-06 per head" in outcomes[0].reason

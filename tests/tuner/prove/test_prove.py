@@ -23,7 +23,9 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.tuner.errors import FlashgenError
+from flashgen.gen.statistics import statistics_regions
+from flashgen.gen.workspace import Workspace
+from flashgen.tuner.errors import FlashgenError, LaunchError
 from flashgen.tuner.evaluate.adversarial_inputs import adversarial_cases
 from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.processes import run_program
@@ -349,7 +351,7 @@ def test_the_quick_suite_reports_its_error(capsys: pytest.CaptureFixture[str]) -
     assert "wrong result" in capsys.readouterr().out
 
 
-# ---- a module on a card, by a stand-in for PyCUDA ----------------------------------------------------------
+# ---- a module on a card, by stand-ins for PyCUDA and for the driver alone ----------------------------------
 
 MODULE = """
 import numpy as np
@@ -376,10 +378,13 @@ def attention(q, k, v, causal=None, scale=None, out=None, stream=None, return_ls
 """
 
 
-@pytest.fixture
-def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from flashgen.tuner.cards import cuda, nvml
+@pytest.fixture(params=["pycuda", "driver"])
+def fake_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A card with PyCUDA, or where it is not installed."""
+    import flashgen.tuner.cards as cards
+    from flashgen.tuner.cards import cuda, nvml, plain_driver
 
+    assert plain_driver is cards.plain_driver
     from tests.support import fake_cuda
 
     class GPUArray:
@@ -395,12 +400,19 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     package, gpuarray = ModuleType("pycuda"), ModuleType("pycuda.gpuarray")
     gpuarray.GPUArray = GPUArray  # type: ignore[attr-defined]
     package.driver = fake_cuda  # type: ignore[attr-defined]
-    for name, module in (("", package), (".driver", fake_cuda), (".gpuarray", gpuarray)):
-        monkeypatch.setitem(sys.modules, f"pycuda{name}", module)
+    known = {"pycuda": package, "pycuda.driver": fake_cuda, "pycuda.gpuarray": gpuarray}
+    for name, module in known.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    if request.param == "driver":
+        monkeypatch.setattr(cards, "plain_driver", fake_cuda)
+        monkeypatch.setitem(sys.modules, "pycuda", None)
+        for name in ("pycuda.driver", "pycuda.gpuarray"):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(nvml, "_library", lambda: None)
     cuda._driver.cache_clear()
     yield cuda.find_device(0)
     cuda._driver.cache_clear()
+    sys.modules.pop("pycuda.gpuarray", None)  # which a runner may have put there
 
 
 @pytest.mark.parametrize(
@@ -438,6 +450,42 @@ def test_a_module_is_run_in_guarded_memory(
         else:
             with pytest.raises(FlashgenError, match=message):
                 validate(runner, fake_build(problem=problem), seed=0)
+    finally:
+        runner.close()
+
+
+def test_a_module_takes_the_workspace_of_its_kernel_last(tmp_path: Path, fake_card: Any) -> None:
+    """As much as the kernel says, behind the log-sum-exp."""
+    from tests.support.fakes import arithmetic_of, fake_build
+
+    problem = Problem(batch=1, num_q_heads=2, num_kv_heads=1, seqlen_q=50, head_dim=32)
+    build = fake_build(problem=problem)
+    build = replace(build, kernel=replace(build.kernel, workspace=Workspace(statistics_regions())))
+    text = MODULE.replace("FAULT", "pass").replace("ARITHMETIC", arithmetic_of(problem))
+    text += """
+alone = attention
+
+def attention(q, *arrays, **told):
+    made = alone(q, *arrays, **told)
+    q.allocator(2 * 4 * 64 * -(-q.shape[0] * q.shape[1] * q.shape[2] // 64))
+    return made
+"""
+    (tmp_path / "best.py").write_text(text)
+    runner = ModuleDevice(fake_card, tmp_path / "best.py").open()
+    try:
+        assert 0 < validate(runner, build, seed=0) < problem.tolerance
+    finally:
+        runner.close()
+
+
+def test_modules_of_gradients_are_proved_by_themselves(tmp_path: Path, fake_card: Any) -> None:
+    from tests.support.fakes import fake_build
+
+    (tmp_path / "best.py").write_text("")
+    runner = ModuleDevice(fake_card, tmp_path / "best.py").open()
+    try:
+        with pytest.raises(LaunchError, match=r"check themselves when they are run; prove the \.cu here"):
+            runner.differentiate(fake_build(), {}, scale=1.0)
     finally:
         runner.close()
 

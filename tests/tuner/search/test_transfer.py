@@ -72,7 +72,7 @@ def test_on_a_real_card_two_neighbours_order_variants_better_than_the_cost_model
         better = informed(prior, catalogue_of(target.variants, target.problem, limits), lessons, limits)
         for predict, found in ((prior, alone), (better, taught)):
             found.append(spearman(target.measured, np.array([predict(v) for v in target.variants])))
-    assert len(sets) >= 5 and np.mean(taught) > np.mean(alone) + 0.03
+    assert len(sets) >= 5 and np.mean(taught) > max(0.87, np.mean(alone) + 0.02)
 
 
 def test_a_known_error_of_the_model_is_put_right():

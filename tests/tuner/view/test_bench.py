@@ -114,8 +114,8 @@ def test_ratios_are_taken_with_the_time_of_the_same_turns() -> None:
 def test_a_suite_is_summed_up_by_geometric_mean_and_least() -> None:
     a, b = SUITES["llm"].workloads[:2]
     found = figures.summary([timed(a, 1.0, flash=2.0), timed(b, 1.0, flash=8.0, cudnn=0.5)], CEILINGS)
-    assert found["flash"] == {"geomean": pytest.approx(4.0), "least": 2.0, "workloads": 2}
-    assert found["cudnn"] == {"geomean": 0.5, "least": 0.5, "workloads": 1}
+    assert found["flash"] == {"geomean": pytest.approx(4.0), "least": 2.0, "workloads": 2, "behind": 0}
+    assert found["cudnn"] == {"geomean": 0.5, "least": 0.5, "workloads": 1, "behind": 1}
     assert found[BEST]["least"] == 0.5 and found[BEST]["geomean"] == pytest.approx(1.0)
     assert found["roofline"]["workloads"] == 2
 
@@ -159,9 +159,13 @@ def test_another_runs_times_are_scaled_by_cudnns(tmp_path: Path) -> None:
     assert run.rows[0].ratio("fa3") == 1.5 and not run.rows[1].scaled
     assert run.rows[0].best == CUDNN
     table = suite_table("llm", [run.rows[0]], run)
-    assert column(table, "fa3, scaled") == ["0.7500"] and column(table, "over fa3, scaled") == ["1.50"]
+    assert column(table, "fa3, scaled") == ["0.7500"] and column(table, "over fa3, scaled") == ["\u25b2 1.50"]
     assert "there.json (NVIDIA H200, 2.11)" in table.notes[-1]
-    assert "over fa3 (scaled) 1.500" in table.notes[0]
+    assert "over fa3 (scaled) 1.500" in table.notes[1]
+    assert table.notes[0] == "Behind on 0 of 1 rows. Behind scaled times on 0 of 1 rows."
+    assert (
+        table.notes[2] == "Timed beside flashgen in its run: cudnn, flash. In another run, and scaled: fa3."
+    )
     path.write_text("{}")
     with pytest.raises(FlashgenError, match="not a table of reference times"):
         with_reference(run, path)
@@ -230,6 +234,26 @@ def test_runs_are_put_together_the_last_first(tmp_path: Path) -> None:
     assert figures.read(path) == RUN
 
 
+def test_rows_of_another_day_keep_the_ceilings_of_theirs(tmp_path: Path) -> None:
+    llm, odd = rows_of("llm")[0], rows_of("odd")[0]
+    slow = Ceilings({name: rate / 2 for name, rate in CEILINGS.rates.items()}, {})
+    old = replace(RUN, rows=(llm, odd), began="2026-11-20", ceilings=slow)
+    stopped = replace(odd, cells={OURS: Cell(reason="stopped before its turn")})
+    new = replace(RUN, rows=(replace(llm, cells={OURS: Cell(ms=1.0)}), stopped), began="2026-11-23")
+    both = figures.merged([old, new])
+    # What the second run had no time for is the first's.
+    assert [row.began for row in both.rows] == ["", "2026-11-20"] and both.rows[0].ours == 1.0
+    share = odd.of_roofline(slow)
+    assert both.rows[1].of_roofline(both.ceilings) == share != odd.of_roofline(both.ceilings)
+    path = tmp_path / "run.json"
+    figures.write(path, both)
+    assert figures.read(path) == both and json.loads(path.read_text())["earlier"].keys() == {"2026-11-20"}
+    # Whatever is merged later.
+    third = figures.merged([both, replace(RUN, rows=(rows_of("masks")[0],), began="2026-11-24")])
+    assert third.row(odd.name) == both.rows[1] and third.row(llm.name).ceilings == CEILINGS  # type: ignore[union-attr]
+    assert figures.merged([both, new]).rows[0].ceilings is None
+
+
 def test_runs_of_two_days_say_so_and_what_was_timed_in_one_is_scaled_in_the_other(tmp_path: Path) -> None:
     llm, masks = rows_of("llm")[0], rows_of("masks")[0]
     timed_there = replace(masks, cells={**masks.cells, "fa4": Cell(ms=3.0)})
@@ -293,12 +317,14 @@ def test_a_suites_table() -> None:
     rows = rows_of("llm")
     table = suite_table("llm", rows, RUN)
     assert table.columns[:6] == ("workload", OURS, "TFLOP/s", FLASH, CUDNN, "math")
-    assert set(column(table, "over flash")) == {"2.00"} and set(column(table, "over best")) == {"1.25"}
+    assert set(column(table, "over flash")) == {"\u25b2 2.00"}
+    assert set(column(table, "over best")) == set(column(table, "over cudnn")) == {"\u25b2 1.25"}
     assert set(column(table, "TFLOP/s")) == {"500"} and set(column(table, "of PyTorch's")) == {"0.50"}
     assert column(table, OURS)[6] == f"{rows[6].ours:#.4g}"
     assert table.notes == (
+        "Behind on 0 of 36 rows.",
         "Times faster, geometric mean of 36 workloads: over flash 2.000 (least 2.000), over cudnn 1.250 "
-        "(least 1.250), over the best 1.250 (least 1.250).",
+        "(least 1.250), over math 20.000 (least 20.000), over the best 1.250 (least 1.250).",
     )
 
 
@@ -308,7 +334,97 @@ def test_what_was_not_timed_leaves_its_cell_empty_and_the_nearest_kernel_a_star(
     table = suite_table("odd", [a, b], RUN)
     assert column(table, FLASH)[1] == "" and column(table, OURS)[1].endswith("*")
     assert "fa3" not in table.columns and any(b.name in note for note in table.notes)
-    assert "over flash 2.000 (least 2.000, 1 of 2)" in table.notes[0]
+    assert "over flash 2.000 (least 2.000, 1 of 2)" in table.notes[1]
+
+
+def test_who_is_faster_is_marked_as_plainly_as_who_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    workloads = SUITES["llm"].workloads[:4]
+    near, ahead, far, alone = (
+        timed(each, 1.0, fa4=ms) for each, ms in zip(workloads, (0.9996, 1.25, 0.5, 2.0), strict=True)
+    )
+    alone = replace(alone, cells={**alone.cells, OURS: Cell(reason="no kernel is known")})
+    alone = replace(alone, cells={**alone.cells, "fa4": Cell(ms=2.0)})
+    scaled = replace(ahead, scaled={"fa3": 0.75, "fa4": 0.1}, reference="there")
+    rows = [near, scaled, far, alone]
+    table = suite_table("llm", rows, RUN)
+    # What is below 1 never reads as 1.
+    assert column(table, "over fa4") == ["\u25bc 0.999", "\u25b2 1.25", "\u25bc 0.50", ""]
+    # Who was timed in the run has no scaled column, whatever another run said.
+    assert (
+        column(table, "over fa3, scaled") == ["", "\u25bc 0.75", "", ""]
+        and "fa4, scaled" not in table.columns
+    )
+    assert table.notes[0] == (
+        f"\u25bc Behind on 2 of 3 rows: {near.name} (fa4 \u25bc 0.999), {far.name} (fa4 \u25bc 0.50). "
+        f"Behind scaled times on 1 of 1 rows: {scaled.name} (fa3 \u25bc 0.75). "
+        f"Others alone were timed on 1: {alone.name}."
+    )
+    text = table.markdown()
+    assert "| **\u25bc 0.50** |" in text and "| \u25b2 1.25 |" in text and f"**{table.notes[0]}**" in text
+    table.print(Console(width=200, force_terminal=True, color_system="standard"))
+    shown = capsys.readouterr().out
+    assert "\x1b[1;31m\u25bc 0.50\x1b[0m" in shown and "\x1b[32m\u25b2 1.25\x1b[0m" in shown
+    assert "\x1b[1;31m\u25bc Behind on 2 of 3 rows" in shown
+    assert "fa4 0.5000 (\u25bc 0.50x)" in row_line(far)
+    whole = summary_table(replace(RUN, rows=tuple(rows)))
+    assert column(whole, "behind on") == ["\u25bc 2 of 3"] and whole.notes == (table.notes[0],)
+    assert column(whole, "over fa3 (scaled)") == ["\u25bc 0.75 (\u25bc 0.75)"]
+
+
+def test_a_scaled_time_stands_where_a_contender_could_not_be_timed() -> None:
+    row = timed(SUITES["llm"].workloads[0], 1.0, cudnn=2.0)
+    row = replace(
+        row,
+        cells={**row.cells, "fa3": Cell(reason="flash_attn_interface is not installed")},
+        scaled={"fa3": 3.0},
+    )
+    table = suite_table("llm", [row], RUN)
+    assert row.ratio("fa3") == 3.0 and column(table, "over fa3, scaled") == ["\u25b2 3.00"]
+    assert "over fa3" not in table.columns
+
+
+def test_the_peak_stands_there_at_the_clock_that_was_sampled_and_at_the_data_sheets() -> None:
+    def at(row: Row, mhz: float | None) -> Row:
+        cells = {**row.cells, OURS: replace(row.cells[OURS], clock_mhz=mhz)}
+        return replace(row, cells=cells, peak_tflops=989.0, peak_mhz=1830)
+
+    a, b = rows_of("llm")[:2]
+    table = suite_table("llm", [at(a, 1464.0), at(b, None)], RUN)
+    assert column(table, "SM MHz") == ["1464", ""] and column(table, "peak") == ["989", ""]
+    assert column(table, "peak at SM MHz") == ["791", ""]
+    assert any(note.startswith("SM MHz: the median clock") for note in table.notes)
+    # Arithmetic's peak says nothing of what is told in bytes.
+    few = suite_table("few", [at(rows_of("few")[0], 1464.0)], RUN)
+    assert column(few, "SM MHz") == ["1464"] and "peak" not in few.columns
+    assert "SM MHz" not in suite_table("llm", [a, b], RUN).columns
+
+
+def test_gradients_of_the_same_bits_have_columns_of_their_own() -> None:
+    workloads = SUITES["backward"].workloads[:2]
+    loose, own = (timed(each, 2.0, cudnn=3.0, fa4=2.5, fa4_det=2.2) for each in workloads)
+    loose = replace(loose, cells={**loose.cells, "flashgen-det": Cell(ms=2.4, ours_ms=2.0)})
+    table = suite_table("backward", [loose, replace(own, deterministic=True)], RUN)
+    assert column(table, "flashgen-det") == ["2.400", "2.000"]
+    assert column(table, "over fa4-det") == ["\u25bc 0.92", "\u25b2 1.10"]
+    assert set(column(table, "over best")) == {"\u25b2 1.25"} and "over flashgen-det" not in table.columns
+    assert any(note.startswith("-det: gradients of the same bits") for note in table.notes)
+    _, (panel,) = panels_of("backward", [loose, replace(own, deterministic=True)])
+    work = own.problem.flops * 1e-9
+    assert panel.groups[0][1]["flashgen-det"] == pytest.approx(loose.problem.flops * 1e-9 / 2.4)
+    assert panel.groups[1][1]["flashgen-det"] == panel.groups[1][1][OURS] == pytest.approx(work / 2)
+
+
+def test_gradients_are_drawn_by_head_dim_and_what_else_is_special() -> None:
+    _, panels = panels_of("backward", rows_of("backward"))
+    assert {panel.title: panel.groups[0][0] for panel in panels} == {
+        "head dim 64": "d64-512",
+        "head dim 128": "d128-512",
+        "head dim 256": "d256-512",
+        "other head dims": "d40-4096c",
+        "float32": "d64-4096",
+        "windows": "d64-16384c",
+    }
+    assert sum(len(panel.groups) for panel in panels) == len(SUITES["backward"].workloads)
 
 
 def test_the_ladder_has_a_table_of_its_own() -> None:
@@ -348,7 +464,12 @@ def test_few_queries_are_told_by_the_bytes_of_their_keys() -> None:
 def test_the_summary_has_a_row_for_each_suite() -> None:
     table = summary_table(RUN)
     assert [row[0] for row in table.rows] == list(SUITES)
-    assert column(table, "over flash") == ["", "", ""] + ["2.00 (2.00)"] * (len(SUITES) - 3)
+    twice = "\u25b2 2.00 (\u25b2 2.00)"
+    # Training has float32 too, and no workload without a rival.
+    assert column(table, "over flash") == ["", "", ""] + [twice] * (len(SUITES) - 3)
+    assert column(table, "behind on")[3] == "0 of 36" and table.notes == (
+        f"Behind on 0 of {len(RUN.rows)} rows.",
+    )
     assert column(table, "workloads")[3] == "36"
 
 
@@ -374,7 +495,7 @@ def test_all_tables_print(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("bf16-d256-16384c", "dec-8k", "running maximum", "wgmma alone", "by suite"):
         assert (words in shown) is (words != "running maximum"), words
     line = row_line(rows_of("llm")[0])
-    assert line.startswith("bf16-d64-512: flashgen 0.") and "flash 0." in line and "(2.00x)" in line
+    assert line.startswith("bf16-d64-512: flashgen 0.") and "flash 0." in line and "(\u25b2 2.00x)" in line
     assert "not timed (why)" in row_line(replace(RUN.rows[0], cells={OURS: Cell(reason="why")}))
 
 
@@ -433,7 +554,8 @@ def test_a_recorded_run_of_serving_fills_tables_and_draws(tmp_path: Path) -> Non
     filled = page.read_text()
     assert "| 16 sequences of 43125 queries and 43125 keys in all | causal |" in filled
     few = next(line for line in filled.splitlines() if "| 16 x 8192 |" in line and "0.3978" in line)
-    assert "| 2.70 |" in few and "| 0.63 |" in few
+    assert "| 2.70 |" in few and "| \u25b2 1.95 | **\u25bc 0.63** | **\u25bc 0.63** |" in few
+    assert "**\u25bc Behind on 1 of 1 rows: b32-q16-k8192-h32/8-d128 (fa4 \u25bc 0.63).**" in filled
     drawn = write_plots(tmp_path / "plots", figures.read(path))
     assert {each.stem for each in drawn} == {"few", "overview", "roofline"}
 

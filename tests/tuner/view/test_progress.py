@@ -87,9 +87,9 @@ def test_a_full_validation_tells_its_cases():
     with Worker(FakeDevice(), doing=said.append) as worker:
         worker.evaluate(builds[0], problem)
         assert not said, "trials are many and short"
-        worker.finals(builds, problem)
-    assert said[0] == "validating in full, 1 of 1" and said[-1] == "timing 1 in turns"
-    assert any(text.startswith("validating in full, 1 of 1: case 2, normal inputs") for text in said)
+        worker.finals(builds, problem, [1e-7])
+    assert said[:2] == ["timing 1 in turns", "validating the fastest in full"]
+    assert any(text.startswith("validating the fastest in full: case 2, normal inputs") for text in said)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

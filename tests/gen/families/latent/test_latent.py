@@ -38,6 +38,9 @@ WAYS = {
     "three blocks": Latent(splits=3),
     "four blocks": Latent(splits=4),
     "sixteen blocks": Latent(splits=16),
+    "by the workspace": Latent(workspace_splits=3),
+    "by the workspace, many": Latent(workspace_splits=6, boxes=3),
+    "by way of L2": Latent(workspace_splits=2, l2_ahead=2),
 }
 
 
@@ -77,7 +80,9 @@ def test_all_columns_of_models_are_right(way: str, causal: bool) -> None:
 @pytest.mark.parametrize(("page_size", "splits"), sampled([(64, 1), (16, 3), (128, 2), (8, 1), (24, 4)], 1))
 def test_caches_may_lie_in_pages(page_size: int, splits: int) -> None:
     problem = replace(SMALL, page_size=page_size, causal=splits > 1)
-    assert 0 < check(Setting(Latent(splits=splits), problem, H200), seed=5) <= problem.tolerance
+    variant = Latent(workspace_splits=splits) if page_size % 24 == 0 else Latent(splits=splits)
+    variant = replace(variant, l2_ahead=(page_size // 8 + 1) % 3)
+    assert 0 < check(Setting(variant, problem, H200), seed=5) <= problem.tolerance
 
 
 @pytest.mark.thorough
@@ -91,16 +96,17 @@ def test_ragged_caches_of_all_kinds_are_right(page_size: int) -> None:
 
 @pytest.mark.thorough
 @needs_compiler
-@pytest.mark.parametrize("splits", [1, 2])
-def test_kernels_pass_the_sanitizer(splits: int) -> None:
-    check(Setting(Latent(splits=splits), replace(SMALL, causal=True), H200), seed=1, sanitize=True)
+@pytest.mark.parametrize("variant", [Latent(), Latent(splits=2), Latent(workspace_splits=4)])
+def test_kernels_pass_the_sanitizer(variant: Latent) -> None:
+    check(Setting(variant, replace(SMALL, causal=True), H200), seed=1, sanitize=True)
 
 
 @pytest.mark.thorough
 @needs_compiler
-def test_a_kernel_makes_the_same_bits_in_any_order() -> None:
+@pytest.mark.parametrize("variant", [Latent(splits=4), Latent(workspace_splits=5)])
+def test_a_kernel_makes_the_same_bits_in_any_order(variant: Latent) -> None:
     problem = replace(SMALL, causal=True)
-    build = SimDevice("h200", H200).toolchain().build(render(Latent(splits=4), problem, H200))
+    build = SimDevice("h200", H200).toolchain().build(render(variant, problem, H200))
     q, k, _ = inputs(problem, 3, 777, 0.1, heads=32, kv_heads=1)
     v = k[..., : problem.head_dim_v]
     found = [SimRunner(H200, seed=seed).attend(build, q, k, v, scale=0.1)[0] for seed in range(6)]
@@ -136,6 +142,16 @@ def test_sources_are_tidy(way: str) -> None:
             kernel = render(WAYS[way], problem, H200)
             # Names are long, and lines that have them.
             assert_tidy(kernel.source.replace(kernel.entry, "attention"), way, longest=121)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_tiles_come_to_l2_before_there_is_room(page_size: int) -> None:
+    problem = replace(WHOLE, page_size=page_size)
+    source = render(Latent(l2_ahead=2), problem, H200).source
+    passage = source[source.index("void produce_keys(") : source.index("void walk_of_first(")]
+    assert 0 < passage.index("tma_prefetch") < passage.index("barrier_wait")
+    assert "first_key - kL2Ahead * kBc" in passage
+    assert "prefetch.tensor." not in render(Latent(), problem, H200).source
 
 
 def test_no_array_of_values_is_asked_for() -> None:

@@ -37,6 +37,8 @@ WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "both": (BRAIN, {"pack_heads": True, "splits": 3, "br": 128, "bc": 32}),
     "both, chained": (HALF, {"pack_heads": True, "splits": 8, "bc": 32, "schedule": "chained"}),
     "both, weights in shared memory": (BRAIN, {"pack_heads": True, "splits": 6, "p_in_shared": True}),
+    "workspace": (BRAIN, {"workspace_splits": 3, "section": 4}),
+    "workspace, packed": (HALF, {"pack_heads": True, "workspace_splits": 8, "bc": 32, "tail": 16}),
     "both, all blocks": (replace(HALF, causal=True), {"pack_heads": True, "splits": 16, "poly_exp": 4}),
 }
 SCORINGS = {
@@ -110,12 +112,14 @@ def test_kernels_pass_the_sanitizer(way):
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(["both", "both, all blocks", "packed, clusters"], 1))
+@pytest.mark.parametrize(
+    "way", sampled(["both", "both, all blocks", "packed, clusters", "workspace, packed"], 1)
+)
 def test_kernels_are_right_in_any_order_to_the_bit(way):
     """With more tiles than blocks that share them, and with blocks that have no key."""
     problem, variant = WAYS[way][0], variant_of(way)
     built = SimDevice("h200", H200).toolchain().build(render(variant, problem, H200))
-    for rows, keys in ((1, variant.bc * (2 * variant.splits + 1) + 3), (37, 40), (9, 2)):
+    for rows, keys in ((1, variant.bc * (2 * variant.key_shares() + 1) + 3), (37, 40), (9, 2)):
         case = inputs(problem, rows, keys, 0.25, heads=6)
         runs = [SimRunner(H200, seed=n).attend(built, *case, scale=0.25, want_lse=True) for n in range(4)]
         assert len({(o.tobytes(), lse.tobytes()) for o, lse in runs if lse is not None}) == 1

@@ -80,10 +80,10 @@ def test_any_two_values_together_are_right(shard):
 @pytest.mark.thorough
 def test_the_cover_leaves_nothing_out():
     singles = set().union(*map(traits, settings()))
-    # Tangents are of changed scores; float32 has a cover of its own.
+    # Tangents are of changed scores; float32 has a cover of its own, and weights of eight bits have tests.
     chosen = [p for p in Wgmma.parameters() if p.name != "tangent"]
     choices = {(p.name, choice) for p in chosen for choice in p.choices}
-    assert singles >= choices - {("split_by", "tiles")}
+    assert singles >= choices - {("split_by", "tiles"), ("weights", "e4m3")}
     assert singles >= {("causal", False), ("causal", True)}
     pairs = {frozenset(pair) for s in settings() for pair in combinations(traits(s), 2)}
     for numbers in WGMMA_NUMBERS:
@@ -594,7 +594,7 @@ def test_weights_in_shared_memory_take_room_and_passes_and_no_registers():
 def test_a_cluster_asks_l2_for_half():
     alone, shared = (Wgmma(cluster=cluster).work(HALF, H200) for cluster in (1, 2))
     assert alone.tile_bytes == 128 * (64 + 64) * 2 == 2 * shared.tile_bytes
-    assert replace(shared, tile_bytes=alone.tile_bytes, cluster=1) == alone
+    assert replace(shared, tile_bytes=alone.tile_bytes, cluster=1, tiles_together=1) == alone
     # Neighbours walk as far as the one that sees more.
     causal = replace(HALF, causal=True, seqlen_q=300, seqlen_k=300)
     walks = [Wgmma(bc=64, cluster=cluster).work(causal, H200).walks for cluster in (1, 2)]
@@ -606,7 +606,7 @@ def test_a_cluster_over_heads_asks_l2_for_its_share_and_walks_no_further():
     alone = Wgmma(bc=64).work(problem, H200)
     shared = Wgmma(bc=64, cluster_over="heads", cluster=4).work(problem, H200)
     assert alone.tile_bytes == 4 * shared.tile_bytes
-    assert replace(shared, tile_bytes=alone.tile_bytes, cluster=1) == alone
+    assert replace(shared, tile_bytes=alone.tile_bytes, cluster=1, tiles_together=1) == alone
     # Blocks without a head take room all the same.
     odd = replace(problem, num_q_heads=6)
     assert Wgmma(bc=64, cluster_over="heads", cluster=2).work(odd, H200).heads == odd.batch * 2 * 4

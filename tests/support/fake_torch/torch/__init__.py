@@ -1,7 +1,8 @@
 """A stand-in for PyTorch by numpy: enough to time attention, on a clock that moves only when work is done.
 
 ``FAKE_TORCH`` holds JSON: ``ms`` by backend, and ``refuse``, ``die`` and ``hang``, lists of backends that
-raise, kill the process and never return (``only``: at this head dim alone).
+raise, kill the process and never return (``only``: at this head dim alone); ``restless`` are those whose
+gradients are others in every call.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ bool = "bool"
 BEHAVIOUR = json.loads(os.environ.get("FAKE_TORCH", "{}"))
 clock_ms = 0.0
 launches: list[str] = []
+idled: list[int] = []
 
 
 def launch(name: str, head_dim: int = 0) -> None:
@@ -133,6 +135,10 @@ def _rng_array(draw, shape):
     return draw(shape).astype(np.float32) if np.prod(shape) < 2**20 else np.zeros((1, 1), np.float32)
 
 
+def equal(a, b):
+    return np.array_equal(a.array, b.array)
+
+
 _rng = np.random.default_rng(0)
 
 
@@ -203,9 +209,10 @@ class Event:
 
     def record(self):
         self.at = clock_ms
+        self.awaited = False
 
     def synchronize(self):
-        pass
+        self.awaited = True
 
     def elapsed_time(self, end):
         return end.at - self.at
@@ -250,6 +257,8 @@ def gradients(name, q, k, v, given, seen):
     of_scores = scale * weights * (of_weights - (weights * of_weights).sum(axis=3, keepdims=True))
     dk, dv = of_scores.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ given
     dk, dv = (x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
+    if name in BEHAVIOUR.get("restless", ()):
+        dk = dk * (1 + 1e-6 * len(launches))
     return (1 + BEHAVIOUR.get("noise", {}).get(f"{name} backward", 0.0)) * of_scores @ keys, dk, dv
 
 
@@ -275,7 +284,7 @@ cuda = SimpleNamespace(
     get_device_properties=lambda device: SimpleNamespace(L2_cache_size=64),
     mem_get_info=lambda: (BEHAVIOUR.get("free_bytes", 2**30), 2**31),
     synchronize=_nothing,
-    _sleep=lambda cycles: launch("idle"),
+    _sleep=lambda cycles: (launch("idle"), idled.append(cycles)),
 )
 backends = SimpleNamespace(
     cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=False)),

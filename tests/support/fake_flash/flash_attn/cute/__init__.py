@@ -4,10 +4,13 @@ sequences and keys in pages."""
 import torch
 
 
-def flash_attn_func(q, k, v, causal, window_size=(None, None), softcap=0.0, learnable_sink=None):
+def flash_attn_func(
+    q, k, v, causal, window_size=(None, None), softcap=0.0, learnable_sink=None, deterministic=False
+):
     by_heads = [x.transpose(1, 2) for x in (q, k, v)]
     assert learnable_sink is None or learnable_sink.dtype == torch.bfloat16
-    o = torch.attention("fa4", *by_heads, causal, window=window_size, softcap=softcap, sinks=learnable_sink)
+    name = "fa4-det" if deterministic else "fa4"
+    o = torch.attention(name, *by_heads, causal, window=window_size, softcap=softcap, sinks=learnable_sink)
     return o.transpose(1, 2), None
 
 

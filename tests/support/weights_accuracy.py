@@ -1,0 +1,96 @@
+"""Prints what weights of eight bits cost in accuracy, on the emulated H200: the table of docs/accuracy.md.
+
+    python tests/support/weights_accuracy.py
+
+Errors per head, ‖o - ref‖ / ‖ref‖ against float64, on average over heads: of the inputs as rounded to the
+type, with a scale for each tensor, and of them as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.limits import PRESETS
+from flashgen.gen.problem import EIGHT, Problem
+from flashgen.gen.render import render
+from flashgen.tuner.cards.dtypes import numpy_dtype
+from flashgen.tuner.cards.emulated import SimDevice
+
+H200 = PRESETS["h200"]
+HEADS, ROWS, HEAD_DIM, MOST = 4, 64, 64, 448.0
+KERNELS = {
+    "bf16": (Problem(dtype="bf16", head_dim=HEAD_DIM), Wgmma(br=64, bc=128)),
+    "e4m3": (Problem(dtype="e4m3", head_dim=HEAD_DIM), Wgmma(br=64, bc=128)),
+    "eight": (
+        Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
+        Wgmma(br=64, bc=128, weights="e4m3"),
+    ),
+}
+
+
+def gaussian(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.standard_normal((1, HEADS, n, HEAD_DIM))
+
+
+def with_outliers(rng: np.random.Generator, n: int) -> np.ndarray:
+    """One number in a thousand is ten times as large (Shah et al. 2024, "FlashAttention-3")."""
+    x = gaussian(rng, n)
+    return x + 10 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3)
+
+
+#: By name: how q and k are drawn, v is, and what scores are multiplied by beside 1/√d.
+INPUTS: dict[str, tuple[Callable, Callable, float]] = {
+    "Gaussian": (gaussian, gaussian, 1.0),
+    "Gaussian, values around 1": (gaussian, lambda rng, n: 1 + gaussian(rng, n), 1.0),
+    "Gaussian, scores four times as large": (gaussian, gaussian, 4.0),
+    "with outliers": (with_outliers, with_outliers, 1.0),
+}
+
+
+def rounded(x: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
+    """Numbers of the type, and what they are to be multiplied by."""
+    scale = float(np.abs(x).max()) / MOST if dtype == "e4m3" else 1.0
+    return (x / scale).astype(np.float32).astype(numpy_dtype(dtype)), scale
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    scores = scale * q @ k.swapaxes(-1, -2)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights @ v / weights.sum(axis=-1, keepdims=True)
+
+
+def error(o: np.ndarray, ref: np.ndarray) -> float:
+    return float((np.linalg.norm(o - ref, axis=(-2, -1)) / np.linalg.norm(ref, axis=(-2, -1))).mean())
+
+
+def main() -> None:
+    device = SimDevice("h200", H200)
+    toolchain = device.toolchain()
+    builds = {
+        name: (toolchain.build(render(variant, problem, H200)), problem.dtype)
+        for name, (problem, variant) in KERNELS.items()
+    }
+    titles = [*builds, *(f"{name}, and its inputs" for name in builds)]
+    print("| inputs | keys |", " | ".join(titles), "|")
+    print("| :-- |" + " --: |" * (1 + len(titles)))
+    for name, (keys_of, values_of, factor) in INPUTS.items():
+        for n in (1024, 8192):
+            rng = np.random.default_rng(n)
+            arrays = keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n)
+            scale = factor * HEAD_DIM**-0.5
+            true = attention(*arrays, scale)
+            own, all_of_it = [], []
+            for build, dtype in builds.values():
+                (q, of_q), (k, of_k), (v, of_v) = (rounded(x, dtype) for x in arrays)
+                o, _ = device.open().attend(build, q, k, v, scale=scale * of_q * of_k)
+                found = o.astype(np.float64) * of_v
+                wide = (x.astype(np.float64) * of for x, of in ((q, of_q), (k, of_k), (v, of_v)))
+                own.append(error(found, attention(*wide, scale)))
+                all_of_it.append(error(found, true))
+            print(f"| {name} | {n} |", " | ".join(f"{x:.1e}" for x in (*own, *all_of_it)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

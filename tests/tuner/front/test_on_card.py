@@ -1,0 +1,144 @@
+"""`flashgen.attention` on a card by the runtime of emitted modules: launches are computed in float64."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import flashgen
+import numpy as np
+import pytest
+from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
+from flashgen.templates import runtime
+from flashgen.tuner.front import bound, call
+
+from tests.support.entered import functions_entered
+from tests.support.stand_in_driver import Tensor, host
+from tests.templates.scored_kernels import computing
+from tests.tuner.front.test_attention import assert_near, expected
+
+D = 64
+SHAPE, KEYS = (1, 4, 40, D), (1, 2, 72, D)
+
+
+def tensors(driver, dtype=np.float16):
+    hosts = [host(*shape, seed=i, dtype=dtype) for i, shape in enumerate((SHAPE, KEYS, KEYS))]
+    return [Tensor(driver.own(each)) for each in hosts]
+
+
+def test_a_tensor_runs_on_the_best_kernel_built_and_proved_once(driver, torch, card):
+    q, k, v = tensors(driver)
+    with computing(driver, Problem(dtype="f16", head_dim=D)) as computed, torch_without_gradients(torch):
+        o = flashgen.attention(q, k, v)
+        first = len(computed.values)
+        again = flashgen.attention(q, k, v)
+    assert len(card.made_by.built) == 1
+    assert (first, len(computed.values)) == (2, 3), "the proof, and a launch for each call"
+    for made in (o, again):
+        assert_near(made.host, expected(q.host, k.host, v.host).o, 2e-3)
+
+
+def test_a_call_like_the_last_enters_no_more_functions_than_a_modules(driver, torch, card):
+    arrays = tensors(driver)
+    files = [each.__file__ for each in (call, runtime.attention, runtime.plans, runtime.tensors)]
+    with computing(driver, Problem(dtype="f16", head_dim=D)), torch_without_gradients(torch):
+        flashgen.attention(*arrays)
+        entered = functions_entered(lambda: flashgen.attention(*arrays), files)
+    assert entered == ["attention", "attend", "_run", "_current_handle", "_launch"]
+
+
+def test_another_mask_is_another_binary_of_its_own(driver, torch, card):
+    q, k, v = tensors(driver)
+    with computing(driver, Problem(dtype="f16", head_dim=D)), torch_without_gradients(torch):
+        flashgen.attention(q, k, v)
+        o = flashgen.attention(q, k, v, causal=True)
+    assert [each.problem.causal for each in card.made_by.built] == [False, True]
+    assert_near(o.host, expected(q.host, k.host, v.host, causal=True).o, 2e-3)
+
+
+def test_what_spills_makes_room_for_the_next(driver, torch, card):
+    card.made_by.spills["bc=64"] = 16
+    q, k, v = tensors(driver)
+    with computing(driver, Problem(dtype="f16", head_dim=D)), torch_without_gradients(torch):
+        flashgen.attention(q, k, v)
+    spilled = ["bc=64" in each.variant.name for each in card.made_by.built]
+    assert spilled == [True] * (len(spilled) - 1) + [False] and len(spilled) > 1
+
+
+def test_a_kernel_that_is_wrong_is_told_of_and_never_serves(driver, torch, card, capfd):
+    q, k, v = tensors(driver)
+    driver.library.fake_reset(0, 9, 0, 232448)  # launches compute nothing: what is made stays as it was
+    with torch_without_gradients(torch), pytest.raises(RuntimeError, match=r"no kernel for f16_d64.* serves"):
+        flashgen.attention(q, k, v)
+    assert "is wrong on H200" in capfd.readouterr().err
+
+
+def test_masks_read_tensors_and_numbers(driver, torch, card):
+    q, k, v = tensors(driver)
+    sinks = Tensor(driver.own(host(4, seed=5)))
+    asked = Scoring(window=(15, 0), sinks=True)
+    with computing(driver, Problem(dtype="f16", head_dim=D, scoring=asked)), torch_without_gradients(torch):
+        o = flashgen.attention(q, k, v, window=(9, 2), sinks=sinks)
+    values = {"window_left": 9, "window_right": 2, "sinks": sinks.host}
+    assert_near(o.host, expected(q.host, k.host, v.host, scoring=asked, values=values).o, 2e-3)
+
+
+def test_arrays_of_cupy_and_numpy_take_the_same_way(driver, cupy, card):
+    q, k, v = (driver.own(each.host) for each in tensors(driver))
+    with computing(driver, Problem(dtype="f16", head_dim=D)):
+        o, lse = flashgen.attention(q, k, v, return_lse=True)
+        found = flashgen.attention(*(cupy.ndarray(x) for x in (q, k, v)), scale=0.2)
+    wanted = expected(q, k, v)
+    assert_near(o, wanted.o, 2e-3)
+    assert np.abs(lse - wanted.lse).max() < 1e-3
+    assert_near(found.host, expected(q, k, v, scale=0.2).o, 2e-3)
+    assert len(card.made_by.built) == 1
+
+
+class torch_without_gradients:
+    """What torch.no_grad does to the stand-in."""
+
+    def __init__(self, torch) -> None:
+        self.torch = torch
+
+    def __enter__(self):
+        self.torch.grad = False
+
+    def __exit__(self, *_):
+        self.torch.grad = True
+
+
+def test_a_call_that_does_not_wait_takes_what_is_ready_while_the_best_is_built(driver, torch, card):
+    q, k, v = tensors(driver)
+    ready = bound.workshop_of(card)
+    with computing(driver, Problem(dtype="f16", head_dim=D)), torch_without_gradients(torch):
+        flashgen.attention(q, k, v, wait=False)  # nothing is ready: it waits
+        first = card.made_by.built[0]
+        short = Problem(dtype="f16", head_dim=D, batch=1, num_q_heads=4, num_kv_heads=2, seqlen_q=40)
+        short = replace(short, seqlen_k=72)
+        ready.ranked(short).reverse()  # as if more were known by now
+        bound.forget_choices()
+        flashgen.attention(q, k, v, wait=False)
+        for thread in threading.enumerate():
+            if thread.name.startswith("flashgen"):
+                thread.join()
+        flashgen.attention(q, k, v, wait=False)
+    built = [each.variant for each in card.made_by.built]
+    assert built == [first.variant, ready.ranked(short)[0].variant]
+
+
+def test_pytorch_computes_what_is_not_served_where_that_is_asked_for(driver, torch, card, capfd):
+    wide = Tensor(driver.own(host(1, 2, 8, 300, dtype=np.float16)))
+    with torch_without_gradients(torch):
+        with pytest.raises(ValueError, match=r"q has the head dim 300; served are 1\.\.256"):
+            flashgen.attention(wide, wide, wide)
+        for _ in range(2):
+            library, _, told = flashgen.attention(wide, wide, wide, causal=True, fallback="torch")
+    assert (library, told["is_causal"]) == ("torch", True)
+    assert capfd.readouterr().err.count("PyTorch computes what no kernel serves: q has the head dim 300") == 1
+
+
+def test_what_calls_read_of_a_kind_is_there_before_graphs_are_traced():
+    kind = bound.outline(bound.bound_of(None).attending(Scoring(window=(15, 0), sinks=True)))
+    assert {"named", "keywords", "required", "reads", "numbers", "integers", "exact"} <= kind.__dict__.keys()
