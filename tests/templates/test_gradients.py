@@ -27,7 +27,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients as in_float64
 
 from tests.support.modules import import_path
-from tests.support.stand_in_driver import Array, D, Driver, Jax, Tensor, host
+from tests.support.stand_in_driver import PRIMARY, Array, D, Driver, Jax, Tensor, host
 from tests.templates.gradient_kernels import backward_kernel, computing, forward_kernel, load, unordered
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -170,7 +170,7 @@ def test_several(driver: Driver, tmp_path: Path) -> None:
 def test_as_a_program(driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 2, "seqlen_q": 9, "seqlen_k": 9}
     kernels = forward_kernel(**small), backward_kernel(**small)
-    driver.library.fake_push(0xC001)
+    driver.library.fake_push(PRIMARY)
     module = load(tmp_path, kernels[1])
     module._CHECKED.update(seqlen_q=9, seqlen_k=13)
     with computing(driver, kernels[1]):

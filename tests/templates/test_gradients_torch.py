@@ -5,24 +5,20 @@ Tensors lie in host memory, on which the stand-in driver computes what launches 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.support.host_tensors import Graphs, fresh_driver, real_torch, take_host_tensors, tensors
 from tests.support.stand_in_driver import D, Driver
 from tests.templates.gradient_kernels import backward_kernel, computing, forward_kernel, load, unordered
-from tests.templates.test_torch import Graphs, tensors
 
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
-    return torch
+    return real_torch()
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +31,8 @@ def loaded(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) -
         key = tuple(each.digest for each in kernels)
         if key not in modules:
             path = tmp_path_factory.mktemp("module")
-            module = modules[key] = load(path, *kernels, name=f"differentiable_{len(modules)}", for_good=True)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ctypes, "CDLL", lambda name: library)
-                module._driver()
-            module._TORCH_DEVICES = ("cpu", "meta")
-            module._ordinal = lambda device: 0
-            module._compile = lambda tuned, arch, causal: f"causal={int(causal)}".encode()
+            module = load(path, *kernels, name=f"differentiable_{len(modules)}", for_good=True)
+            modules[key] = take_host_tensors(module, library)
         return modules[key]
 
     return of
@@ -54,10 +45,7 @@ KERNELS = forward_kernel(), backward_kernel()
 def module(
     torch: Any, library: Any, loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    library.fake_reset(D, 9, 0, 232448)
-    library.fake_push(0xC001)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    torch._dynamo.reset()
+    fresh_driver(torch, library, monkeypatch)
     with computing(Driver(library), *KERNELS):
         yield loaded(*KERNELS)
     torch.set_autocast_enabled("cuda", False)

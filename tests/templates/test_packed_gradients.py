@@ -37,13 +37,13 @@ from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients as in_float64
 
+from tests.support.host_tensors import Graphs, fresh_driver, real_torch, take_host_tensors
 from tests.support.modules import import_path
-from tests.support.stand_in_driver import D, Driver, Wide, host
+from tests.support.stand_in_driver import PRIMARY, D, Driver, Wide, host
 from tests.templates.gradient_kernels import Emulated
 from tests.templates.scored_kernels import LAUNCHED, _read
 from tests.templates.test_gradients_torch import close, grads_of
 from tests.templates.test_packed import HEADS, K_LENGTHS, Q_LENGTHS, SAID, Card, arrays, kernel_of, lengths
-from tests.templates.test_torch import Graphs
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SINKS = Scoring(sinks=True, softcap=2.0)
@@ -201,7 +201,7 @@ def test_plans_are_kept(driver: Driver, tmp_path: Path, cupy: ModuleType) -> Non
 def test_as_a_program(driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"batch": 2, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 9, "seqlen_k": 9, "scoring": SINKS}
     forward, backward = kernel_of(**small), backward_kernel(**small)
-    driver.library.fake_push(0xC001)
+    driver.library.fake_push(PRIMARY)
     module = load(tmp_path, backward)
     module._CHECKED_ROWS, module._CHECKED_KEYS = (9, 0, 1, 4), (13, 7, 1, 0)
     with computing(driver, backward):
@@ -230,26 +230,15 @@ def test_modules_of_two_are_of_the_same_attention(tmp_path: Path) -> None:
 
 @pytest.fixture
 def torch(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
-    library.fake_reset(D, 9, 0, 232448)
-    library.fake_push(0xC001)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    torch._dynamo.reset()
+    torch = real_torch()
+    fresh_driver(torch, library, monkeypatch)
     return torch
 
 
 def for_tensors(path: Path, library: Any, *kernels: Kernel) -> Any:
     """The module of kernels for tensors in the host's memory."""
     module = load(path, *kernels, name=f"packed_{kernels[0].problem.stem}", for_good=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ctypes, "CDLL", lambda name: library)
-        module._driver()
-    module._TORCH_DEVICES = ("cpu", "meta")
-    module._ordinal = lambda device: 0
-    module._compile = lambda tuned, arch, causal: f"causal={int(causal)}".encode()
-    return module
+    return take_host_tensors(module, library)
 
 
 @pytest.mark.parametrize("scoring", [Scoring(), SINKS])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from flashgen.gen.emit.module import emit_module
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.scoring import Scoring
 
+from tests.support.host_tensors import fresh_driver, real_torch, take_host_tensors
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import D, Driver
 from tests.templates.test_packed import (
@@ -33,23 +33,11 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 def for_tensors(kernel: Kernel, library: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """PyTorch, and the kernel's module for tensors in the host's memory; skips where there is none."""
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
+    torch = real_torch()
     path = path / f"emitted_{kernel.problem.stem}.py"
     path.write_text(emit_module(kernel, device="H200"))
-    module = import_path(path, for_good=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ctypes, "CDLL", lambda name: library)
-        module._driver()
-    module._TORCH_DEVICES = ("cpu", "meta")
-    module._ordinal = lambda device: 0
-    compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
-    module._compile = lambda tuned, arch, causal: compiled[causal]
-    library.fake_reset(D, 9, 0, 232448)
-    library.fake_push(0xC001)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    torch._dynamo.reset()
+    module = take_host_tensors(import_path(path, for_good=True), library)
+    fresh_driver(torch, library, monkeypatch)
     return torch, module
 
 

@@ -30,7 +30,7 @@ from flashgen.tuner.evaluate.gradients import gradients as in_float64
 
 from tests.support.depth import sampled
 from tests.support.modules import import_path
-from tests.support.stand_in_driver import D, Driver, host
+from tests.support.stand_in_driver import PRIMARY, D, Driver, host
 from tests.templates.gradient_kernels import backward_kernel, computing, forward_kernel, load
 from tests.templates.test_scored import SCORINGS, asked, drawn
 
@@ -182,7 +182,7 @@ def test_as_a_program(driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixt
     """It draws what its kernels read, and looks at gradients in float64."""
     small = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 2, "seqlen_q": 9, "seqlen_k": 9}
     kernels = [make(**small, scoring=SCORINGS["all"]) for make in (forward_kernel, backward_kernel)]
-    driver.library.fake_push(0xC001)
+    driver.library.fake_push(PRIMARY)
     module = load(tmp_path, kernels[1])
     module._CHECKED.update(seqlen_q=9, seqlen_k=13)
     with computing(driver, kernels[1]):

@@ -3,7 +3,6 @@ installed, and without a GPU: launches compute in float64 what their arguments s
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 from flashgen.gen.scoring import Scoring
 
+from tests.support.host_tensors import Graphs, fresh_driver, real_torch, take_host_tensors, tensors
 from tests.support.stand_in_driver import D, Driver
 from tests.templates.gradient_kernels import backward_kernel, computing, forward_kernel, load
 from tests.templates.test_gradients_torch import close, grads_of
-from tests.templates.test_torch import Graphs, tensors
 
 ROWS, KEYS = 9, 12
 BIAS = Scoring(bias="f32", sinks=True, softcap=3.0)
@@ -24,10 +23,7 @@ WINDOW = Scoring(window=(5, 0), alibi=True)
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
-    return torch
+    return real_torch()
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +36,8 @@ def loaded(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) -
         key = tuple(each.digest for each in kernels)
         if key not in modules:
             path = tmp_path_factory.mktemp("module")
-            module = modules[key] = load(path, *kernels, name=f"scored_{len(modules)}", for_good=True)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ctypes, "CDLL", lambda name: library)
-                module._driver()
-            module._TORCH_DEVICES = ("cpu", "meta")
-            module._ordinal = lambda device: 0
-            module._compile = lambda tuned, arch, causal: f"causal={int(causal)}".encode()
+            module = load(path, *kernels, name=f"scored_{len(modules)}", for_good=True)
+            modules[key] = take_host_tensors(module, library)
         return modules[key]
 
     return of
@@ -57,10 +48,7 @@ def serving(
     torch: Any, library: Any, loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """The module of a kernel and one of its gradients for each scoring, whose launches compute."""
-    library.fake_reset(D, 9, 0, 232448)
-    library.fake_push(0xC001)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    torch._dynamo.reset()
+    fresh_driver(torch, library, monkeypatch)
     running = []
 
     def of(*scorings: Scoring) -> Any:

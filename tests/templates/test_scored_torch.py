@@ -5,7 +5,6 @@ Tensors lie in host memory; launches compute what the problem asks of what their
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from flashgen.gen.scoring import Scoring
 
+from tests.support.host_tensors import fresh_driver, real_torch, take_host_tensors, tensors
 from tests.support.stand_in_driver import D, Driver
 from tests.templates.scored_kernels import computing, load_scored, problem_of
 from tests.templates.test_scored import SCORINGS, asked, drawn, wanted
@@ -23,10 +23,7 @@ Q, K = (2, 4, 21, D), (2, 2, 37, D)
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
-    return torch
+    return real_torch()
 
 
 @pytest.fixture
@@ -34,21 +31,12 @@ def load(
     torch: Any, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Loads modules that take tensors of the CPU for such of a card."""
-    library.fake_reset(D, 9, 0, 232448)
-    library.fake_push(0xC001)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    torch._dynamo.reset()
+    fresh_driver(torch, library, monkeypatch)
     count = iter(range(99))
 
     def loaded(*scorings: Scoring, **others: Any) -> Any:
         module = load_scored(tmp_path, *scorings, name=f"emitted_{next(count)}", for_good=True, **others)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ctypes, "CDLL", lambda name: library)
-            module._driver()
-        module._TORCH_DEVICES = ("cpu", "meta")
-        module._ordinal = lambda device: 0
-        module._compile = lambda tuned, arch, causal: f"causal={int(causal)}".encode()
-        return module
+        return take_host_tensors(module, library)
 
     yield loaded
     library.fake_on_launch(None)
@@ -57,11 +45,6 @@ def load(
 @pytest.fixture
 def driver(library: Any) -> Driver:
     return Driver(library)
-
-
-def tensors(torch: Any, *shapes: tuple[int, ...]) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def as_tensor(torch: Any, array: Any) -> Any:

@@ -5,7 +5,6 @@ Tensors lie in host memory, on which the stand-in driver of `test_module` runs p
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import math
 import subprocess
@@ -19,6 +18,7 @@ from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module
 from flashgen.gen.launch import Launch as GridOf
 
+from tests.support.host_tensors import Graphs, fresh_driver, real_torch, take_host_tensors, tensors
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import DRIVER_TYPES, D, Driver, make_kernel
 
@@ -28,10 +28,7 @@ BOUNDS = {"f32": 2e-6, "bf16": 2e-2}
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
-    return torch
+    return real_torch()
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +42,7 @@ def modules(torch: Any, library: Any, tmp_path_factory: pytest.TempPathFactory) 
             # Compiled functions import it by its name.
             path = tmp_path_factory.mktemp("module") / f"emitted_{kind}.py"
             path.write_text(text_of(kind))
-            module = loaded[kind] = import_path(path, for_good=True)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ctypes, "CDLL", lambda name: library)
-                module._driver()
-            module._TORCH_DEVICES = ("cpu", "meta")
-            module._ordinal = lambda device: 0
-            compiled = {causal: f"causal={int(causal)}".encode() for causal in (False, True)}
-            module._compile = lambda tuned, arch, causal: compiled[causal]
+            loaded[kind] = take_host_tensors(import_path(path, for_good=True), library)
         return loaded[kind]
 
     return module_of
@@ -79,11 +69,8 @@ def module(
     modules: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Any]:
-    library.fake_reset(D, 9, 0, 232448)
+    fresh_driver(torch, library, monkeypatch)
     library.fake_kernel(D, DRIVER_TYPES.get(request.param, 0))
-    library.fake_push(0xC001)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    torch._dynamo.reset()
     yield modules(request.param)
     torch.set_autocast_enabled("cuda", False)
 
@@ -91,11 +78,6 @@ def module(
 @pytest.fixture
 def driver(library: Any) -> Driver:
     return Driver(library)
-
-
-def tensors(torch: Any, *shapes: tuple[int, ...], dtype: Any = None) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(dtype or torch.float32) for shape in shapes]
 
 
 def qkv(
@@ -118,24 +100,6 @@ def close(found: Any, wanted: Any, bound: float = 1e-5) -> None:
     assert found.shape == wanted.shape
     difference = (found.double() - wanted).abs().nan_to_num(0)  # both -inf
     assert (difference <= bound * (1 + wanted.abs().nan_to_num(0, 0, 0))).all(), difference.max()
-
-
-class Graphs:
-    """A backend of torch.compile that keeps the graphs; they run as they are, forward and backward."""
-
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-
-    def __call__(self, graph: Any, inputs: Any) -> Any:
-        from torch._dynamo.backends.debugging import aot_eager
-
-        self.made.append(graph)
-        return aot_eager(graph, inputs)
-
-    def targets(self) -> str:
-        """What the only graph calls."""
-        (graph,) = self.made
-        return " ".join(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
 
 
 # ---- tensors as they lie -----------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import flashgen
 import pytest
 from flashgen.gen.problem import Problem
 
+from tests.support.host_tensors import Graphs
 from tests.support.stand_in_driver import D
 from tests.templates.test_paged import computing
-from tests.templates.test_torch import Graphs
 from tests.tuner.front.test_gradients_torch import real, torch
 
 __all__ = ["real", "torch"]

@@ -16,20 +16,17 @@ from flashgen.gen.scoring import Scoring
 from flashgen.templates.runtime import gradient_plans, packed_values, scored_values, table, tensors
 from flashgen.tuner.front.bound import bound_of
 
-from tests.support.stand_in_driver import D
+from tests.support.host_tensors import Graphs, real_torch
+from tests.support.stand_in_driver import PRIMARY, D
 from tests.templates import test_packed, test_packed_gradients
 from tests.templates.gradient_kernels import computing
-from tests.templates.test_torch import Graphs
 
 ROWS, KEYS = 9, 12
 
 
 @pytest.fixture(scope="module")
 def real() -> Any:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    if not hasattr(torch, "_C"):
-        pytest.skip("needs PyTorch, not its stand-in")
-    return torch
+    return real_torch()
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def torch(real: Any, driver: Any, card: Any, monkeypatch: pytest.MonkeyPatch) ->
         if hasattr(module, "_ordinal"):
             monkeypatch.setattr(module, "_ordinal", lambda device: 0)
     monkeypatch.setattr(real._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    driver.library.fake_push(0xC001)
+    driver.library.fake_push(PRIMARY)
     return real
 
 
