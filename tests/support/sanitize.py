@@ -58,6 +58,10 @@ LONG_ROW, LONG_ROW_EVERY = 2 * 2048, 8
 #: How far from float64 results may be on inputs in ±3, by the class of `Problem.precision` or else the dtype;
 #: a kernel that the tool disturbed is further.
 ALLOWED_ERRORS = {"f32": 1e-5, "3xtf32": 3e-5, "3xf16": 3e-5, "tf32": 2e-2, "f16": 6e-3, "bf16": 3e-2}
+#: Of eight bits by that of weights: those of f16 and results in bf16, or weights of four bits.
+ALLOWED_ERRORS |= {"e4m3": 3e-2, "eight": 0.3}
+#: What multiplies results beside the scale of scores, where kernels take both.
+VALUE_SCALE = 1.0
 
 
 # ---- the process under the sanitizer -----------------------------------------------------------------------
@@ -85,10 +89,10 @@ def launch_all(manifest: Path) -> None:
         return address
 
     def numpy_dtype(name: str) -> np.dtype:
-        if name == "bf16":
+        if name in ("bf16", "e4m3"):
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            return np.dtype(ml_dtypes.bfloat16 if name == "bf16" else ml_dtypes.float8_e4m3fn)
         return np.dtype({"f32": np.float32, "f16": np.float16}[name])
 
     rng = np.random.default_rng(0)
@@ -109,21 +113,23 @@ def launch_all(manifest: Path) -> None:
             d, dv, dtype = entry["head_dim"], entry["head_dim_v"], numpy_dtype(entry["dtype"])
             shapes = [(batch, heads, rows, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, dv)]
             hosts = [rng.uniform(-3, 3, shape).astype(np.float32).astype(dtype) for shape in shapes]
-            o, lse = np.full((*shapes[0][:3], dv), np.nan, dtype), np.empty(shapes[0][:3], np.float32)
+            made = numpy_dtype(entry["output_dtype"])
+            o, lse = np.full((*shapes[0][:3], dv), np.nan, made), np.empty(shapes[0][:3], np.float32)
             blocks = num_blocks(entry, (batch, heads, kv_heads, rows))
             device = [allocate(x.nbytes) for x in (*hosts, o, lse)]
             # initcheck would take what the copy engine stored for uninitialized.
             written = [*hosts, o] if entry["tensor_maps"] else hosts
             for address, x in zip(device, written, strict=False):
                 call("cuMemcpyHtoD_v2", address, ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes))
-            strides = [s // dtype.itemsize for x in (*hosts, o) for s in x.strides[:3]]
+            strides = [s // x.itemsize for x in (*hosts, o) for s in x.strides[:3]]
             sizes = (batch, heads, kv_heads, rows, keys)
             scale = 1 / math.sqrt(d)
+            scales = (scale, VALUE_SCALE) if entry["has_value_scale"] else (scale,)
             pointers = [a.value or 0 for a in device]
             left = 4 * blocks * entry["workspace_floats"]
             workspace = [allocate(left)] if left else []
             every = [*pointers, *(each.value for each in workspace)]
-            arguments = [entry_args(entry["args_format"], every, strides, sizes, scale)]
+            arguments = [entry_args(entry["args_format"], every, strides, sizes, scales)]
             if entry["tensor_maps"]:
                 arguments.append(entry_maps(entry, pointers, strides, sizes, scale))
             parameters = (ctypes.c_char_p * len(arguments))(*arguments)
@@ -157,10 +163,10 @@ def num_blocks(entry: dict[str, Any], sizes: tuple[int, int, int, int]) -> int:
     return -(-batch * walkers // entry["heads_per_block"]) * tiles * splits
 
 
-def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
+def entry_args(layout: str, pointers: Any, strides: Any, sizes: Any, scales: Any) -> bytes:
     import struct
 
-    return struct.pack(layout, *pointers, *strides, *sizes, scale)
+    return struct.pack(layout, *pointers, *strides, *sizes, *scales)
 
 
 def entry_maps(entry: dict[str, Any], pointers: Any, strides: Any, sizes: Any, scale: float) -> bytes:
@@ -225,8 +231,8 @@ class Report:
 
 
 def choose(count: int, seed: int, limits: Any) -> list[Any]:
-    """Kernels of each family, ``count`` of each at least, those of warpgroups that split float32, which have
-    few values of their own, and of the ladder's steps."""
+    """Kernels of each family, ``count`` of each at least, those of warpgroups that split float32 or multiply
+    eight bits, which have few values of their own, and of the ladder's steps."""
     simt, ladder = choose_simt(count, seed, limits), choose_ladder(limits)
     return (
         simt
@@ -234,6 +240,7 @@ def choose(count: int, seed: int, limits: Any) -> list[Any]:
         + choose_covering("mma", count, seed, limits)
         + choose_covering("wgmma", count, seed, limits)
         + choose_covering("wgmma in parts", 0, seed, limits)
+        + choose_eight_bits(seed, limits)
     )
 
 
@@ -316,6 +323,28 @@ def choose_covering(cover: str, count: int, seed: int, limits: Any) -> list[Any]
     return [render(each.variant, each.problem, limits) for each in chosen]
 
 
+def choose_eight_bits(seed: int, limits: Any) -> list[Any]:
+    """Kernels of e4m3, with weights of f16 and of eight bits; none where the card has no such products."""
+    from flashgen.gen.families.wgmma.family import Wgmma
+    from flashgen.gen.problem import Problem
+    from flashgen.gen.render import render
+
+    from tests.support.covering import E4M3_HEAD_DIMS, draw
+
+    rng, kernels = random.Random(seed), []
+    # What no legal variant of both kinds has otherwise, or has tests of its own.
+    held = {"p_in_shared": False, "q_in_registers": False, "tail": 0, "pack_heads": False}
+    held |= {"splits": 1, "cluster": 1, "cluster_over": "rows"}
+    for weights, precision in (("f16", "auto"), ("e4m3", "eight")):
+        for index, (d, dv) in enumerate(E4M3_HEAD_DIMS):
+            causal = index % 2 == 1
+            problem = Problem(dtype="e4m3", precision=precision, head_dim=d, head_dim_v=dv, causal=causal)
+            drawn = draw(Wgmma, problem, limits, 1, rng, {**held, "weights": weights})
+            kernels += [render(variant, problem, limits) for variant in drawn]
+    print(f"{len(kernels)} wgmma variants of eight bits")
+    return kernels
+
+
 def choose_ladder(limits: Any) -> list[Any]:
     """Kernels of the ladder's steps, where they run."""
     from flashgen.gen.families.ladder.family import steps
@@ -370,6 +399,8 @@ def write_manifest(kernels: list[Any], toolchain: Any, path: Path) -> None:
                 "heads_per_cluster": kernel.launch.heads_per_cluster,
                 "tensor_maps": [asdict(each) for each in kernel.launch.tensor_maps],
                 "dtype": problem.dtype,
+                "output_dtype": problem.output_dtype,
+                "has_value_scale": "value_scale" in {field.name for field in kernel.arguments.fields},
                 "head_dim": problem.head_dim,
                 "head_dim_v": problem.head_dim_v,
                 "causal": problem.causal,
@@ -393,6 +424,8 @@ def allowed_error(kernel: Any) -> float:
         return ALLOWED_ERRORS[kernel.variant.arithmetic(problem)]
     if kernel.variant.family == "wgmma" and problem.dtype == "f32":
         return ALLOWED_ERRORS["3xf16"]
+    if problem.precision == "eight":
+        return ALLOWED_ERRORS["eight"]
     return ALLOWED_ERRORS[problem.dtype]
 
 

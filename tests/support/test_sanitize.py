@@ -44,10 +44,10 @@ def test_the_sample_takes_every_legal_value(
     for parameter in Mma.parameters():
         assert {getattr(k.variant, parameter.name) for k in mma} == set(parameter.choices)
     wgmma = [k for k in kernels if k.variant.family == "wgmma"]
-    assert {k.problem.dtype for k in wgmma} == {"f16", "bf16", "f32"}
+    assert {k.problem.dtype for k in wgmma} == {"f16", "bf16", "f32", "e4m3"}
     for parameter in Wgmma.parameters():
-        if parameter.name in ("tangent", "weights"):
-            continue  # of kernels with a soft cap or of e4m3, which the script leaves to emulated cards
+        if parameter.name == "tangent":
+            continue  # of kernels with a soft cap, which the script leaves to emulated cards
         assert {getattr(k.variant, parameter.name) for k in wgmma} == set(parameter.choices)
     said = capsys.readouterr().out
     assert all(f"{family} variants with" in said for family in ("simt", "mma", "wgmma"))
@@ -63,13 +63,16 @@ def test_the_manifest_holds_what_a_launch_takes(tmp_path: Path) -> None:
         def build(self, kernel: Kernel) -> Build:
             return Build(kernel, Path("none.cubin"), registers=1, spill_bytes=0, seconds=0.0, cached=False)
 
-    kernels = [k for family in ("mma", "wgmma") for k in script.choose_covering(family, 1, 0, preset("h200"))]
+    limits = preset("h200")
+    kernels = [k for family in ("mma", "wgmma") for k in script.choose_covering(family, 1, 0, limits)]
+    kernels += script.choose_eight_bits(0, limits)
     manifest = tmp_path / "manifest.json"
     script.write_manifest(kernels, Toolchain(), manifest)
     for kernel, entry in zip(kernels, json.loads(manifest.read_text()), strict=True):
         problem = kernel.problem
         assert (entry["dtype"], entry["head_dim"]) == (problem.dtype, problem.head_dim)
         assert entry["head_dim_v"] == problem.head_dim_v
+        assert entry["has_value_scale"] == (problem.dtype == "e4m3")
         assert entry["heads_per_block"] == kernel.launch.heads_per_block
         assert entry["max_blocks"] == kernel.launch.max_blocks
         assert entry["cluster"] == kernel.launch.cluster
@@ -122,6 +125,8 @@ def test_launches_are_right_and_wrong_ones_told(
                 "heads_per_cluster": 1,
                 "tensor_maps": [],
                 "dtype": "f32",
+                "output_dtype": "f32",
+                "has_value_scale": False,
                 "head_dim": 16,
                 "head_dim_v": 16,
                 "causal": causal,
@@ -142,7 +147,13 @@ def test_launches_are_right_and_wrong_ones_told(
     for number, (dtype, allowed) in enumerate((("f16", 6e-3), ("bf16", 3e-2)), start=1):
         driver.fake_reset(16, 9, 0, 232448)
         driver.fake_kernel(24, number)
-        half = entries[0] | {"dtype": dtype, "head_dim_v": 24, "allowed_error": allowed, "heads_per_block": 2}
+        half = entries[0] | {
+            "dtype": dtype,
+            "output_dtype": dtype,
+            "head_dim_v": 24,
+            "allowed_error": allowed,
+            "heads_per_block": 2,
+        }
         manifest.write_text(json.dumps([half]))
         script.launch_all(manifest)
         assert capsys.readouterr().out == "# mask False\n# done\n"
