@@ -22,6 +22,7 @@ from .facts import Tuned
 from .packed_attention import _PackedTensors, _SequenceAttention
 from .packed_values import _check_longest, _is_symbol, _PackedTable, _Sequences, _shape
 from .plans import _ROTATED, _Beside, _Plan
+from .scored_kinds import _sizes_of
 from .scored_values import TileLists, _Placed
 from .table import Choice, _Output, _Table
 from .tensors import _register, _Tensors
@@ -171,7 +172,8 @@ class CacheAttention(_SequenceAttention):
         new = {"k_new": k, "v_new": v, **tables, _ROTATED: rotated}
         arrays = {name: array for name, array in new.items() if array is not None}
         grown = _Grown(_keys_with_new(k_cache, k, cache_seqlens, layout), layout)
-        scoring = self._scoring(q, values, lists)
+        sizes = _sizes_of(q, k_cache, layout) | {"seqlen_k": grown.seqlen_k}
+        scoring = self._scoring(q, values, lists, sizes)
         beside = _GrownSequences(self.tuned, arrays, grown, None, scoring, value_scale)
         return self._attend((q, k_cache, v_cache), causal, scale, out, stream, return_lse, beside)
 

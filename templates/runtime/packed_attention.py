@@ -82,10 +82,15 @@ class _PackedTensors(_Tensors):
 
 
 def _scoring_asked(
-    tuned: Tuned, q: Any, values: Mapping[str, Any], lists: TileLists | None, differentiable: bool
+    tuned: Tuned,
+    q: Any,
+    values: Mapping[str, Any],
+    lists: TileLists | None,
+    sizes: Mapping[str, int],
+    differentiable: bool,
 ) -> _Asked | None:
-    """What a call says of masks and changes of scores, of whose arrays kernels may take gradients; None where
-    a kernel has none."""
+    """What a call of those sizes says of masks and changes of scores, of whose arrays kernels may take
+    gradients; None where a kernel has none."""
     asked = _told(values)
     if not isinstance(tuned, Scored):
         if asked:
@@ -99,7 +104,7 @@ def _scoring_asked(
     for keyword, value in asked.items():
         if keyword not in tuned.required:
             numbers |= tuned.numbers_of(keyword, value)
-    return _Asked(tuned, numbers, _arrays_of(tuned, asked, q, differentiable), {}, lists)
+    return _Asked(tuned, numbers, _arrays_of(tuned, asked, q, differentiable), sizes, lists)
 
 
 def _sizes_of_sequences(q: Any, k: Any, layout: _Packed) -> dict[str, int]:
@@ -155,9 +160,11 @@ class _SequenceAttention:
             beside.forget()
             raise
 
-    def _scoring(self, q: Any, values: Mapping[str, Any], lists: TileLists | None) -> _Asked | None:
-        """What a call says of masks and changes of scores; None where the kernel has none."""
-        return _scoring_asked(self.tuned, q, values, lists, self._group._tensors.gradients is not None)
+    def _scoring(
+        self, q: Any, values: Mapping[str, Any], lists: TileLists | None, sizes: Mapping[str, int]
+    ) -> _Asked | None:
+        """What a call of those sizes says of masks and changes of scores; None where the kernel has none."""
+        return _scoring_asked(self.tuned, q, values, lists, sizes, self._group._tensors.gradients is not None)
 
     def _asked_of_flash(
         self, q: Any, window_size: tuple[int, int], softcap: float, descales: tuple[Any, Any, Any]
@@ -303,9 +310,7 @@ class PackedAttention(_SequenceAttention):
         layout = _layout_of(q, arrays, max_seqlen_q, max_seqlen_k)
         if isinstance(q, np.ndarray) and len(q.shape) == len(k.shape) == 3:
             _check_lengths(arrays, (q.shape[0], k.shape[0]), layout)
-        scoring = self._scoring(q, values, lists)
-        if scoring is not None:
-            scoring.sizes = _sizes_of_sequences(q, k, layout)
+        scoring = self._scoring(q, values, lists, _sizes_of_sequences(q, k, layout))
         beside = _Sequences(self.tuned, arrays, layout, plan, scoring, value_scale)
         return self._attend((q, k, v), causal, scale, out, stream, return_lse, beside)
 

@@ -146,9 +146,7 @@ class PackedGradients:
         layout = _layout_of(q, arrays, max_seqlen_q, max_seqlen_k)
         if isinstance(q, np.ndarray) and len(q.shape) == len(k.shape) == 3:
             _check_lengths(arrays, (q.shape[0], k.shape[0]), layout)
-        scoring = _scoring_asked(self.tuned, q, values, None, True)
-        if scoring is not None:
-            scoring.sizes = _sizes_of_sequences(q, k, layout)
+        scoring = _scoring_asked(self.tuned, q, values, None, _sizes_of_sequences(q, k, layout), True)
         names = _wanted(self.tuned, wanted)
         sequences = _Sequences(self.tuned, arrays, layout, plan, scoring)
         read = _PackedGradientsRead(sequences, _in_order(self.tuned, names))

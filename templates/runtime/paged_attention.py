@@ -28,6 +28,7 @@ from .paged_values import (
     _paged_layout,
     _PagedSequences,
     _PagedTable,
+    _sizes_of_pages,
     _takes_packed,
 )
 from .plans import _ROTATED, _Beside
@@ -186,7 +187,7 @@ class PagedAttention(_SequenceAttention):
             new = {"k_new": k, "v_new": v, **tables, _ROTATED: rotated, _NEW_STARTS: cu_seqlens_new}
             arrays |= {name: array for name, array in new.items() if array is not None}
             _check_appending(self.tuned, q, given)
-        scoring = self._scoring(q, values, lists)
+        scoring = self._scoring(q, values, lists, _sizes_of_pages(q, k_cache, made))
         beside = _PagedSequences(self.tuned, arrays, made, plan, scoring, value_scale)
         return self._attend((q, k_cache, v_cache), causal, scale, out, stream, return_lse, beside)
 

@@ -21,7 +21,7 @@ from .packed_values import (
 )
 from .plans import _INT_MAX, _PLAN, _ROTATED, _Plan
 from .scored_values import _Placed
-from .table import _Output, _Table
+from .table import _SIZES, _Output, _Table
 
 #: The arrays that tell where keys are, and where queries that are packed.
 _PAGE_ARRAYS = ("page_table", "seqused_k", "cu_seqlens_q", "seqused_q")
@@ -101,6 +101,18 @@ class _PagedTable(_PackedTable):
     def sizes_of_grid(self, sizes: dict[str, int]) -> tuple[int, int, int, int]:
         rows = sizes.get("total_q", sizes["seqlen_q"])
         return sizes["batch"], sizes["num_q_heads"], sizes["num_kv_heads"], rows
+
+
+def _sizes_of_pages(q: Any, k_cache: Any, layout: _Paged) -> dict[str, int]:
+    """The sizes of arrays that are as they should be; whether they are, is found out later."""
+    of_q, of_k, packed = _shape(q), _shape(k_cache), layout.queries == _PACKED_QUERIES
+    if len(of_q) != (3 if packed else 4) or len(of_k) != 4:
+        return {}
+    heads, rows = (of_q[1], layout.max_seqlen_q) if packed else of_q[1:3]
+    if layout.queries == "bshd":
+        heads, rows = rows, heads
+    kv_heads = of_k[2 if layout.cache == "NHD" else 1]
+    return dict(zip(_SIZES, (layout.batch, heads, kv_heads, rows, layout.max_seqlen_k), strict=True))
 
 
 class _PagedSequences(_Sequences):

@@ -35,6 +35,7 @@ from flashgen.tuner.shelf.module_text import read_module
 from tests.support.formatting import assert_ruff_is_content
 from tests.support.modules import import_path
 from tests.support.stand_in_driver import D, Driver, Jax, Tensor, Wide, host
+from tests.templates import scored_kernels
 from tests.templates.scored_kernels import LAUNCHED, _read
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -85,7 +86,8 @@ class Card:
         caches = [self._cache(told, name) for name in ("k" if problem.latent else "kv")]
         caches += [caches[0][..., : problem.head_dim_v]] * problem.latent
         lse = self._lse(told)
-        values = {each.name: told[each.name] for each in problem.scores.scalars}
+        values = scored_kernels.Card(problem).read(problem.scores, told)
+        by_batch = {each.name for each in problem.scores.buffers if "batch" in each.axes[0]}
         for i in range(batch):
             keys = np.arange(min(max(int(used[i]), 0), most))
             pages = np.clip(table[i, keys // int(told["page_size"])], 0, int(told["num_pages"]) - 1)
@@ -94,8 +96,9 @@ class Card:
             rows = q[part] if packed else q[i].swapaxes(0, 1)
             if not len(rows):
                 continue
+            own = {name: x[i : i + 1] if name in by_batch else x for name, x in values.items()}
             found = reference.attention(
-                rows.swapaxes(0, 1)[None], k, v, scale=told["scale"], scores=problem.scores, values=values
+                rows.swapaxes(0, 1)[None], k, v, scale=told["scale"], scores=problem.scores, values=own
             )
             o[part] = found.o[0].swapaxes(0, 1) if packed else found.o[0]
             if lse is not None and packed:
@@ -206,6 +209,39 @@ def test_numpy_arrays(driver: Driver, tmp_path: Path, scoring: Scoring, causal: 
     close(o, expected[0])
     close(lse, expected[1])
     assert driver.library.fake_num_allocated() == 0
+
+
+SLOPES, ENDS = np.array([0.5, 0.1, 2.0, 0.0], np.float32), np.array([[20], [7], [3], [1]], np.int32)
+
+
+@pytest.mark.parametrize("varlen", ["", "same"])
+@pytest.mark.parametrize(
+    ("scoring", "passed", "read"),
+    [
+        (Scoring(bias="f32"), {"bias": np.full((1, 1), 0.5, np.float32)}, {"bias": np.full((1,) * 4, 0.5)}),
+        (Scoring(alibi=True), {"alibi_slopes": SLOPES}, {"slopes": SLOPES[None]}),
+        (Scoring(mask="k < end[b, h]"), {"end": ENDS}, {"end": ENDS.repeat(HEADS, 1)}),
+    ],
+    ids=["bias", "alibi", "expression"],
+)
+def test_numpy_arrays_that_scores_read(
+    driver: Driver, tmp_path: Path, scoring: Scoring, passed: Any, read: Any, varlen: str
+) -> None:
+    """Those of fewer entries than there are heads, rows or keys, too."""
+    module, q = load(tmp_path, varlen, scoring=scoring), queries(varlen)
+    problem = kernel_of(varlen, scoring=scoring).problem
+    with computing(driver, problem):
+        o = module.attention_paged(q, *caches(), TABLE, used(), **said(varlen), **passed)
+    starts = offsets(Q_LENGTHS)
+    for i, length in enumerate(K_LENGTHS):
+        pages = TABLE[i, : -(-length // PAGE_SIZE)]
+        k, v = (x[pages].transpose(2, 0, 1, 3).reshape(1, KV_HEADS, -1, D)[:, :, :length] for x in caches())
+        rows = q[starts[i] : starts[i + 1]].swapaxes(0, 1)[None] if varlen else q[i : i + 1]
+        shape = (1, HEADS, rows.shape[2], length)
+        values = {name: x[i : i + 1] if len(x) == BATCH else x for name, x in read.items()}
+        values = {name: np.broadcast_to(x, shape) if x.ndim == 4 else x for name, x in values.items()}
+        found = reference.attention(rows, k, v, scale=D**-0.5, scores=problem.scores, values=values).o[0]
+        close(o[starts[i] : starts[i + 1]].swapaxes(0, 1) if varlen else o[i], found)
 
 
 @pytest.mark.parametrize("varlen", ["", "same"])
