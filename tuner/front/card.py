@@ -37,6 +37,10 @@ from ..cards.score_values import by_keyword, score_values
 from ..cards.sequences import index_arrays, sizes_of_call
 
 
+#: The way out where there is no card.
+EMULATE = 'or pass device="sim:h200", which emulates one (`flashgen devices` lists others)'
+
+
 class Card(Protocol):
     """A card on which calls run."""
 
@@ -314,6 +318,16 @@ class SimCard:
 
     def runs(self, entry: Tuned, build: Build) -> Any:
         return self.device.open()
+
+
+def check_card(card: Card | None, array: Any) -> None:
+    """Raises RuntimeError that says how to emulate a card where there is none for an array of the host."""
+    if card is not None or not isinstance(array, np.ndarray):
+        return
+    try:
+        _driver()
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}; {EMULATE}") from None
 
 
 @cache
