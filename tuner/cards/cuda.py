@@ -44,7 +44,7 @@ BEATEN_FACTOR = 2.0
 BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
 NO_GPU = (
     "no CUDA device was found{why}; check `nvidia-smi`, or emulate one, whose times are predictions: "
-    "`--device sim:h200`, in Python device=\"sim:h200\" (`flashgen devices` lists others)"
+    '`--device sim:h200`, in Python device="sim:h200" (`flashgen devices` lists others)'
 )
 
 
