@@ -43,8 +43,8 @@ BEATEN_FACTOR = 2.0
 #: A candidate this far behind the best needs no finer figure than a few more launches give.
 BEHIND_FACTOR, BEHIND_REPEATS = 1.25, 10
 NO_GPU = (
-    "no CUDA device was found{why}; check `nvidia-smi`, or tune for an emulated card, as with "
-    "`--device sim:gtx-1080`"
+    "no CUDA device was found{why}; check `nvidia-smi`, or emulate one, whose times are predictions: "
+    '`--device sim:h200`, in Python device="sim:h200" (`flashgen devices` lists others)'
 )
 
 

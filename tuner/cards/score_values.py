@@ -54,6 +54,11 @@ def by_keyword(keywords: Mapping[str, Sequence[str]], values: Mapping[str, Any])
     }
 
 
+def stored(array: np.ndarray) -> np.ndarray:
+    """Returns an array without what it repeats."""
+    return array[tuple(slice(1) if step == 0 else slice(None) for step in array.strides)]
+
+
 def gradient_arrays(scores: Scores, read: ScoreValues, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Returns arrays for the gradients of what ``scores`` read, float32 and unwritten, by the names of a
     kernel's arguments: of the lengths that are read, 1 along what ``read`` repeats."""

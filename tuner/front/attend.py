@@ -19,6 +19,7 @@ from ...templates.runtime.scored_kinds import _arrays_of, _either, _sizes_of
 from ...templates.runtime.scored_values import Scored, TileLists, _Asked
 from .asked import Asked, Formula, asked_of
 from .bound import Bound, outline
+from .card import check_card
 from .host_gradients import attend_differentiably, derived_of
 from .host_tensors import as_arrays, as_tensor
 
@@ -89,6 +90,7 @@ def call_of(
 def attend(bound: Bound, call: Call) -> Any:
     """Computes what a call asks. Raises as `flashgen.attention` says."""
     _check_call(call.layout, call.scale)
+    check_card(bound.card, call.q)
     torch = sys.modules.get("torch")
     if bound.card is not None and torch is not None and isinstance(call.q, torch.Tensor):
         return _on_host(bound, call, torch)

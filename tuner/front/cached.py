@@ -14,6 +14,7 @@ from ...templates.runtime.slots import _slots_as_pages
 from .asked import Formula, named_apart
 from .attend import serving
 from .bound import bound_of
+from .card import check_card
 from .host_tensors import as_arrays, as_tensor
 from .new_rows import Cache, NewRows
 
@@ -114,6 +115,7 @@ def attention_with_cache(
     packed, scaled = cu_seqlens_q is not None, scales is not None
     page_size = _page_size(k_cache, page_table, kv_layout)
     bound = bound_of(device, wait=wait)
+    check_card(bound.card, q)
     attention, asked = serving(
         *(bound, ("paged", page_size, packed, scaled)),
         lambda scoring: bound.paged(scoring, page_size=page_size, packed=packed, scaled=scaled),

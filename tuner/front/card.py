@@ -33,8 +33,11 @@ from ..cards.cuda import find_device
 from ..cards.dtypes import numpy_dtype
 from ..cards.emulated import PREFIX, SimDevice
 from ..cards.names import preset_named
-from ..cards.score_values import by_keyword, score_values
+from ..cards.score_values import by_keyword, score_values, stored
 from ..cards.sequences import index_arrays, sizes_of_call
+
+#: The way out where there is no card.
+EMULATE = 'or pass device="sim:h200", which emulates one (`flashgen devices` lists others)'
 
 
 class Card(Protocol):
@@ -186,7 +189,7 @@ class _OnCard:
         told: dict[str, Any] = dict(index_arrays(problem, values))
         if isinstance(self.entry, Scored):
             read = score_values(problem.scores, values, sizes)
-            arrays = {name: _stored(x) if name in wanted else x for name, x in read.arrays.items()}
+            arrays = {name: stored(x) if name in wanted else x for name, x in read.arrays.items()}
             told |= by_keyword(self.entry.keywords, {**arrays, **read.numbers})
         return told
 
@@ -269,7 +272,7 @@ class _OnCard:
         read = score_values(problem.scores, values, sizes := dict(told))
         needed = {name: parts for name, parts in self.entry.keywords.items() if name in self.entry.required}
         numbers = {**read.numbers, **({"value_scale": 1.0} if problem.has_scales else {})}
-        arrays = {name: _stored(x) if name in wanted else x for name, x in read.arrays.items()}
+        arrays = {name: stored(x) if name in wanted else x for name, x in read.arrays.items()}
         return _Asked(self.entry, numbers, by_keyword(needed, arrays), sizes)
 
     @contextlib.contextmanager
@@ -280,11 +283,6 @@ class _OnCard:
         finally:
             if pushed:
                 _pop_context()
-
-
-def _stored(array: np.ndarray) -> np.ndarray:
-    """An array without what it repeats."""
-    return array[tuple(slice(1) if step == 0 else slice(None) for step in array.strides)]
 
 
 class SimCard:
@@ -314,6 +312,16 @@ class SimCard:
 
     def runs(self, entry: Tuned, build: Build) -> Any:
         return self.device.open()
+
+
+def check_card(card: Card | None, array: Any) -> None:
+    """Raises RuntimeError that says how to emulate a card where there is none for an array of the host."""
+    if card is not None or not isinstance(array, np.ndarray):
+        return
+    try:
+        _driver()
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}; {EMULATE}") from None
 
 
 @cache

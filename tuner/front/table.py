@@ -11,7 +11,7 @@ from ...templates.runtime.arrays import _View
 from ...templates.runtime.facts import _DTYPE_NAMES, Tuned
 from ...templates.runtime.table import Choice, _Table
 from ..errors import FlashgenError, NotServed
-from .card import Card, cuda_card
+from .card import EMULATE, Card, cuda_card
 from .entry import outline_of
 from .workshop import Chosen, Workshop
 
@@ -63,6 +63,11 @@ class MadeTable(_Table):
         return tuple(outline_of(Problem(dtype=each, **common)) for each in dtypes)
 
     # ---- what is served
+
+    def inspect(self, name: str, described: tuple[Any, ...], layout: Any, torch: Any) -> _View:
+        if torch is not None and self.card is None and described[3].type == "cpu":
+            raise ValueError(f"{name} is on the device 'cpu'; move it with {name}.cuda(), {EMULATE}")
+        return super().inspect(name, described, layout, torch)
 
     def check_type(self, name: str, dtype: str, is_tensor: bool) -> None:
         wanted = self.dtypes_of(name)

@@ -11,6 +11,7 @@ from ...templates.runtime.scored_values import TileLists
 from .asked import Asked, Formula, named_apart
 from .attend import check_underived, serving
 from .bound import Bound, bound_of
+from .card import check_card
 from .host_gradients import attend_differentiably, derived_of
 from .host_tensors import as_arrays, as_tensor
 
@@ -59,6 +60,7 @@ def attention_varlen(
     told = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
     named, read = named_apart(told, values)
     bound = bound_of(device, wait=wait)
+    check_card(bound.card, q)
     scaled = scales is not None
     attention, asked = serving(
         *(bound, ("packed", scaled), lambda scoring: bound.packed(scoring, scaled=scaled)),

@@ -38,6 +38,10 @@ class PlainArray:
             gpudata = allocator(dense.nbytes)
         self.gpudata = gpudata
 
+    def reshape(self, shape: tuple[int, ...]) -> PlainArray:
+        """Returns a view of a dense array as one of another shape."""
+        return PlainArray(shape, self.dtype, self.allocator, self.gpudata)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         told = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str}

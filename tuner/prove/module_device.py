@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,11 +26,12 @@ from ..cards.score_values import by_keyword, score_values
 from ..cards.sequences import index_arrays, rows_of_sequences, sizes_of_call
 from ..errors import FlashgenError, LaunchError
 from .gpu_arrays import array_kind
+from .gradient_call import GradientCall
 
 
 @dataclass(frozen=True)
 class ModuleDevice:
-    """A card whose kernels are run by an emitted module's ``attention()``."""
+    """A card whose kernels are run by an emitted module's ``attention()``, ``gradients()`` and their like."""
 
     card: CudaDevice
     module: Path
@@ -127,17 +129,15 @@ class ModuleRunner(CudaRunner):
             base = self._arena_of(image.floats)
             self._cuda.memcpy_htod(base, before)
             # What the module may ask for, in this order.
-            memory = [] if lse_at is None else [(4 * math.prod(rows_shape), base + q.itemsize * lse_at)]
+            given = [] if lse_at is None else [(4 * math.prod(rows_shape), base + q.itemsize * lse_at)]
             kept = [  # until all has run
                 (num_bytes, self._allocate(num_bytes, f"{what} of {problem.name}"))
                 for what, num_bytes in _asked_for(build.kernel, sizes)
             ]
-            memory += [(num_bytes, int(allocated)) for num_bytes, allocated in kept]
-
-            def allocate(size: int) -> int:
-                if not memory or size != memory[0][0]:
-                    raise LaunchError(f"{call} allocated {size} bytes that nothing asked for")
-                return memory.pop(0)[1]
+            given += [(num_bytes, int(allocated)) for num_bytes, allocated in kept]
+            function = offer_of(problem).functions[0]
+            call = f"{function}()"
+            memory = _Memory(call, given)
 
             def array_of(
                 name: str, at: int, strides: tuple[int, ...], shape: tuple[int, ...], dtype: Any
@@ -150,7 +150,7 @@ class ModuleRunner(CudaRunner):
                     shape, strides = (tuple(x[axis] for axis in (0, 2, 1, 3)) for x in (shape, strides))
                 steps = tuple(dtype.itemsize * step for step in strides)
                 at = base + q.itemsize * at
-                return self._array_kind(shape, dtype, allocator=allocate, gpudata=at, strides=steps)
+                return self._array_kind(shape, dtype, allocator=memory.allocate, gpudata=at, strides=steps)
 
             dtypes = [q.dtype, k.dtype, v.dtype, output]
             q_, k_, v_, out = (
@@ -167,8 +167,6 @@ class ModuleRunner(CudaRunner):
             }
             told = {name: beside.pop(name) for name in (*indices, *scales)}
             told |= _lengths_of_call(problem, sizes) | self._keywords({**beside, **read.numbers})
-            function = offer_of(problem).functions[0]
-            call = f"{function}()"
             taken = (q_, k_) if problem.latent else (q_, k_, v_)
             told |= {"causal": problem.causal, "scale": scale, "out": out, "return_lse": want_lse}
             try:
@@ -188,18 +186,74 @@ class ModuleRunner(CudaRunner):
         scale: float,
         values: Mapping[str, Any] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Refuses modules of gradients, with a LaunchError that says how these are proved."""
-        raise LaunchError(
-            f"modules of gradients, as of {build.kernel.problem.name}, check themselves when they are run; "
-            "prove the .cu here"
-        )
+        """Calls the module's ``gradients()`` or ``gradients_varlen()`` as `Runner.differentiate` says.
+
+        Gradients are allocated by the module, from guarded memory.
+        """
+        problem, function = build.kernel.problem, offer_of(build.kernel.problem).functions[0]
+        call, name = GradientCall(problem, inputs, values), f"{function}()"
+        before = call.image.before()
+        after = np.empty_like(before)
+        with self._launch_errors(build):
+            base = self._arena_of(call.image.floats)
+            self._cuda.memcpy_htod(base, before)
+            kept = [  # until all has run
+                (num_bytes, self._allocate(num_bytes, f"{what} of {problem.name}"))
+                for what, num_bytes in _asked_for_by_gradients(build.kernel, call.sizes)
+            ]
+            *plan, workspace = ((num_bytes, int(allocated)) for num_bytes, allocated in kept)
+            memory = _Memory(name, call.allocations(base, plan, workspace))
+            told = call.arrays(base, self._array_kind, memory.allocate)
+            told |= _lengths_of_call(problem, call.sizes)
+            told |= self._keywords(call.read(base, self._array_kind))
+            if call.of_read:
+                keyword_of = {names[0]: keyword for keyword, names in self._tuned.keywords.items()}
+                told["wanted"] = [keyword_of[each] for each in call.of_read.values()]
+            try:
+                found = getattr(self._module, function)(**told, causal=problem.causal, scale=scale)
+            except (ImportError, RuntimeError, TypeError, ValueError) as error:
+                raise LaunchError(f"{name} refused: {error}") from error
+            self._cuda.Context.synchronize()
+            self._cuda.memcpy_dtoh(after, base)
+        if strayed := call.strayed(base, found):
+            raise LaunchError(f"{name} returned another array for {strayed} than it allocated")
+        return call.gradients(before, after, found)
+
+    @property
+    def _tuned(self) -> Any:
+        """The entry of the kernel that is called."""
+        tables = (getattr(self._module, name, ()) for name in ("KERNELS", "GRADIENTS"))
+        return next(each for each in itertools.chain(*tables) if self._kernel in ("", each.name))
 
     def _keywords(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What `attention()` is told of what masks and changes of scores read."""
         if not values:
             return {}
-        tuned = next(each for each in self._module.KERNELS if self._kernel in ("", each.name))
-        return by_keyword(tuned.keywords, values)
+        return by_keyword(self._tuned.keywords, values)
+
+
+class _Memory:
+    """What a module may ask for memory for, in this order: bytes, and where they are."""
+
+    def __init__(self, call: str, given: list[tuple[int, int]]) -> None:
+        self.call = call
+        self.given = [each for each in given if each[0]]
+
+    def allocate(self, size: int) -> int:
+        """Returns where the bytes lie that are asked for. Raises LaunchError for others than come next."""
+        if not size:  # for which PyCUDA asks not at all
+            return 0
+        if not self.given or size != self.given[0][0]:
+            raise LaunchError(f"{self.call} allocated {size} bytes that nothing asked for")
+        return self.given.pop(0)[1]
+
+
+def _asked_for_by_gradients(kernel: Kernel, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """What a module asks for memory for beside gradients, in its order, and how many bytes: the workspace
+    last, behind them, of which there is always some."""
+    if kernel.problem.layout.is_packed:
+        yield "the plan", 4 * kernel.num_plan_ints(sizes)
+    yield "the workspace", max(4, kernel.workspace_bytes(sizes))
 
 
 def _asked_for(kernel: Kernel, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """Proving an emitted file again on this machine: `flashgen validate best.py` or ``best.cu``.
 
-A module is imported and called through its ``attention()``, ``attention_varlen()`` or ``attention_paged()``;
+A module is imported and called through its ``attention()``, ``attention_varlen()``, ``gradients()`` or such;
 a .cu file, and anything on an emulated card, is built from its source. Both masks go through the full suite
 of `validate`, in a process of its own. That runs what the file holds as native code, and a module's Python
 too, with the user's rights: nothing confines it.

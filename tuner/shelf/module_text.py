@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...gen.buffer_gradients import buffer_gradients
 from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
 from ...gen.kernel import Kernel
 from ...gen.launch import APPEND_ROLE, MAIN_ROLE, Launch, TensorMap
 from ...gen.problem import Problem
+from ...gen.split_rows import split_launches
 from ..files import read_text
 
-#: The table, and the sources of those modules that have one or several in them.
-_TABLE, _SOURCE, _SOURCES = "KERNELS", "SOURCE", "SOURCES"
+#: The tables, of kernels forwards and backwards: a module has either or both.
+_TABLES = ("KERNELS", "GRADIENTS")
+#: The sources of those modules that have one or several in them.
+_SOURCE, _SOURCES = "SOURCE", "SOURCES"
 
 
 def read_module(path: Path, text: str) -> list[tuple[Kernel, str, str]]:
@@ -33,10 +37,10 @@ def read_module(path: Path, text: str) -> list[tuple[Kernel, str, str]]:
             assigned[node.target.id] = node.value
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             assigned[node.targets[0].id] = node.value
-    table = assigned[_TABLE]
-    if not isinstance(table, ast.Tuple):
-        raise ValueError(f"{_TABLE} is no tuple")
-    facts = [_arguments(call) for call in table.elts]
+    tables = [name for name in _TABLES if name in assigned]
+    if not tables:
+        raise KeyError(" or ".join(_TABLES))
+    facts = [_arguments(call) for name in tables for call in _entries(name, assigned[name])]
     if _SOURCES in assigned:
         sources = ast.literal_eval(assigned[_SOURCES])
         return [(*_kernel_of(each, sources[_key(each["source"])]), _value(each["name"])) for each in facts]
@@ -45,6 +49,13 @@ def read_module(path: Path, text: str) -> list[tuple[Kernel, str, str]]:
         return [(*_kernel_of(facts[0], str(source.value)), "")]
     kernel, _ = read_cuda(read_text(path.with_suffix(".cu")))
     return [(*_kernel_of(facts[0], kernel.source), "")]
+
+
+def _entries(name: str, table: ast.expr) -> list[ast.expr]:
+    """The calls that make the entries of the table of that name."""
+    if not isinstance(table, ast.Tuple):
+        raise ValueError(f"{name} is no tuple")
+    return table.elts
 
 
 def _arguments(call: ast.expr) -> dict[str, Any]:
@@ -84,18 +95,29 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> L
     if not isinstance(maps, ast.Tuple):
         raise ValueError("a launch's maps are no tuple")
     # `count` follows from the numbers, as `arguments` do from the operation, `lists` from the variant and
-    # `plans` from the role.
+    # `plans`, like whether tiles are of keys, from the role.
     others = ("symbol", "arguments", "count", "maps", "lists", "plans")
     numbers: dict[str, Any] = {name: _value(facts[name]) for name in facts if name not in others}
     numbers.setdefault("rows_per_block", None)
     role = _value(facts["symbol"]).removeprefix(f"{entry}_")
+    if role in (alike := _launches_of_all(problem)):
+        return alike[role]
     return Launch(
         **numbers,
         packed=problem.layout.is_packed,
         role=role,
+        of_keys=problem.backward and role == MAIN_ROLE,
         rotates=role == APPEND_ROLE and problem.append is not None and bool(problem.append.rotary),
         tensor_maps=tuple(TensorMap(*map(_value, _call(each).args)) for each in maps.elts),
     )
+
+
+def _launches_of_all(problem: Problem) -> dict[str, Launch]:
+    """The launches of the backward pass, by role, that are the same of all kernels of a problem."""
+    if not problem.backward:
+        return {}
+    of_buffers = (each.launch for each in buffer_gradients(problem.scores))
+    return {each.role: each for each in (*split_launches(), *of_buffers)}
 
 
 def _call(expression: ast.expr) -> ast.Call:

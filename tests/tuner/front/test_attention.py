@@ -12,6 +12,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import Scoring
 from flashgen.tuner.errors import UsageError
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.front import card
 
 from tests.support.emulated import needs_compiler
 
@@ -151,3 +152,20 @@ def test_documents_are_told_by_ids_or_by_bounds():
     for documents in (ids, (begins, ends)):
         for _ in range(2):
             assert_near(flashgen.attention(q, k, v, documents=documents, device=CARD), wanted)
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_with_cache"])
+def test_without_a_card_arrays_of_the_host_are_told_how_to_emulate_one(call, monkeypatch):
+    def none():
+        raise RuntimeError("an NVIDIA GPU and its driver are needed: libcuda.so.1")
+
+    monkeypatch.setattr(card, "_driver", none)
+    q, starts = np.zeros((1, 4, 2, 16), np.float32), np.array([0, 4], np.int32)
+    told = {
+        "attention": ((q, q, q), {}),
+        "attention_varlen": ((*(q[0],) * 3, starts, starts), {"max_seqlen_q": 4, "max_seqlen_k": 4}),
+        "attention_with_cache": ((q.swapaxes(1, 2), q, q), {}),
+    }
+    arrays, lengths = told[call]
+    with pytest.raises(RuntimeError, match=r'a.* GPU.* are needed.*device="sim:h200".*`flashgen devices`'):
+        getattr(flashgen, call)(*arrays, **lengths)

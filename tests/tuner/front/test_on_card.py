@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import flashgen
 import numpy as np
@@ -137,6 +138,13 @@ def test_pytorch_computes_what_is_not_served_where_that_is_asked_for(driver, tor
             library, _, told = flashgen.attention(wide, wide, wide, causal=True, fallback="torch")
     assert (library, told["is_causal"]) == ("torch", True)
     assert capfd.readouterr().err.count("PyTorch computes what no kernel serves: q has the head dim 300") == 1
+
+
+def test_tensors_of_the_host_are_told_how_to_emulate_a_card(driver, torch, card):
+    on_host = SimpleNamespace(type="cpu")
+    table = bound.bound_of(None).attending()._table
+    with pytest.raises(ValueError, match=r'q is on .* move it with q\.cuda\(\), or pass device="sim:h200"'):
+        table.inspect("q", (torch.float16, (1, 2, 8, D), None, on_host), "bhsd", torch)
 
 
 def test_what_calls_read_of_a_kind_is_there_before_graphs_are_traced():

@@ -45,6 +45,8 @@ def test_arrays_say_where_they_lie(kind: Any) -> None:
 
     made = kind((3, 4), ml_dtypes.bfloat16, allocator=allocate)
     assert (asked, made.gpudata, made.strides, made.dtype.name) == ([24], 0x7000, (8, 2), "bfloat16")
+    turned = made.reshape((2, 6))
+    assert (turned.shape, turned.strides, turned.gpudata, len(asked)) == ((2, 6), (12, 2), 0x7000, 1)
     given = kind((3, 4), np.float32, gpudata=0x9000, strides=(64, 4))
     assert given.__cuda_array_interface__ == {
         "shape": (3, 4),
