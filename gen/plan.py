@@ -23,7 +23,8 @@ ITEM_INTS = 8
 @dataclass(frozen=True)
 class Plan:
     """The plan of kernels with such a ``main`` launch; ``of_keys`` is another one, whose blocks take tiles of
-    keys: these are listed behind the others, those sequences first that have the most rows."""
+    keys: these are listed behind the others, those sequences first that have the most rows. They are listed
+    alone where no other blocks take any."""
 
     main: Launch
     of_keys: Launch | None = None
@@ -36,7 +37,8 @@ class Plan:
         taking = {each.role: each for each in launches if each.packed}
         if (main := taking.get(MAIN_ROLE)) is None:
             return None
-        return cls(taking[QUERIES_ROLE], main) if main.of_keys else cls(main)
+        queries = taking.get(QUERIES_ROLE)
+        return cls(main) if queries is None else cls(queries, main)
 
     @property
     def launch(self) -> Launch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .expression import Constant, divided_up
+from .expression import Constant, Expression, divided_up
 from .launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, TOTAL_ROWS, Launch
 from .limits import WARP
 from .workspace import Region
@@ -23,12 +23,18 @@ def statistics_launch(*, packed: bool) -> Launch:
     return Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=STATISTICS_ROLE, packed=packed)
 
 
+def filled_rows(tile: int) -> Expression:
+    """Returns how many rows there is room for where each packed sequence's begin at a multiple of ``tile``:
+    those of number n that begins at row r at (r // tile + n) * tile, whatever the lengths of others."""
+    return (TOTAL_ROWS // Constant(tile) + BATCH) * tile
+
+
 def statistics_regions(tile: int = 1, *, packed: bool = False) -> tuple[Region, ...]:
     """Returns where in a workspace they are: of each head's rows, filled up to whole tiles of so many; where
-    sequences are ``packed``, of those of all."""
+    sequences are ``packed``, of those of all, each filled up by itself."""
     rows = BATCH * Q_HEADS * (divided_up(ROWS, Constant(tile)) * tile if tile > 1 else ROWS)
     if packed:
-        rows = Q_HEADS * TOTAL_ROWS
+        rows = Q_HEADS * (filled_rows(tile) if tile > 1 else TOTAL_ROWS)
     return (
         Region("lse", rows, "the log-sum-exp in powers of two"),
         Region("delta", rows, "what gradients of scores are less by"),

@@ -18,7 +18,7 @@ from ..launch import QUERIES_ROLE, Launch
 from ..limits import DeviceLimits
 from ..plan import Plan
 from ..problem import Problem
-from ..query_sums import POSTPROCESS_ROWS, POSTPROCESS_THREADS, postprocess_launch, query_sums_region
+from ..query_sums import postprocess_launch, query_sums_region
 from ..scores import SCORE
 from ..statistics import (
     STATISTICS_ROWS,
@@ -72,23 +72,31 @@ class GradientVariant(Variant):
         statistics = statistics_launch(packed=problem.layout.is_packed)
         of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):
-            return (*planned, statistics, main, postprocess_launch(), *of_buffers)
+            return (*planned, statistics, main, self._postprocess(problem), *of_buffers)
         return (*planned, statistics, self._queries(problem), main, *of_buffers)
 
     def _queries(self, problem: Problem) -> Launch:
         packed = problem.layout.is_packed
         return Launch(*self.blocks_of_queries(problem), role=QUERIES_ROLE, packed=packed)
 
+    def _postprocess(self, problem: Problem) -> Launch:
+        return postprocess_launch(self._packed_tile(problem))
+
+    def _packed_tile(self, problem: Problem) -> int:
+        """The rows that packed sequences are filled up to multiples of in the workspace; 0 of dense ones."""
+        return self.statistics_tile if problem.layout.is_packed else 0
+
     def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
-        """Returns the plan of both; None where a block's number says what it takes."""
+        """Returns the plan of both, or of keys alone; None where a block's number says what it takes."""
         if not problem.layout.is_packed:
             return None
-        return Plan.of_launches((self._queries(problem), self.launch(problem, limits)))
+        queries = () if self.summed_columns(problem) else (self._queries(problem),)
+        return Plan.of_launches((*queries, self.launch(problem, limits)))
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
         """Returns what launches leave those behind them."""
         columns = self.summed_columns(problem)
-        sums = (query_sums_region(columns),) if columns else ()
+        sums = (query_sums_region(columns, self._packed_tile(problem)),) if columns else ()
         regions = statistics_regions(self.statistics_tile, packed=problem.layout.is_packed)
         return Workspace((*regions, *sums))
 
@@ -97,15 +105,15 @@ class GradientVariant(Variant):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         """Returns what all templates of gradients need."""
-        change = problem.scores.change
+        change, postprocess = problem.scores.change, self._postprocess(problem)
         return {
             "statistics_tile": self.statistics_tile,
             "statistics_rows": STATISTICS_ROWS,
             "statistics_threads": STATISTICS_THREADS,
             "statistics_lanes": statistics_lanes(problem.head_dim_v, self.access_width(problem)),
             "summed_columns": self.summed_columns(problem),
-            "postprocess_rows": POSTPROCESS_ROWS,
-            "postprocess_threads": POSTPROCESS_THREADS,
+            "postprocess_rows": postprocess.rows_per_block,
+            "postprocess_threads": postprocess.threads,
             # Floats that a lane adds to memory at once.
             "summed_together": 4 if limits.arch >= VECTOR_SUMS else 1,
             "buffer_gradients": buffer_gradients(problem.scores),

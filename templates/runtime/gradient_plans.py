@@ -20,8 +20,10 @@ from .plans import (
     _MAP_BYTES,
     _MOST_MAPS,
     _MOST_STREAMS,
+    _TOTALS,
     _Arguments,
     _Beside,
+    _clipped,
     _Config,
     _encode_map,
     _Maps,
@@ -322,11 +324,16 @@ def _encode_gradient_maps(
     for place, each in enumerate(wanted):
         of_keys, of_queries_dim = each.array in _OF_KEYS, each.array in ("q", "k", "dq", "dk")
         rows, heads = ("seqlen_k", "num_kv_heads") if of_keys else ("seqlen_q", "num_q_heads")
-        lengths, address = (sizes[rows], sizes[heads], sizes["batch"]), at[each.array]
+        strides: tuple[int, ...] = plan.steps[_GRADIENT_ARRAYS.index(each.array)]
+        lengths: tuple[int, ...] = (sizes[rows], sizes[heads], sizes["batch"])
+        address = at[each.array]
+        if _TOTALS[0] in sizes:
+            rows = _TOTALS[of_keys]
+            _, heads_apart, row = strides
+            lengths, strides = _clipped(sizes[rows], sizes[heads], heads_apart, row, tuned.item_bytes)
         if not sizes[rows]:  # nothing is read of it, but a map must be of something
-            lengths, address = (1, 1, 1), next(filter(None, addresses))
+            lengths, address = (1,) * len(lengths), next(filter(None, addresses))
         columns = tuned.head_dim if of_queries_dim else tuned.head_dim_v
-        strides = plan.steps[_GRADIENT_ARRAYS.index(each.array)]
         _encode_map(first + _MAP_BYTES * place, each, tuned.dtype, address, (columns, *lengths), strides)
     if len(kept) >= _MOST_MAPS:
         kept.clear()

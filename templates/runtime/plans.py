@@ -465,14 +465,21 @@ def _described(
                     f"{name}.contiguous() (torch) or a copy"
                 )
             heads += (pages - 1) * (page // heads_apart) if pages > 1 else 0
-        # Rows twice, named by the sum of both: the first of both is chosen to end where a sequence does, so
-        # that boxes are clipped there. The sum is too large by the rows of the whole map, and the last
-        # dimension goes back by those, all the way round: what a map begins with must be memory.
-        lengths = (_MAP_ROWS_END, heads, lengths[0] + 1, _MAP_ROWS_END + 1)
-        strides = (_MAP_ROUND_BYTES // item_bytes - row, row, heads_apart, row)
+        lengths, strides = _clipped(lengths[0], heads, heads_apart, row, item_bytes)
     if of_keys and not plan.has_keys:  # nothing is read of it, but a map must be of something
         address, lengths = addresses[0], (1,) * len(lengths)
     return address, lengths, strides
+
+
+def _clipped(
+    rows: int, heads: int, heads_apart: int, row: int, item_bytes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same lengths and strides of arrays whose rows end where each box says."""
+    # Rows twice, named by the sum of both: the first of both is chosen to end where a sequence does, so that
+    # boxes are clipped there. The sum is too large by the rows of the whole map, and the last dimension goes
+    # back by those, all the way round: what a map begins with must be memory.
+    lengths = (_MAP_ROWS_END, heads, rows + 1, _MAP_ROWS_END + 1)
+    return lengths, (_MAP_ROUND_BYTES // item_bytes - row, row, heads_apart, row)
 
 
 def _encode_maps(

@@ -15,6 +15,9 @@ whatever order, and a last launch reads these.
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
 what both add up for queries they then make in as many passes as there are registers for.
+
+Packed sequences are copied by boxes that end where each of them does; what is left of their rows in memory
+has room for whole tiles of each, so that tiles begin with sequences.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...launch import QUERIES_ROLE, Launch
+from ...layout import DENSE, PACKED
 from ...limits import DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
@@ -45,6 +49,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         precisions={"f16": ("auto",), "bf16": ("auto",)},
         float32="multiplies 16 bits alone",
         operations=(BACKWARD,),
+        layouts=(DENSE, PACKED),
         archs=(90,),
         units="warpgroups multiply",
     )

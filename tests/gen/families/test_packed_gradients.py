@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import PLAN_ROLE
+from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.plan import ITEM_INTS
 from flashgen.gen.scoring import Scoring
 from flashgen.tuner.cards.dtypes import numpy_dtype
@@ -60,16 +61,25 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
 
 
 def differentiate(
-    kernel: Kernel, q_lengths: tuple[int, ...], k_lengths: tuple[int, ...], monkeypatch, before=()
+    kernel: Kernel,
+    q_lengths: tuple[int, ...],
+    k_lengths: tuple[int, ...],
+    monkeypatch,
+    before=(),
+    limits: DeviceLimits = GTX_1080,
+    **given: np.ndarray,
 ):
     """What a kernel makes of sequences, what it should, and its plan; the memory of the plan has served
-    ``before`` then."""
-    problem, values = kernel.problem, lengths_as_values(q_lengths, k_lengths)
+    ``before`` then. ``given`` are other lengths than those, of arrays that have room for them."""
+    problem, values = kernel.problem, {**lengths_as_values(q_lengths, k_lengths), **given}
     rng, scale, heads = np.random.default_rng(0), 0.3, (4, 2)
-    shapes = ((1, heads[0], sum(q_lengths), 32), (1, heads[1], sum(k_lengths), 32))
-    q, k, v = reference.random_inputs("normal", *shapes, scale=scale, rng=rng, dtype=problem.dtype)
-    dout = rng.standard_normal(q.shape, dtype=np.float32).astype(q.dtype)
-    o, lse = np.empty_like(q), np.empty(q.shape[:3], np.float32)
+    d, dv = problem.head_dim, problem.head_dim_v
+    shapes = ((1, heads[0], sum(q_lengths), d), (1, heads[1], sum(k_lengths), d))
+    q, k, v = reference.random_inputs(
+        "normal", *shapes, scale=scale, rng=rng, dtype=problem.dtype, head_dim_v=dv
+    )
+    dout = rng.standard_normal((*q.shape[:3], dv), dtype=np.float32).astype(q.dtype)
+    o, lse = np.zeros_like(dout), np.zeros(q.shape[:3], np.float32)
     wanted = {name: np.zeros(x.shape) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     for rows, keys in zip(sequence_slices(values, "q"), sequence_slices(values, "k"), strict=True):
         own = (q[:, :, rows], k[:, :, keys], v[:, :, keys])
@@ -92,10 +102,10 @@ def differentiate(
         plans.append(buffers["plan"].view.reshape(-1, ITEM_INTS).copy())
 
     monkeypatch.setattr(SimRunner, "_launch", keep)
-    device = SimDevice("emulated", GTX_1080)
-    given = {"q": q, "k": k, "v": v, "dout": dout, "o": o, "lse": lse}
+    device = SimDevice("emulated", limits)
+    arrays = {"q": q, "k": k, "v": v, "dout": dout, "o": o, "lse": lse}
     build = device.toolchain().build(kernel)
-    return device.open().differentiate(build, given, scale=scale, values=values), wanted, plans[0]
+    return device.open().differentiate(build, arrays, scale=scale, values=values), wanted, plans[0]
 
 
 Q_LENGTHS, K_LENGTHS = (33, 0, 5, 64, 17), (40, 50, 0, 70, 40)
