@@ -17,14 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.arguments import struct_of
+from flashgen.gen.arguments import describe_maps, make_arguments, struct_of
 from flashgen.gen.buffer_gradients import buffer_gradients
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module, emit_thin_module
 from flashgen.gen.families.mma_backward.family import MmaBackward
 from flashgen.gen.families.simt_backward.family import SimtBackward
+from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
 from flashgen.gen.kernel import Kernel
-from flashgen.gen.launch import QUERIES_ROLE
+from flashgen.gen.launch import QUERIES_ROLE, TensorMap
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.plan import Plan
@@ -228,6 +229,38 @@ def test_modules_of_two_are_of_the_same_attention(tmp_path: Path) -> None:
     assert {"attention_varlen", "gradients_varlen", "SequencePlan", "GRADIENTS"} < set(module.__all__)
 
 
+def test_maps_clip_where_sequences_end(driver: Driver, tmp_path: Path, cupy: ModuleType) -> None:
+    """Those of a module are those that the launcher of the same kernel makes."""
+    maps = tuple(TensorMap(name, 32, D, 128, 256) for name in ("q", "dout", "k", "v"))
+    kernel = backward_kernel()
+    planned, *others = kernel.launches
+    kernel = replace(kernel, launches=(planned, *(replace(each, tensor_maps=maps) for each in others)))
+    case, module = Case(Scoring()), load(tmp_path, kernel)
+    given = {name: cupy.ndarray(driver.own(x)) for name, x in case.given.items()}
+    plan = module.SequencePlan()
+    with computing(driver, kernel) as (card,):
+        module.gradients_varlen(**given, **SAID, causal=True, plan=plan)
+        driver.library.fake_maps(len(maps))  # of all launches, as the plan stands
+        module.gradients_varlen(**given, **SAID, causal=True, plan=plan)
+    main = driver.launches()[-1]
+    problem, told = kernel.problem, card.told[-1]
+    arguments = make_arguments(
+        problem,
+        {each.name: int(told[each.name]) for each in problem.operation.arrays},
+        {
+            each.name: (0, int(told[f"{each.name}_stride_head"]), int(told[f"{each.name}_stride_row"]))
+            for each in problem.operation.strided
+        },
+        scale=1.0,
+        sizes={name: int(told[name]) for name in problem.layout.sizes},
+    )
+    described = describe_maps(kernel.launch, problem, arguments)
+    assert len(main.maps) == len(described) == len(maps)
+    for made, each in zip(main.maps, described, strict=True):
+        sizes, strides = (*made.sizes, made.outer_size), (*made.stride_bytes, made.outer_stride_bytes)
+        assert (made.address, sizes, strides) == (each.address, each.sizes, each.strides)
+
+
 @pytest.fixture
 def torch(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     torch = real_torch()
@@ -297,19 +330,20 @@ def test_tensors_differentiate(scoring: Scoring, torch: Any, library: Any, tmp_p
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("way", ["simt", "mma"])
+@pytest.mark.parametrize("way", ["simt", "mma", "wgmma"])
 def test_kernels_compute_what_modules_tell_them(way: str, driver: Driver, tmp_path: Path) -> None:
     """On emulated cards: where sequences are, what is read, and what is made of it, is where kernels look."""
-    slug = {"simt": "gtx-1080", "mma": "a100"}[way]
+    slug = {"simt": "gtx-1080", "mma": "a100", "wgmma": "h200"}[way]
     card = SimDevice(slug, PRESETS[slug])
-    variant: Any = SMALL if way == "simt" else MmaBackward()
+    variants = {"simt": SMALL, "mma": MmaBackward(), "wgmma": WgmmaBackward(bc=64, dq_path="bulk")}
+    variant: Any = variants[way]
     dtype = "f32" if way == "simt" else "f16"
     problem = Problem(dtype=dtype, head_dim=D, varlen="same", scoring=SINKS, backward=True)
     kernel = render(variant, problem, card.limits)
     driver.library.fake_reset(D, card.limits.arch // 10, card.limits.arch % 10, 98304 + 65536)
     module, case = load(tmp_path, kernel), Case()
     given = {
-        name: x.astype(np.float16) if way == "mma" and name in ("q", "k", "v", "o", "dout") else x
+        name: x.astype(np.float16) if dtype == "f16" and name in ("q", "k", "v", "o", "dout") else x
         for name, x in case.given.items()
     }
     with computing(driver, kernel, card=card):
