@@ -110,7 +110,11 @@ def attend(q, k, v, scale, causal, arithmetic, fault=Fault.NONE):
         if dtype != np.float32:
             p = p.astype(dtype).astype(np.float32)
         finite = np.where(np.isfinite(v), v, np.float32(0))
-        o = p @ finite if arithmetic == "ieee" else weigh(p, finite, arithmetic, fault, dtype)
+        if arithmetic == "ieee":
+            # Rounded once, too: the order of sums near the largest number, which overflow, is the BLAS's.
+            o = multiply(p, finite, arithmetic).astype(np.float32)
+        else:
+            o = weigh(p, finite, arithmetic, fault, dtype)
         for key in np.flatnonzero(~np.isfinite(v).all(axis=(0, 1, 3))):
             odd = p[..., key, None] * np.where(np.isfinite(v), 0, v)[..., key : key + 1, :]
             o += np.where(hidden[:, key, None], 0, odd).astype(np.float32)

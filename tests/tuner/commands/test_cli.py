@@ -252,7 +252,7 @@ def test_an_illegal_variant_names_both_numbers(flashgen):
 @pytest.mark.parametrize(
     ("missing", "command", "words"),
     [
-        ("card", "tune --device 0", "or tune for an emulated card, as with `--device sim:gtx-1080`"),
+        ("card", "tune --device 0", "or emulate one, whose times are predictions: `--device sim:h200`"),
         ("g++", "tune --device sim:gtx-1080 --d 32", "apt install g++"),
         ("out", "tune --device sim:gtx-1080 --d 32 --out blocked/out", "choose another with --out"),
         ("storage", "tune --device sim:gtx-1080 --d 32 --storage blocked/trials.sqlite3", "--storage"),
