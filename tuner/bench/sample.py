@@ -23,11 +23,12 @@ class Sample:
     def __init__(self, inputs: Inputs, problem: Problem) -> None:
         rng = np.random.default_rng(SEED)
         self._inputs = inputs
-        self._rows: dict[int, np.ndarray] = {}
+        #: By batch and head: both may be of one batch.
+        self._rows: dict[tuple[int, int], np.ndarray] = {}
         self._expected: dict[tuple[int, int], np.ndarray] = {}
         some = [i for i, (rows, keys) in enumerate(problem.lengths.pairs) if rows and keys]
-        for batch, head in ((some[0], 0), (some[-1], problem.num_q_heads - 1)):
-            self._rows[batch] = np.sort(rng.permutation(problem.lengths.q[batch])[:SAMPLED_ROWS])
+        for batch, head in dict.fromkeys(((some[0], 0), (some[-1], problem.num_q_heads - 1))):
+            rows = np.sort(rng.permutation(problem.lengths.q[batch])[:SAMPLED_ROWS])
             q = _host(inputs.queries_of(inputs.q, batch, head))[None, None]
             k, v = (
                 _host(inputs.keys_of(x, batch, head // problem.group))[None, None]
@@ -39,15 +40,15 @@ class Sample:
                 scores=problem.scores,
                 values=inputs.values,
                 first=(batch, head),
-                rows=self._rows[batch],
+                rows=rows,
             )
-            self._expected[batch, head] = found.o[0, 0]
+            self._rows[batch, head], self._expected[batch, head] = rows, found.o[0, 0]
 
     def error(self, o: Any) -> float:
         """Returns the largest ‖o - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
         found = []
         for (batch, head), expected in self._expected.items():
-            rows = _host(self._inputs.queries_of(o, batch, head))[self._rows[batch]]
+            rows = _host(self._inputs.queries_of(o, batch, head))[self._rows[batch, head]]
             difference = rows - expected
             found.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
         return next(filter(isnan, found), max(found))

@@ -26,6 +26,7 @@ from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
 from flashgen.tuner.bench.inputs import Inputs
 from flashgen.tuner.bench.plan import BenchOptions, contender_names, make_plan
 from flashgen.tuner.bench.run import run_bench
+from flashgen.tuner.bench.sample import SAMPLED_ROWS
 from flashgen.tuner.cards import names
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
@@ -473,6 +474,13 @@ def test_a_causal_mask_of_few_queries_is_given_to_who_takes_masks(fake):
     (row,) = run_bench(options(fake.out, few, contenders=("flash", "cudnn"))).rows
     assert row.ms("cudnn") == 2.0 and row.cells["cudnn"].error < 1e-3
     assert "top-left" in row.cells["flash"].reason
+
+
+def test_heads_of_one_batch_are_compared_on_rows_of_their_own(fake):
+    fake.behave(ms={"CUDNN_ATTENTION": 2.0})
+    longer = replace(HALF, batch=1, num_q_heads=2, num_kv_heads=2, seqlen_q=2 * SAMPLED_ROWS + 9)
+    (row,) = run_bench(options(fake.out, longer, contenders=("cudnn",))).rows
+    assert row.cells["cudnn"].error < 1e-3 and row.ms("cudnn") == 2.0
 
 
 def test_who_computes_something_else_is_not_timed(fake):
