@@ -8,7 +8,8 @@ Processes beside build what the calls ask for, so that a call finds it in the ca
 row for each problem: seconds of the first call, microseconds of the later ones and of each rival, errors
 against float64, which kernel it was and why. OUT_DIR/front.txt is what they come to: of each suite the
 geometric mean of the fastest rival's time over flashgen's, the least of them, what failed and what is wrong,
-and what a call costs the host.
+and what a call costs the host. A problem that loses the card, by a fault of whoever was at work then, is told
+with who that was; a process that takes this one's place goes on with what is left.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ UNSOUND = 0.05
 RESERVE_S = 15.0
 SAVED_EVERY_S = 10.0
 KEPT_BYTES = 50e9
+#: The word by which a process goes on where one before it lost the card.
+GO_ON = "--go-on"
+#: In a failed row: whose call it was, `flashgen` or a rival.
+AT_WORK = "at_work"
 
 
 # -- built, in processes of their own --------------------------------------------------------------------
@@ -192,10 +197,11 @@ def _by_hand(inputs: Inputs) -> Callable[[], Any]:
     return call
 
 
-def measured(torch: Any, timer: EventTimer, problem: Problem) -> dict[str, Any]:
-    """Returns the figures of a problem. Raises whatever the call does."""
+def measured(torch: Any, timer: EventTimer, problem: Problem, at_work: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a problem. Raises whatever the call does; ``at_work`` then says whose it was."""
     import flashgen
 
+    at_work[AT_WORK] = "inputs"
     torch.manual_seed(0)
     inputs = Inputs.draw(torch, problem)
     q, k, v, told = inputs.q, inputs.k, inputs.v, options_of(inputs)
@@ -203,6 +209,8 @@ def measured(torch: Any, timer: EventTimer, problem: Problem) -> dict[str, Any]:
     def ours() -> Any:
         return flashgen.attention(q, k, v, **told)
 
+    torch.cuda.synchronize()
+    at_work[AT_WORK] = "flashgen"
     began = time.perf_counter()
     o = ours()
     torch.cuda.synchronize()
@@ -213,6 +221,7 @@ def measured(torch: Any, timer: EventTimer, problem: Problem) -> dict[str, Any]:
     error = sample.error(o)
     calls, errors, once_ms, refused = {"ours": ours}, {}, {}, {}
     for name, make in rivals(inputs).items():
+        at_work[AT_WORK] = name
         call, found, reason = tried(make)
         if call is None:
             refused[name] = reason
@@ -220,10 +229,20 @@ def measured(torch: Any, timer: EventTimer, problem: Problem) -> dict[str, Any]:
             calls[name], errors[name], once_ms[name] = call, sample.error(found), timer.once(call)
     fastest = min(once_ms.values(), default=math.inf)
     slow = {name: ms for name, ms in once_ms.items() if ms > SLOW * fastest}
+    at_work[AT_WORK] = "all in turns"
     times = timer.in_turns({name: call for name, call in calls.items() if name not in slow}, BUDGET_MS)
     us = {name: round(1e3 * median(each), 2) for name, each in times.items()}
     row |= {"us": us.pop("ours"), "rivals": us, "slow_rivals_ms": slow, "refused": refused}
     return row | judged(problem, error, errors) | compared(row["us"], us)
+
+
+def card_is_lost(torch: Any) -> bool:
+    """Tells whether a fault has taken the card from this process: then every call of the driver fails."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def judged(problem: Problem, error: float, errors: dict[str, float]) -> dict[str, Any]:
@@ -292,18 +311,23 @@ def summary(rows: Sequence[dict[str, Any]], host: dict[str, float]) -> str:
         least = sorted((row for row in of if "ratio" in row), key=lambda row: row["ratio"])[:3]
         lines.append("    least: " + "; ".join(f"{r['ratio']:.2f} {r['name']} ({r['best']})" for r in least))
     lines += [
-        f"{key}: {row['name']}: {row[key]}" for row in rows for key in ("failed", "wrong") if key in row
+        f"{key}: {row['name']}: {f'({row[AT_WORK]}) ' if AT_WORK in row else ''}{row[key]}"
+        for row in rows
+        for key in ("failed", "wrong")
+        if key in row
     ]
     if first := sorted(row["first_s"] for row in rows if "first_s" in row):
         lines.append(f"first calls: median {first[len(first) // 2]:.2f} s, most {first[-1]:.2f} s")
     return "\n".join([*lines, "host, us per warm call: " + json.dumps(host)])
 
 
-def run(torch: Any, out: Path, seconds: float) -> None:
-    """Measures all that there is time for."""
+def run(torch: Any, out: Path, seconds: float, rows: list[dict[str, Any]]) -> bool:
+    """Measures what is not among the rows, as far as there is time; returns whether the card was lost."""
     limits, began = cuda_card(0).limits, time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    told = {row["name"] for row in rows}
+    left = [case for case in cases() if case.name not in told]
+    is_lost = False
     host: dict[str, float] = {}
     about = {"limits": limits.to_dict(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
@@ -313,7 +337,7 @@ def run(torch: Any, out: Path, seconds: float) -> None:
 
     saved, timer = began, EventTimer(torch)
     with pool_of(max(1, usable_cores() - 1), begin, limits) as pool:
-        asked = {pool.submit(build, case.problem): case for case in cases()}
+        asked = {pool.submit(build, case.problem): case for case in left}
         try:
             for future in as_completed(asked, timeout=max(0.0, seconds - RESERVE_S)):
                 case = asked[future]
@@ -321,13 +345,14 @@ def run(torch: Any, out: Path, seconds: float) -> None:
                 row |= {"problem": case.problem.to_dict()}
                 unbuilt = future.exception()  # the call says what is wrong
                 row["built"] = [{"error": repr(unbuilt)[:200]}] if unbuilt else future.result()
+                at_work: dict[str, Any] = {}
                 try:
-                    row |= measured(torch, timer, case.problem)
+                    row |= measured(torch, timer, case.problem, at_work)
                 except Exception as error:
-                    row["failed"] = f"{type(error).__name__}: {error}"[:600]
+                    row |= at_work | {"failed": f"{type(error).__name__}: {error}"[:600]}
                 rows.append(row)
-                if "CUDA error" in row.get("failed", ""):
-                    print("the card is lost to this process", row["failed"], flush=True)
+                if is_lost := "failed" in row and card_is_lost(torch):
+                    print(f"{case.name}: {at_work} lost the card", flush=True)
                     break
                 if torch.cuda.memory_reserved() > KEPT_BYTES:
                     torch.cuda.empty_cache()
@@ -339,11 +364,14 @@ def run(torch: Any, out: Path, seconds: float) -> None:
             print(f"out of time after {len(rows)} of {len(asked)}", flush=True)
         finally:
             save()
+    if is_lost:
+        return True
     host |= host_costs(torch)
     save()
     text = summary(rows, host)
     (out / "front.txt").write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)
+    return False
 
 
 def dry(count: int) -> None:
@@ -361,15 +389,22 @@ def dry(count: int) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    if len(words) != 2:
+    began, goes_on = time.monotonic(), words[2:] == [GO_ON]
+    if len(words) != 2 + goes_on:
         sys.exit(__doc__)
     if words[0] == "--dry":
         dry(int(words[1]))
         return
     import torch
 
+    out, seconds = Path(words[0]), float(words[1])
+    rows = json.loads((out / "front.json").read_text(encoding="utf-8"))["rows"] if goes_on else []
     with torch.no_grad():
-        run(torch, Path(words[0]), float(words[1]))
+        is_lost = run(torch, out, seconds, rows)
+    if is_lost:
+        sys.stdout.flush()
+        left = f"{seconds - (time.monotonic() - began):.1f}"
+        os.execv(sys.executable, [sys.executable, __file__, words[0], left, GO_ON])
 
 
 if __name__ == "__main__":

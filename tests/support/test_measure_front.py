@@ -109,12 +109,17 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with ThreadPoolExecutor(1) as pool:
             yield pool
 
-    def measured(torch, timer, problem):
+    def measured(torch, timer, problem, at_work):
+        at_work[script.AT_WORK] = "flash"
         if problem is FLOAT:
-            raise RuntimeError("made to fail")
+            raise RuntimeError(fault)
         return {"first_s": 0.5, "us": 10.0} | script.compared(10.0, {"flash": 15.0})
 
-    cuda = SimpleNamespace(memory_reserved=lambda: 0)
+    def synchronize():
+        if "lose the card" in fault:
+            raise RuntimeError(fault)
+
+    cuda = SimpleNamespace(memory_reserved=lambda: 0, synchronize=synchronize)
     torch = SimpleNamespace(cuda=cuda, __version__="2.0", version=SimpleNamespace(cuda="13.0"))
 
     def build(problem):
@@ -133,7 +138,13 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(script, name, stand_in)
-    script.run(torch, tmp_path / "out", 60.0)
+    found: list[dict] = []
+    fault = "CUDA error: made to lose the card"
+    assert script.run(torch, tmp_path / "out", 60.0, found)
+    assert not (tmp_path / "out" / "front.txt").exists()
+    # What was told is not asked again.
+    fault, found = "made to fail", [row for row in found if "failed" not in row]
+    assert not script.run(torch, tmp_path / "out", 60.0, found)
     written = json.loads((tmp_path / "out" / "front.json").read_text())
     assert written["limits"]["name"] == "NVIDIA H200" and written["host_us"] == {"plain": 2.5}
     rows = {row["name"]: row for row in written["rows"]}
@@ -141,4 +152,4 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert rows["float"]["built"] == [{"variant": "it", "spill": 0}]
     assert Problem.from_dict(rows["half"]["problem"]) == HALF
     assert rows["float"]["failed"] == "RuntimeError: made to fail"
-    assert "failed: float: RuntimeError: made to fail" in (tmp_path / "out" / "front.txt").read_text()
+    assert "failed: float: (flash) RuntimeError: made to fail" in (tmp_path / "out" / "front.txt").read_text()
