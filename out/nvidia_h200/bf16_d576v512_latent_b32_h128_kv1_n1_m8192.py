@@ -1,0 +1,151 @@
+r"""Flash attention for NVIDIA GPUs: bf16, head dim 576 (latent values 512).
+
+For NVIDIA H200 (sm_90a) at batch 32, 128 query and 1 key/value heads, 1 query and 8192 key rows, without a
+mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either mask.
+
+Measured on NVIDIA H200, batch 32, 128 query and 1 key/value heads, 1 query and 8192 key rows, without a mask:
+129.5 us (median), spread 2.0 %, 563.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per
+head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0,
+seed 0.
+
+    from bf16_d576v512_latent_b32_h128_kv1_n1_m8192 import attention_latent
+
+    # q (batch, seqlen_q, heads, head_dim), cache (batch, seqlen_k, head_dim)
+    o = attention_latent(q, cache)                 # (batch, seqlen_q, heads, head_dim_v): values are the cache's first columns
+    o, lse = attention_latent(..., return_lse=True)
+    attention_latent(..., causal=True, scale=0.1, out=o, stream=stream)
+
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler, 12.5 or newer: nvcc, or the NVRTC
+that PyTorch brings; the first call compiles the .cu beside it (and keeps the result). Make that call before
+capturing a CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
+
+Regenerate:
+
+    flashgen emit bf16_d576v512_latent_b32_h128_kv1_n1_m8192.py \
+        --device h200 --dtype bf16 --d 576 --dv 512 --latent --batch 32 --heads 128 --seqlen-q 1 \
+        --seqlen-k 8192 --family latent --set splits=2 --set boxes=1
+"""
+
+import sys
+from pathlib import Path
+
+from flashgen.templates.runtime import Launch, TensorMap, Tuned, run_module
+from flashgen.templates.runtime.latent_keys import LatentKeys
+
+__all__ = [
+    "DEVICE",
+    "KERNELS",
+    "MEASUREMENT",
+    "PROBLEM",
+    "SOURCE",
+    "VARIANT",
+    "attention_latent",
+    "explain",
+    "register_torch",
+    "use",
+]
+
+# ---- the kernel ------------------------------------------------------------------------------------------
+
+#: The fields of a kernel's first parameter, in order: names, and formats as Python's struct has them.
+ARGUMENTS = (
+    ("q", "Q"),
+    ("k", "Q"),
+    ("o", "Q"),
+    ("lse", "Q"),
+    ("q_stride_batch", "q"),
+    ("q_stride_head", "q"),
+    ("q_stride_row", "q"),
+    ("k_stride_batch", "q"),
+    ("k_stride_head", "q"),
+    ("k_stride_row", "q"),
+    ("o_stride_batch", "q"),
+    ("o_stride_head", "q"),
+    ("o_stride_row", "q"),
+    ("batch", "i"),
+    ("num_q_heads", "i"),
+    ("num_kv_heads", "i"),
+    ("seqlen_q", "i"),
+    ("seqlen_k", "i"),
+    ("scale", "f"),
+)
+
+SOURCE = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
+
+# What each was tuned for, which of its family's variants won, on which card, how fast it was there, and its launch.
+KERNELS: tuple[Tuned, ...] = (
+    Tuned(
+        name="bf16_d576v512_latent_b32_h128_kv1_n1_m8192",
+        problem={
+            "dtype": "bf16",
+            "batch": 32,
+            "num_q_heads": 128,
+            "num_kv_heads": 1,
+            "seqlen_q": 1,
+            "seqlen_k": 8192,
+            "head_dim": 576,
+            "head_dim_v": 512,
+            "causal": False,
+            "precision": "auto",
+            "latent": True,
+        },
+        variant={
+            "family": "latent",
+            "splits": 2,
+            "workspace_splits": 1,
+            "boxes": 1,
+            "l2_ahead": 0,
+        },
+        device={
+            "name": "NVIDIA H200",
+            "arch": 90,
+        },
+        measurement={
+            "median_us": 129.5040026307106,
+            "spread": 0.019582397221266718,
+            "tflops": 563.8006744873021,
+            "registers": 168,
+            "spill_bytes": 0,
+            "smem_bytes": 231424,
+            "occupancy": 0.1875,
+            "error": 0.002393603130022225,
+            "predicted": False,
+            "busy": "",
+            "driver": "580.159.04 (CUDA 13.0)",
+            "toolkit": "nvcc 13.0.88",
+            "flashgen": "0.2.0",
+            "seed": 0,
+        },
+        vector=8,
+        launches=(
+            Launch(
+                symbol="attention_bf16_d576v512_latent_kernel",
+                arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
+                    (seqlen_q * (num_q_heads // num_kv_heads) + 64 - 1) // 64 * num_kv_heads * batch * 2
+                ),
+                threads=384,
+                smem_bytes=231424,
+                rows_per_block=64,
+                pack_heads=True,
+                splits=2,
+                maps=(
+                    TensorMap("k", 64, 64, 128, 128),
+                ),
+            ),
+        ),
+        tolerance=0.01,
+        only_arch=90,
+        arch_suffix="a",
+        source=SOURCE,
+    ),
+)
+PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
+MEASUREMENT = KERNELS[0].measurement
+
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_5ba729c6")
+attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
+register_torch = _bound.register_torch
+
+if __name__ == "__main__":
+    sys.exit(run_module(_bound, __doc__))
