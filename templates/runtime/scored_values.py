@@ -224,7 +224,7 @@ class _Asked(_Beside):
             arrays[name] = placed.array
         if _TILE_LISTS in self.tuned.reads:
             values |= {_TILE_LISTS: 0, _LISTS_MADE: 0}
-        if any(launch.lists for launch in self.tuned.launches):
+        if any(launch.lists for launch in plan.tuned.launches):
             lists = self.lists or TileLists()
             values |= {_LISTS_MADE: lists.fill(plan, self.put or _allocator(q), may_make)}
             values[_TILE_LISTS] = lists.address

@@ -62,10 +62,14 @@ class Card:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.values: list[dict[str, Any]] = []
+        self.list_addresses: list[int] = []
+        """Where launches find lists of tiles, or are to write them, where the problem has some."""
 
     def launch(self, address: int, causal: int) -> None:
         struct = struct_of(self.problem)
         packed = struct.unpack(ctypes.string_at(address, struct.num_bytes))
+        if "tile_lists" in packed:
+            self.list_addresses.append(int(packed["tile_lists"]))
         scores = Problem(**{**self._fields(), "causal": bool(causal)}).scores
         sizes = {each: int(packed[each]) for each in ("batch", "num_q_heads", "seqlen_q", "seqlen_k")}
         wide = self.read(scores, packed)

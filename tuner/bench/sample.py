@@ -49,8 +49,7 @@ class Sample:
         found = []
         for (batch, head), expected in self._expected.items():
             rows = _host(self._inputs.queries_of(o, batch, head))[self._rows[batch, head]]
-            difference = rows - expected
-            found.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
+            found.append(_relative_error(rows, expected))
         return next(filter(isnan, found), max(found))
 
 
@@ -75,9 +74,13 @@ class GradientSample:
         """Returns the largest ‖dq - ref‖ / ‖ref‖ of the two heads; NaN where one has it."""
         errors = []
         for (batch, head), expected in self._expected.items():
-            difference = _host(found[0][batch, head])[self._rows] - expected
-            errors.append(float(np.linalg.norm(difference) / np.linalg.norm(expected)))
+            errors.append(_relative_error(_host(found[0][batch, head])[self._rows], expected))
         return next(filter(isnan, errors), max(errors))
+
+
+def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """‖found - expected‖ / ‖expected‖; of rows that all see nothing, and so are zeros, ‖found‖."""
+    return float(np.linalg.norm(found - expected) / (np.linalg.norm(expected) or 1.0))
 
 
 def _host(tensor: Any) -> np.ndarray:

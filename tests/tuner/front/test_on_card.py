@@ -85,6 +85,20 @@ def test_masks_read_tensors_and_numbers(driver, torch, card):
     assert_near(o.host, expected(q.host, k.host, v.host, scoring=asked, values=values).o, 2e-3)
 
 
+def test_lists_of_tiles_have_memory_that_all_launches_of_a_call_know(driver, torch, card):
+    """What is known of a kind of call before its kernel was chosen says nothing of lists."""
+    q, k, v = tensors(driver)
+    shown = Tensor(driver.own(host(1, 4, 40, 72, seed=6) > 0.5))
+    asked = Scoring(bias="u8")
+    with computing(driver, Problem(dtype="f16", head_dim=D, scoring=asked)) as computed:
+        with torch_without_gradients(torch):
+            o = flashgen.attention(q, k, v, attn_mask=shown)
+    listed, attended = computed.list_addresses[-2:]
+    assert listed == attended != 0
+    values = {"bias": shown.host.view(np.uint8)}
+    assert_near(o.host, expected(q.host, k.host, v.host, scoring=asked, values=values).o, 2e-3)
+
+
 def test_arrays_of_cupy_and_numpy_take_the_same_way(driver, cupy, card):
     q, k, v = (driver.own(each.host) for each in tensors(driver))
     with computing(driver, Problem(dtype="f16", head_dim=D)):
