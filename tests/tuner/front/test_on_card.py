@@ -90,9 +90,9 @@ def test_lists_of_tiles_have_memory_that_all_launches_of_a_call_know(driver, tor
     q, k, v = tensors(driver)
     shown = Tensor(driver.own(host(1, 4, 40, 72, seed=6) > 0.5))
     asked = Scoring(bias="u8")
-    with computing(driver, Problem(dtype="f16", head_dim=D, scoring=asked)) as computed:
-        with torch_without_gradients(torch):
-            o = flashgen.attention(q, k, v, attn_mask=shown)
+    problem = Problem(dtype="f16", head_dim=D, scoring=asked)
+    with computing(driver, problem) as computed, torch_without_gradients(torch):
+        o = flashgen.attention(q, k, v, attn_mask=shown)
     listed, attended = computed.list_addresses[-2:]
     assert listed == attended != 0
     values = {"bias": shown.host.view(np.uint8)}
