@@ -16,9 +16,6 @@ from .plans import (
     _GRADIENT_POINTERS,
     _GRADIENT_STRIDES,
     _INT_MAX,
-    _MAP_ALIGNMENT,
-    _MAP_BYTES,
-    _MOST_MAPS,
     _MOST_STREAMS,
     _TOTALS,
     _Arguments,
@@ -26,6 +23,7 @@ from .plans import (
     _clipped,
     _Config,
     _encode_map,
+    _KeptMaps,
     _Maps,
     _tell_of_launch,
     _workspace_words,
@@ -121,7 +119,7 @@ class _GradientPlan(NamedTuple):
     """Their type, torch's own for tensors."""
     idle: "dict[int, list[_ReadyGradients]]"
     """Launches that no call has now, by stream."""
-    maps: "tuple[dict[tuple[int, ...], _Maps], ...]"
+    maps: tuple[_KeptMaps, ...]
     """The maps made for each launch, by the addresses of arrays."""
 
 
@@ -172,7 +170,7 @@ def _make_gradient_plan(
         made_bytes=tuple(tuned.item_bytes * math.prod(each.shape) for each in made),
         dtype=tuned.dtype if torch is None else getattr(torch, tuned.dtype),
         idle=collections.defaultdict(list),
-        maps=tuple({} for _ in tuned.launches),
+        maps=tuple(_KeptMaps() for _ in tuned.launches),
     )
 
 
@@ -314,12 +312,11 @@ class _ReadyGradients:
 
 
 def _encode_gradient_maps(
-    plan: _GradientPlan, index: int, kept: dict[tuple[int, ...], _Maps], addresses: tuple[int, ...]
+    plan: _GradientPlan, index: int, kept: _KeptMaps, addresses: tuple[int, ...]
 ) -> _Maps:
     """The maps of a launch for arrays at these addresses, kept with their plan."""
     tuned, sizes, wanted = plan.tuned, plan.sizes, plan.tuned.launches[index].maps
-    memory = ctypes.create_string_buffer(_MAP_BYTES * len(wanted) + _MAP_ALIGNMENT)
-    first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    made = kept.make(addresses, len(wanted))
     at: dict[str, int] = dict(zip(_GRADIENT_POINTERS, addresses, strict=True))
     for place, each in enumerate(wanted):
         of_keys, of_queries_dim = each.array in _OF_KEYS, each.array in ("q", "k", "dq", "dk")
@@ -334,8 +331,6 @@ def _encode_gradient_maps(
         if not sizes[rows]:  # nothing is read of it, but a map must be of something
             lengths, address = (1,) * len(lengths), next(filter(None, addresses))
         columns = tuned.head_dim if of_queries_dim else tuned.head_dim_v
-        _encode_map(first + _MAP_BYTES * place, each, tuned.dtype, address, (columns, *lengths), strides)
-    if len(kept) >= _MOST_MAPS:
-        kept.clear()
-    maps = kept[addresses] = _Maps(memory, first)
-    return maps
+        told = {"dtype": tuned.dtype, "address": address, "sizes": (columns, *lengths), "strides": strides}
+        made.put(place, address, functools.partial(_encode_map, of=each, **told))
+    return made.keep()

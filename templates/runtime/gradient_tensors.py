@@ -108,8 +108,10 @@ class _GradientTensors:
         ctx.num_read = len(read)
         ctx.save_for_backward(q, k, v, *read, *made)
 
-    def differentiate(self, torch: Any, ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
-        """Returns the gradients of an operator's inputs."""
+    def differentiate(
+        self, torch: Any, ctx: Any, grad: Any, grad_lse: Any, at_once: bool = False
+    ) -> tuple[Any, ...]:
+        """Returns the gradients of an operator's inputs; `at_once`, where PyTorch need not see how."""
         q, k, v, *rest = ctx.saved_tensors
         made = rest[ctx.num_read :]
         settings = _with_tensors(ctx.settings, rest[: ctx.num_read])
@@ -126,9 +128,13 @@ class _GradientTensors:
         deterministic = bool(torch.are_deterministic_algorithms_enabled())
         told = causal, scale, layout, deterministic, *settings[3:], *self.wanted_of(ctx)
         grad_lse = None if grad_lse is None else grad_lse.contiguous()
-        operator: Any = getattr(torch.ops.flashgen, self.operator)
+        operator: Any = functools.partial(self.run, torch) if at_once else self.of_graphs(torch)
         grads = self.in_order(operator(q, k, v, o, lse, grad, grad_lse, *told))
         return (*grads[:3], *self.of_settings(ctx, settings, grads[3:]))
+
+    def of_graphs(self, torch: Any) -> Any:
+        """Returns the operator, which is registered."""
+        return getattr(torch.ops.flashgen, self.operator)
 
     def wanted_of(self, ctx: Any) -> tuple[Any, ...]:
         """Returns what the operator takes of which more gradients are wanted."""
@@ -303,8 +309,7 @@ class _GradientTensors:
         scale = None if settings.scale is None else float(settings.scale)
         layout = self.layout_in_graph(settings.layout)
         told = causal, scale, layout, deterministic, *self.in_graph(settings.read)
-        operator: Any = getattr(torch.ops.flashgen, self.operator)
-        return self.in_order(operator(q, k, v, o, lse, dout, dlse, *told))
+        return self.in_order(self.of_graphs(torch)(q, k, v, o, lse, dout, dlse, *told))
 
 
 class _Saved(NamedTuple):

@@ -116,7 +116,7 @@ class _Plan(NamedTuple):
     """Whether the output made where none is passed is laid out as q is: then torch makes one faster."""
     idle: "dict[int, list[_Ready]]"
     """Launches that no call has now, by stream."""
-    maps: "tuple[dict[tuple[int, int, int, int], _Maps], ...]"
+    maps: "tuple[_KeptMaps, ...]"
     """The maps made for each launch, by the addresses of q, k, v and o."""
 
 
@@ -181,7 +181,7 @@ def _make_plan(
         out_dtype=tuned.output_dtype if torch is None else getattr(torch, tuned.output_dtype),
         like_q=not table.has_scales and made.shape == q[1] and q[2] in (None, made.strides),
         idle=collections.defaultdict(list),
-        maps=tuple({} for _ in tuned.launches),
+        maps=tuple(_KeptMaps() for _ in tuned.launches),
     )
 
 
@@ -432,6 +432,47 @@ class _Maps(NamedTuple):
     address: int
 
 
+class _KeptMaps(dict[tuple[int, ...], _Maps]):
+    """The maps of a launch by the addresses of all arrays of a call, and each map by that of its own array:
+    calls put arrays together anew more often than memory is handed out that was never seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single: dict[tuple[int, int], bytes] = {}
+
+    def make(self, addresses: tuple[int, ...], number: int) -> "_NewMaps":
+        """Returns maps of so many arrays that are yet to be put in, kept for calls of these addresses."""
+        if len(self) >= _MOST_MAPS:
+            self.clear()
+        if len(self.single) >= _MOST_MAPS:
+            self.single.clear()
+        memory = ctypes.create_string_buffer(_MAP_BYTES * number + _MAP_ALIGNMENT)
+        first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
+        return _NewMaps(self, addresses, _Maps(memory, first))
+
+
+class _NewMaps(NamedTuple):
+    """Maps of a call's arrays, into which one is put after the other."""
+
+    kept: _KeptMaps
+    addresses: tuple[int, ...]
+    maps: _Maps
+
+    def put(self, place: int, address: int, encode: "Callable[[int], None]") -> None:
+        """Puts the map of the array at an address there, which `encode` writes if it was never written."""
+        at, known = self.maps.address + _MAP_BYTES * place, self.kept.single.get((place, address))
+        if known is not None:
+            ctypes.memmove(at, known, _MAP_BYTES)
+            return
+        encode(at)
+        self.kept.single[place, address] = ctypes.string_at(at, _MAP_BYTES)
+
+    def keep(self) -> _Maps:
+        """Returns the maps, once all are there; the next call of these addresses finds them."""
+        self.kept[self.addresses] = self.maps
+        return self.maps
+
+
 def _described(
     plan: _Plan,
     name: str,
@@ -485,23 +526,21 @@ def _clipped(
 def _encode_maps(
     plan: _Plan,
     of: _Step,
-    kept: dict[tuple[int, int, int, int], _Maps],
+    kept: _KeptMaps,
     addresses: tuple[int, int, int, int],
 ) -> _Maps:
     """The maps of a step for arrays at these addresses, kept with their plan."""
     tuned, launch = plan.tuned, of.launch
-    memory = ctypes.create_string_buffer(_MAP_BYTES * len(launch.maps) + _MAP_ALIGNMENT)
-    first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
-    for place, name in enumerate(each.array for each in launch.maps):
-        dtype = tuned.output_dtype if name == "o" else tuned.dtype
-        address, lengths, strides = _described(plan, name, addresses, of.strides, _ITEM_BYTES[dtype])
-        columns_of = tuned.head_dim if name in "qk" else tuned.head_dim_v
-        at = first + _MAP_BYTES * place
-        _encode_map(at, launch.maps[place], dtype, address, (columns_of, *lengths), strides)
-    if len(kept) >= _MOST_MAPS:
-        kept.clear()
-    maps = kept[addresses] = _Maps(memory, first)
-    return maps
+    made = kept.make(addresses, len(launch.maps))
+    for place, each in enumerate(launch.maps):
+        dtype = tuned.output_dtype if each.array == "o" else tuned.dtype
+        address, lengths, strides = _described(plan, each.array, addresses, of.strides, _ITEM_BYTES[dtype])
+        sizes = (tuned.head_dim if each.array in "qk" else tuned.head_dim_v, *lengths)
+        encode = functools.partial(
+            _encode_map, of=each, dtype=dtype, address=address, sizes=sizes, strides=strides
+        )
+        made.put(place, address, encode)
+    return made.keep()
 
 
 def _encode_map(
