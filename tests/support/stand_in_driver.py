@@ -171,6 +171,11 @@ class Tensor:
     def transpose(self, i: int, j: int) -> Tensor:
         return Tensor(self.host.swapaxes(i, j), self.index)
 
+    def narrow(self, axis: int, start: int, length: int) -> Tensor:
+        return Tensor(
+            np.moveaxis(np.moveaxis(self.host, axis, 0)[start : start + length], 0, axis), self.index
+        )
+
     def contiguous(self) -> Tensor:
         return Tensor(np.ascontiguousarray(self.host), self.index)
 

@@ -11,9 +11,10 @@ from ...templates.runtime.scored_kinds import _either
 from ...templates.runtime.scored_values import TileLists
 from .asked import Formula
 from .attend import Call, attend
-from .bound import bound_of
+from .bound import Bound, bound_of
 from .fallback import by_torch, check_fallback
 from .table import NotMade
+from .whole_columns import WHOLE, filled_up, first_columns
 
 _PLAIN = bound_of(None).attending()
 
@@ -108,6 +109,7 @@ def attention(
         and not buffers
         and torch is not None
         and isinstance(q, torch.Tensor)
+        and q.shape[-1] % WHOLE == 0 == v.shape[-1] % WHOLE
     ):  # as fast as may be
         if scale is not None or layout != "bhsd":
             _check_call(layout, scale)
@@ -135,9 +137,19 @@ def attention(
     call = Call(q, k, v, named, mask, score, buffers, *settings)
     bound = bound_of(device, wait=wait)
     if fallback is None:
-        return attend(bound, call)
+        return _attend(bound, call)
     check_fallback(fallback)
     try:
-        return attend(bound, call)
+        return _attend(bound, call)
     except (TypeError, ValueError, NotMade) as error:
         return by_torch(call, error)
+
+
+def _attend(bound: Bound, call: Call) -> Any:
+    """Computes what a call asks, of tensors that are filled up where that pays."""
+    torch = sys.modules.get("torch")
+    if bound.card is None and torch is not None and isinstance(call.q, torch.Tensor):
+        wide = filled_up(torch, call)
+        if wide is not None:
+            return first_columns(attend(bound, wide), call.v.shape[-1], call.return_lse)
+    return attend(bound, call)

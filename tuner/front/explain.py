@@ -15,6 +15,7 @@ from .bound import Bound, bound_of, workshop_of
 from .candidates import Candidate
 from .card import Card
 from .table import MadeTable
+from .whole_columns import filled_up
 from .workshop import Chosen
 
 
@@ -85,6 +86,9 @@ def explain(q: Any, k: Any, v: Any, *, device: str | None = None, **asked: Any) 
     """
     bound = bound_of(device)
     call = call_of(q, k, v, **asked)
+    torch = _torch_of(q)
+    if torch is not None and bound.card is None:
+        call = filled_up(torch, call) or call
     problem, card = _problem_of(bound, call)
     workshop = workshop_of(card)
     chosen = next(workshop.fitting(problem))

@@ -85,6 +85,31 @@ def test_masks_read_tensors_and_numbers(driver, torch, card):
     assert_near(o.host, expected(q.host, k.host, v.host, scoring=asked, values=values).o, 2e-3)
 
 
+@pytest.mark.parametrize("rows", [255, 256])
+def test_head_dims_that_eight_does_not_divide_are_filled_up_where_that_pays(
+    rows, driver, torch, card, monkeypatch
+):
+    def pad(x, columns):
+        wide = np.pad(x.host, [*[(0, 0)] * 3, columns])
+        return Tensor(driver.own(wide))
+
+    monkeypatch.setattr(torch.nn.functional, "pad", pad, raising=False)
+    shapes = (1, 4, rows, 61), (1, 2, 256, 61), (1, 2, 256, 59)
+    hosts = [host(*shape, seed=i, dtype=np.float16) for i, shape in enumerate(shapes)]
+    q, k, v = (Tensor(driver.own(each)) for each in hosts)
+    fills = rows == 256
+    columns = (64, 64) if fills else (61, 59)
+    problem = Problem(dtype="f16", head_dim=columns[0], head_dim_v=columns[1])
+    with computing(driver, problem), torch_without_gradients(torch):
+        o, lse = flashgen.attention(q, k, v, return_lse=True)
+        assert flashgen.explain(q, k, v).problem.head_dim == columns[0]
+    assert [each.problem.head_dim for each in card.made_by.built] == [columns[0]]
+    wanted = expected(*hosts)
+    assert o.shape == (1, 4, rows, 59)
+    assert_near(o.host, wanted.o, 2e-3)
+    assert np.abs(lse.host - wanted.lse).max() < 1e-3
+
+
 def test_lists_of_tiles_have_memory_that_all_launches_of_a_call_know(driver, torch, card):
     """What is known of a kind of call before its kernel was chosen says nothing of lists."""
     q, k, v = tensors(driver)
