@@ -32,6 +32,13 @@ inline void barrier_arrive_at(unsigned long long* barrier, unsigned block, int l
 inline void fence_barrier_init() { emulation::show_barriers(); }
 inline void fence_proxy_async() { emulation::fence_proxy(); }
 
+// ---- griddepcontrol -----------------------------------------------------------------------------------------------
+
+inline void wait_for_earlier_launches() { emulation::wait_for_launches(); }
+inline void let_next_launch_begin(int line = __builtin_LINE()) {
+  emulation::let_launch_begin("let_next_launch_begin", line);
+}
+
 // ---- cp.async.bulk.tensor ----------------------------------------------------------------------------------------
 
 inline void prefetch_map(const CUtensorMap* map, int line = __builtin_LINE()) {

@@ -49,6 +49,7 @@ struct Grid {
   void** parameters;
   dim3 blocks, threads;
   size_t shared_bytes;
+  bool dependent;  // on launches in front of it, which threads wait for
 };
 
 class Cluster;
@@ -117,6 +118,7 @@ class Block : public Scheduler {
   }
 
   bool ended() const { return ended_; }
+  bool dependent() const { return grid_.dependent; }
 
   // Whether all its threads have come to the cluster's barrier, but for those that have ended.
   bool at_cluster_barrier() {
@@ -132,6 +134,9 @@ class Block : public Scheduler {
     grid_.call(grid_.kernel, grid_.parameters);
     warpgroups.check_thread_end();
     engine.check_thread_end();
+    if (grid_.dependent && !current().waited_for_launches) {
+      fail(where(current()) + " of a launch that may begin before the one in front of it has ended did not wait for that");
+    }
     current().state = State::kExited;
     if (EMULATION_ASAN) check_arithmetic();
     current().fiber.yield();
@@ -610,8 +615,18 @@ int allow_large_clusters(const void* kernel, bool allowed) {
   return cudaSuccess;
 }
 
-int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, dim3 grid_threads, void** parameters,
-           size_t shared) {
+void wait_for_launches() { running->current().waited_for_launches = true; }
+
+void let_launch_begin(const char* what, int line) {
+  const Thread& thread = running->current();
+  if (running->dependent() && !thread.waited_for_launches) {
+    running->fail(format("%s calls %s in line %d before it has waited for the launch in front of it: three would be under way",
+                         running->where(thread).c_str(), what, line));
+  }
+}
+
+int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3 grid_blocks, dim3 grid_threads,
+           void** parameters, size_t shared) {
   message.clear();
   const unsigned cluster = alone ? 1 : cluster_blocks;
   const uint64_t threads = uint64_t(grid_threads.x) * grid_threads.y * grid_threads.z;
@@ -645,7 +660,7 @@ int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, di
                            shared, allowed, (long long)config.shared_bytes_per_block));
     }
   }
-  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared};
+  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared, dependent};
   const uint64_t clusters = blocks / cluster;
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;

@@ -143,8 +143,13 @@ int lane_of_warp();
 
 // `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
 using KernelCall = void (*)(const void* kernel, void** parameters);
-// `alone`: its blocks form no clusters, whatever `form_clusters` was told.
-int launch(KernelCall call, const void* kernel, bool alone, dim3 grid, dim3 block, void** parameters, size_t shared_bytes);
+// `alone`: its blocks form no clusters, whatever `form_clusters` was told. `dependent`: it may begin before the launch in
+// front of it has ended, so that every thread must wait for that.
+int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3 grid, dim3 block, void** parameters,
+           size_t shared_bytes);
+// Waits for the launches in front of this one; lets the next one begin, which counts on this thread's having waited.
+void wait_for_launches();
+void let_launch_begin(const char* what, int line);
 // From now on so many neighbouring blocks are a cluster.
 bool form_clusters(unsigned blocks);
 int allow_shared_bytes(const void* kernel, int bytes);

@@ -93,6 +93,7 @@ struct Thread {
   WarpWork work = nullptr;
   void* operands = nullptr;
   unsigned groups_committed = 0;
+  bool waited_for_launches = false;
   std::vector<Copy> copies;
   Fiber fiber;
 };
@@ -212,6 +213,7 @@ class Scheduler {
       thread->state = State::kReady;
       thread->copies.clear();
       thread->groups_committed = 0;
+      thread->waited_for_launches = false;
     }
   }
 
