@@ -49,7 +49,8 @@ struct Grid {
   void** parameters;
   dim3 blocks, threads;
   size_t shared_bytes;
-  bool dependent;  // on launches in front of it, which threads wait for
+  bool dependent;  // on launches in front of it, for which it waits
+  std::atomic<bool>* waited;  // whether some block has
 };
 
 class Cluster;
@@ -134,9 +135,6 @@ class Block : public Scheduler {
     grid_.call(grid_.kernel, grid_.parameters);
     warpgroups.check_thread_end();
     engine.check_thread_end();
-    if (grid_.dependent && !current().waited_for_launches) {
-      fail(where(current()) + " of a launch that may begin before the one in front of it has ended did not wait for that");
-    }
     current().state = State::kExited;
     if (EMULATION_ASAN) check_arithmetic();
     current().fiber.yield();
@@ -154,6 +152,24 @@ class Block : public Scheduler {
     engine.check_block_end();
     warpgroups.check_block_end();
     if (!EMULATION_ASAN) check_guard();
+    if (grid_.dependent) check_waits();
+  }
+
+  // A block waits as a whole, or ends as one that has nothing to do.
+  void check_waits() {
+    const Thread* one_that_did_not = nullptr;
+    unsigned waited = 0;
+    for (unsigned i = 0; i < size(); ++i) {
+      if (thread(i).waited_for_launches) {
+        ++waited;
+      } else {
+        one_that_did_not = &thread(i);
+      }
+    }
+    if (waited > 0) *grid_.waited = true;
+    if (waited > 0 && one_that_did_not) {
+      report(where(*one_that_did_not) + " did not wait for the launch in front of it, others of the block did");
+    }
   }
 
   bool all_exited() {
@@ -660,7 +676,8 @@ int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3
                            shared, allowed, (long long)config.shared_bytes_per_block));
     }
   }
-  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared, dependent};
+  std::atomic<bool> waited{false};
+  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared, dependent, &waited};
   const uint64_t clusters = blocks / cluster;
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;
@@ -689,6 +706,9 @@ int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
   for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);
   for (std::thread& helper : helpers) helper.join();
+  if (dependent && !waited && failure.empty()) {
+    failure = "a launch that may begin before the one in front of it has ended did not wait for that";
+  }
   return failure.empty() ? cudaSuccess : refuse(cudaErrorLaunchFailure, failure);
 }
 

