@@ -130,6 +130,13 @@ class Block : public Scheduler {
     return true;
   }
 
+  bool arrived(unsigned times) {
+    for (unsigned i = 0; i < size(); ++i) {
+      if (thread(i).state != State::kExited && thread(i).cluster_arrivals < times) return false;
+    }
+    return true;
+  }
+
   // The life of the running thread in this block.
   void run_kernel() override {
     grid_.call(grid_.kernel, grid_.parameters);
@@ -237,6 +244,11 @@ class Cluster {
     }
     while (failure().empty() && !all_ended()) pass();
     return failure();
+  }
+
+  // Whether all threads that have not ended have arrived so often.
+  bool arrived(unsigned times) {
+    return std::all_of(blocks_.begin(), blocks_.end(), [times](const auto& block) { return block->arrived(times); });
   }
 
   // A block that has not ended, for the running thread.
@@ -525,6 +537,24 @@ void meet(int id, int threads, bool waits, const char* what, int line) {
 }
 
 void sync_cluster(const char* what, int line) { running->wait(State::kAtCluster, what, line); }
+
+void arrive_at_cluster() { ++running->current().cluster_arrivals; }
+
+void wait_for_cluster(const char* what, int line) {
+  const unsigned times = running->current().cluster_arrivals;
+  if (times == 0) running->fail(format("%s: %s in line %d before it has arrived", running->here().c_str(), what, line));
+  while (!cluster->arrived(times)) running->wait(State::kPolls, what, line);
+}
+
+void write_block(void* shared, const void* values, size_t bytes, unsigned block, const char* what, int line) {
+  const size_t place = running->place_of(shared, bytes, bytes, what, line);
+  Block& target = cluster->reach(block, what, line);
+  if (!target.arrived(1)) {
+    running->fail(format("%s: %s in line %d at block %u, not all of which is known to have begun",
+                         running->here().c_str(), what, line, target.block()));
+  }
+  memcpy(target.memory() + place, values, bytes);
+}
 
 void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line) {
   const size_t place = running->place_of(shared, bytes, bytes, what, line);

@@ -127,6 +127,12 @@ void store_matrices(void* row, const unsigned* registers, int count, const char*
 // For all threads of a cluster, but for those that have ended.
 void sync_cluster(const char* what, int line);
 
+// Tells the cluster that this thread has come as far; waits until all have, but for those that have ended.
+void arrive_at_cluster();
+void wait_for_cluster(const char* what, int line);
+
+// Writes to where `shared` says in a block of the cluster all of whose threads have arrived once.
+void write_block(void* shared, const void* values, size_t bytes, unsigned block, const char* what, int line);
 // Reads what is where `shared` says in a block of the cluster.
 void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line);
 

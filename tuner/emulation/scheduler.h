@@ -94,6 +94,7 @@ struct Thread {
   void* operands = nullptr;
   unsigned groups_committed = 0;
   bool waited_for_launches = false;
+  unsigned cluster_arrivals = 0;
   std::vector<Copy> copies;
   Fiber fiber;
 };
@@ -214,6 +215,7 @@ class Scheduler {
       thread->copies.clear();
       thread->groups_committed = 0;
       thread->waited_for_launches = false;
+      thread->cluster_arrivals = 0;
     }
   }
 

@@ -82,7 +82,7 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
 }
 WAIT, NEXT = "wait_for_earlier_launches();", "let_next_launch_begin();"
 #: What launches leave each other, and what tells where it is.
-LEFT = r"workspace|plan\b|item|tile_list|result_of|rotated|_of\(args|args\.[okv] |args\.d[qkv]"
+LEFT = r"workspace|plan\b|item|tile_list|result_of|rotated|(lse|delta|sums|parts|units)_of\(|args\.[okv] |args\.d[qkv]"
 
 
 def kernel_of(name: str, limits: DeviceLimits = H200) -> Kernel:
@@ -113,7 +113,7 @@ def test_each_launch_waits_before_it_touches_what_others_leave(name: str) -> Non
             assert "return" not in before.replace("if (split >= end_row) return;", "")
             assert not re.search(LEFT, before), before
     if kernel.problem.append is None:
-        assert_tidy(kernel.source, name)
+        assert_tidy(kernel.source, name, longest=180)
     assert kernel.oldest_arch == 90
 
 
