@@ -82,7 +82,10 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
 }
 WAIT, NEXT = "wait_for_earlier_launches();", "let_next_launch_begin();"
 #: What launches leave each other, and what tells where it is.
-LEFT = r"workspace|plan\b|item|tile_list|result_of|rotated|(lse|delta|sums|parts|units)_of\(|args\.[okv] |args\.d[qkv]"
+LEFT = (
+    r"workspace|plan\b|item|tile_list|result_of|rotated|(lse|delta|sums|parts|units)_of\(|"
+    r"args\.[okv] |args\.d[qkv]"
+)
 
 
 def kernel_of(name: str, limits: DeviceLimits = H200) -> Kernel:
