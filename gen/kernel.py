@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .arguments import ArgumentStruct, struct_of
-from .launch import LISTS_ROLE, MAIN_ROLE, Launch, repeats_bits
+from .launch import DEPENDENT_ARCH, LISTS_ROLE, MAIN_ROLE, Launch, repeats_bits
 from .plan import Plan
 from .problem import Problem
 from .tile_lists import list_ints
@@ -48,6 +48,14 @@ class Kernel:
     def symbol(self) -> str:
         """The name of the function that makes the products."""
         return self.symbol_of(self.launch)
+
+    @property
+    def oldest_arch(self) -> int | None:
+        """The first compute capability, times ten, that has all instructions of it; None where any has."""
+        of_variant = self.variant.oldest_arch(self.arch)
+        if not any(each.dependent for each in self.launches):
+            return of_variant
+        return max(of_variant or 0, DEPENDENT_ARCH)
 
     @property
     def is_deterministic(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .expression import Constant, Expression, Name, divided_up, maximum
@@ -13,6 +13,8 @@ from .operation import Sizes
 BATCH, Q_HEADS, KV_HEADS, ROWS, KEYS = (
     Name(each, positive=True) for each in ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 )
+#: The first compute capability, times ten, on which a launch may begin before the one in front of it ends.
+DEPENDENT_ARCH = 90
 #: The role of the launch that makes the products.
 MAIN_ROLE = "kernel"
 #: The role of the launch that lists tiles of keys for it.
@@ -93,6 +95,9 @@ class Launch:
     make of it in memory; of packed sequences as many at most, and of all sequences together no more than
     ``wanted_blocks``, which fill the card, unless there are more tiles.
 
+    A ``dependent`` one may begin before the launch in front of it in the same call has ended, and waits for
+    that itself before it reads what others have written (`in_turn`).
+
     ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
     batches or heads are alike, what it makes for one serves all. One that appends and ``rotates`` takes
     queries, too.
@@ -118,6 +123,7 @@ class Launch:
     makes: str = ""
     workspace_splits: int = 1
     wanted_blocks: int = 0
+    dependent: bool = False
 
     @property
     def smem_alignment(self) -> int:
@@ -230,6 +236,18 @@ class Launch:
         """Returns how many blocks are launched for these sizes, by name."""
         blocks = self.blocks.value(sizes)
         return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
+
+
+def in_turn(launches: tuple[Launch, ...], arch: int) -> tuple[Launch, ...]:
+    """Returns the launches of one kernel as cards of that compute capability, times ten, make them: where
+    these can, all but the first are `dependent`.
+
+    Each of those waits for the one in front of it, and so for all before. The first waits for whatever
+    kernels others have launched, as it is ordinary.
+    """
+    if arch < DEPENDENT_ARCH:
+        return launches
+    return (*launches[:1], *(replace(each, dependent=True) for each in launches[1:]))
 
 
 def repeats_bits(launches: Iterable[Launch]) -> bool:

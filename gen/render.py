@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .arguments import struct_of
 from .kernel import Kernel
+from .launch import MAIN_ROLE, in_turn
 from .limits import DeviceLimits
 from .operation import FLOAT, INPUT, KEYS, OUTPUT
 from .problem import ITEM_BYTES, Problem
@@ -49,7 +50,8 @@ def render(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
 
 def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -> Kernel:
     """Returns the kernel of a variant that the rules may forbid: for who compares texts and runs nothing."""
-    launch, launches = variant.launch(problem, limits), variant.launches(problem, limits)
+    launches = in_turn(variant.launches(problem, limits), limits.arch)
+    launch = next(each for each in launches if each.role == MAIN_ROLE)
     workspace = variant.workspace(problem, limits)
     entry = f"attention_{problem.stem}"
     element, element_header = ELEMENTS[problem.dtype]

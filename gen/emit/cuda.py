@@ -119,6 +119,7 @@ def _launch_facts(launch: Launch) -> dict[str, Any]:
         "wanted_blocks",
         "keys_per_block",
         "makes",
+        "dependent",
     )
     usual = asdict(Launch(-1, -1, None))
     return {name: value for name, value in asdict(launch).items() if value != usual[name] or name not in rare}

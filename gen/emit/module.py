@@ -468,7 +468,7 @@ def _values(made: Made, *, alone: bool, one_scoring: bool) -> dict[str, Any]:
             for each in kernel.launches
         ],
         "tolerance": problem.tolerance,
-        "oldest_arch": variant.oldest_arch(kernel.arch),
+        "oldest_arch": kernel.oldest_arch,
         "arch": kernel.arch,
         "arch_suffix": variant.arch_suffix,
         "source": _source_key(made),

@@ -175,6 +175,7 @@ KERNELS: tuple[Tuned, ...] = (
                 smem_bytes=222208,
                 rows_per_block=192,
                 max_blocks=132,
+                dependent=True,
                 maps=(
                     TensorMap("q", 64, 64, 128, 128),
                     TensorMap("k", 80, 64, 128, 128),
@@ -184,6 +185,7 @@ KERNELS: tuple[Tuned, ...] = (
             ),
         ),
         tolerance=0.01,
+        oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         plan_ints=lambda batch, num_q_heads, num_kv_heads, total_q: (total_q // 192 + batch + 1) * 8,
@@ -193,7 +195,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = PackedAttention(KERNELS, operator="attention_bf16_d128_packed_2f9176b0")
+_bound = PackedAttention(KERNELS, operator="attention_bf16_d128_packed_edcbde1b")
 attention_varlen, explain, use = _bound.attention_varlen, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 flash_attn_varlen_func = _bound.flash_attn_varlen_func

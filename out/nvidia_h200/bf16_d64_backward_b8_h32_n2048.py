@@ -171,6 +171,7 @@ GRADIENTS: tuple[Tuned, ...] = (
                 threads=384,
                 smem_bytes=199680,
                 rows_per_block=128,
+                dependent=True,
                 maps=(
                     TensorMap("q", 128, 64, 128, 128),
                     TensorMap("dout", 128, 64, 128, 128),
@@ -187,9 +188,11 @@ GRADIENTS: tuple[Tuned, ...] = (
                 threads=128,
                 smem_bytes=0,
                 rows_per_block=64,
+                dependent=True,
             ),
         ),
         tolerance=0.01,
+        oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         workspace=(
@@ -210,7 +213,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d64_backward_e0344169")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d64_backward_bc411e9d")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

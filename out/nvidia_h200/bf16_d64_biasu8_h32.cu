@@ -194,6 +194,19 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == 150528, "the size that pruning counted on");
 
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -1182,6 +1195,7 @@ __device__ __forceinline__ void consume_tile(
 // Makes the lists, a block each. Its warps classify tiles, 32 at a time, whose places in the list the first of them finds.
 extern "C" __global__ void __launch_bounds__(128) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  let_next_launch_begin();
   unsigned char* const classes = shared_bytes;  // of 32 tiles: 0 where no row sees it, 1 where all see it whole, else 2
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_rows = args.seqlen_q;
@@ -1227,6 +1241,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     attention_bf16_d64_biasu8_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1306,7 +1321,25 @@ extern "C" long long attention_bf16_d64_biasu8_list_ints(const AttentionArgs* ar
   return (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch * ((seqlen_k + 111) / 112 + 1);
 }
 
-static int launch_lists(const AttentionArgs* args, cudaStream_t stream) {
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch;
@@ -1316,12 +1349,12 @@ static int launch_lists(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d64_biasu8_lists, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_biasu8_lists, *args);
 }
 
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kClusterRows - 1) / kClusterRows * kCluster * num_q_heads * batch;
@@ -1353,10 +1386,10 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  return cudaLaunchKernel(attention_bf16_d64_biasu8_kernel, dim3(grid), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_biasu8_kernel, *args, maps);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1378,11 +1411,12 @@ extern "C" int attention_bf16_d64_biasu8(const AttentionArgs* args, cudaStream_t
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
+  bool begun = false;  // by a launch
   if (!args->tile_lists_made) {
-    if (const int status = launch_lists(args, stream)) return status;
+    if (const int status = launch_lists(args, stream, begun)) return status;
   }
-  if (const int status = launch_kernel(args, stream)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "u8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_biasu8", "launches": [{"threads": 128, "smem_bytes": 32, "rows_per_block": 384, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists"}, {"threads": 512, "smem_bytes": 150528, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 56, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 56, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0f74ebe2db2c41f3", "figures": [1666, 993]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "u8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_biasu8", "launches": [{"threads": 128, "smem_bytes": 32, "rows_per_block": 384, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists"}, {"threads": 512, "smem_bytes": 150528, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 56, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 56, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "de4b51203e442370", "figures": [1666, 993]}

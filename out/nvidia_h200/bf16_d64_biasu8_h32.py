@@ -198,6 +198,7 @@ KERNELS: tuple[Tuned, ...] = (
                 rows_per_block=192,
                 max_blocks=132,
                 cluster=2,
+                dependent=True,
                 maps=(
                     TensorMap("q", 64, 64, 128, 128),
                     TensorMap("k", 56, 64, 128, 128),
@@ -207,6 +208,7 @@ KERNELS: tuple[Tuned, ...] = (
             ),
         ),
         tolerance=0.01,
+        oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         source=SOURCE,
@@ -222,7 +224,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_biasu8_0f74ebe2")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_biasu8_de4b5120")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -132,6 +132,19 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
 
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
 // What the plan lists, once for each tile of a sequence's rows, one behind the other: the sequence, its first place in
 // the list, and where its rows and keys are.
 struct alignas(16) Item {
@@ -913,6 +926,7 @@ __device__ __forceinline__ Item find_sequence(const AttentionArgs& args, int seq
 
 // Lists the items, a thread for each sequence: those with the most keys first, so that short ones fill the gaps.
 extern "C" __global__ void __launch_bounds__(128) attention_bf16_d64_packed_plan(const AttentionArgs args) {
+  let_next_launch_begin();
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   int2* const others = reinterpret_cast<int2*>(shared_bytes);  // keys and tiles of some sequences
   const int own = int(blockIdx.x) * 128 + int(threadIdx.x), lane = threadIdx.x % 32;
@@ -957,6 +971,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_packed_kernel(const AttentionArgs packed, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1044,7 +1059,25 @@ extern "C" long long attention_bf16_d64_packed_plan_ints(const AttentionArgs* ar
   return (total_q / kBr + batch + 1) * 8;
 }
 
-static int launch_plan(const AttentionArgs* args, cudaStream_t stream) {
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_plan(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch;
   const long long blocks = (batch + 127) / 128;
   if (blocks == 0) return cudaSuccess;
@@ -1053,12 +1086,12 @@ static int launch_plan(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_packed_plan, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d64_packed_plan, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_packed_plan, *args);
 }
 
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long total_q = args->total_q;
   const long long blocks = (total_q / kBr + batch) * num_q_heads;
@@ -1090,10 +1123,10 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_packed_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  return cudaLaunchKernel(attention_bf16_d64_packed_kernel, dim3(grid), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_packed_kernel, *args, maps);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1121,11 +1154,12 @@ extern "C" int attention_bf16_d64_packed(const AttentionArgs* args, cudaStream_t
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
+  bool begun = false;  // by a launch
   if (!args->plan_made) {
-    if (const int status = launch_plan(args, stream)) return status;
+    if (const int status = launch_plan(args, stream, begun)) return status;
   }
-  if (const int status = launch_kernel(args, stream)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 128, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "varlen": "list:238,363,360,158,349,79,413,98,406,75,331,80,176,398,263,366,320,241,116,289,475,154,66,337,288,223,268,177,184,147,493,229,99,244,90,145,472,444,384,352,232,359,227,296,245,370,426,280,502,236,359,75,446,493,266,264,159,208,365,166,145,302,398,481,305,239,229,237,345,320,245,352,134,267,493,220,134,203,456,322,376,310,511,318,137,434,303,506,218,468,64,324,185,196,394,463,368,103,108,437,215,374,484,255,182,276,115,274,80,296,416,332,265,208,146,461,270,280,73,310,424,94,189,311,98,483,115,431"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_packed", "launches": [{"threads": 128, "smem_bytes": 1024, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "plan", "packed": true}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "packed": true}], "digest": "85b7b9927027af92", "figures": [1496, 1544]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 128, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "varlen": "list:238,363,360,158,349,79,413,98,406,75,331,80,176,398,263,366,320,241,116,289,475,154,66,337,288,223,268,177,184,147,493,229,99,244,90,145,472,444,384,352,232,359,227,296,245,370,426,280,502,236,359,75,446,493,266,264,159,208,365,166,145,302,398,481,305,239,229,237,345,320,245,352,134,267,493,220,134,203,456,322,376,310,511,318,137,434,303,506,218,468,64,324,185,196,394,463,368,103,108,437,215,374,484,255,182,276,115,274,80,296,416,332,265,208,146,461,270,280,73,310,424,94,189,311,98,483,115,431"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_packed", "launches": [{"threads": 128, "smem_bytes": 1024, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "plan", "packed": true}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "packed": true, "dependent": true}], "digest": "82019e10774a8ed0", "figures": [1496, 1544]}

@@ -201,6 +201,7 @@ KERNELS: tuple[Tuned, ...] = (
                 smem_bytes=132096,
                 rows_per_block=256,
                 max_blocks=132,
+                dependent=True,
                 maps=(
                     TensorMap("q", 64, 64, 128, 128),
                     TensorMap("k", 64, 64, 128, 128),
@@ -210,6 +211,7 @@ KERNELS: tuple[Tuned, ...] = (
             ),
         ),
         tolerance=0.01,
+        oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         source=SOURCE,
@@ -226,7 +228,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_window_dilation_547bebd2")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_window_dilation_7f6516de")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

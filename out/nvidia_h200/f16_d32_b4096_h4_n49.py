@@ -104,6 +104,7 @@ KERNELS: tuple[Tuned, ...] = (
             "key_warps": 1,
             "splits": 1,
             "workspace_splits": 1,
+            "merge": "by_halves",
             "bc": 56,
             "layout": "swizzled",
             "d_steps": "exact",

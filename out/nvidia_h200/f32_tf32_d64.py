@@ -104,6 +104,7 @@ KERNELS: tuple[Tuned, ...] = (
             "key_warps": 1,
             "splits": 1,
             "workspace_splits": 1,
+            "merge": "by_halves",
             "bc": 32,
             "layout": "padded",
             "d_steps": "exact",

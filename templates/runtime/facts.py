@@ -70,6 +70,8 @@ class Launch:
     """Whether what it makes for one batch serves all."""
     alike_heads: bool = False
     """Whether what it makes for one head serves all."""
+    dependent: bool = False
+    """Whether it may begin before the launch in front of it ends, for which it waits itself."""
     plans: bool = False
     """Whether it plans which block takes what of packed sequences, which may be kept from call to call."""
     makes: str = ""
@@ -248,6 +250,10 @@ class Tuned:
         if self.only_arch not in (None, arch):
             return f"instructions of sm_{self.only_arch} alone"
         if arch < (self.oldest_arch or 0):
-            units = "clusters" if any(launch.splits > 1 for launch in self.launches) else "tensor cores"
+            units = "tensor cores"
+            if any(launch.splits > 1 for launch in self.launches):
+                units = "clusters"
+            elif any(launch.dependent for launch in self.launches):
+                units = "dependent launches"
             return f"the {units} of sm_{self.oldest_arch}"
         return ""

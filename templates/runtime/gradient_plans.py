@@ -21,7 +21,7 @@ from .plans import (
     _Arguments,
     _Beside,
     _clipped,
-    _Config,
+    _configuration,
     _encode_map,
     _KeptMaps,
     _Maps,
@@ -237,9 +237,10 @@ def _launch_gradients(
         unwritten = zip(addresses[-3:], plan.made_bytes, strict=True) if read.leaves_rows else ()
         for address, count in (*unwritten, *read.zeroed):
             _check(driver.cuMemsetD8Async(address, 0, count, handle), "filling memory with zeros")
+        follows = False
         for index in ready.launched:
             if not read.skips(plan.tuned.launches[index]):
-                status = ready.start(plan, index, addresses)
+                status, follows = ready.start(plan, index, addresses, follows), True
             if status:
                 break
     finally:
@@ -282,17 +283,21 @@ class _ReadyGradients:
         )
         """The addresses of each function's parameters: the arguments, then the maps where there are any."""
         self.starts = tuple(
-            functools.partial(
-                _driver()["cuLaunchKernelEx"],
-                ctypes.byref(_Config((blocks or 1, 1, 1), (launch.threads, 1, 1), launch.smem_bytes, handle)),
-                ctypes.c_void_p(function),
-                parameters,
-                None,
+            tuple(
+                functools.partial(
+                    _driver()["cuLaunchKernelEx"],
+                    ctypes.byref(_configuration(launch, blocks or 1, handle, follows)),
+                    ctypes.c_void_p(function),
+                    parameters,
+                    None,
+                )
+                for follows in (False, True)
             )
             for blocks, launch, function, parameters in zip(
                 plan.blocks, launches, functions, self.parameters, strict=True
             )
         )
+        """What makes each as the first of a call, and behind another."""
 
     def write(
         self, addresses: tuple[int, ...], workspace: int, scale: float, beside: tuple[float, ...]
@@ -301,13 +306,14 @@ class _ReadyGradients:
         self.arguments.write_workspace(workspace)
         self.arguments.write_numbers(scale, beside)
 
-    def start(self, plan: _GradientPlan, index: int, addresses: tuple[int, ...]) -> int:
-        """Makes one launch; returns what the driver does."""
+    def start(self, plan: _GradientPlan, index: int, addresses: tuple[int, ...], follows: bool) -> int:
+        """Makes one launch, which `follows` another of the same call or is its first; returns what the driver
+        does."""
         if plan.tuned.launches[index].maps:
             kept = plan.maps[index]
             maps = kept.get(addresses) or _encode_gradient_maps(plan, index, kept, addresses)
             self.parameters[index][1] = maps.address
-        status: int = self.starts[index]()
+        status: int = self.starts[index][follows]()
         return status
 
 

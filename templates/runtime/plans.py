@@ -270,6 +270,12 @@ def _check_alignment(plan: _Plan, addresses: tuple[int, ...]) -> None:
         )
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a number for a value."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
 class _Config(ctypes.Structure):
     """CUlaunchConfig."""
 
@@ -281,6 +287,17 @@ class _Config(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("num_attributes", ctypes.c_uint),
     )
+
+
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: it may begin before the launch in front of it ends.
+_DEPENDENT = _Attribute(6, 0, (1,))
+
+
+def _configuration(launch: Launch, blocks: int, handle: int, follows: bool) -> _Config:
+    """What the driver is told of a launch on the stream of that handle. One that `follows` another of its
+    call may overlap that, if it is `dependent`; the first waits for whatever others have launched."""
+    attributes = (ctypes.addressof(_DEPENDENT), 1) if launch.dependent and follows else (None, 0)
+    return _Config((blocks, 1, 1), (launch.threads, 1, 1), launch.smem_bytes, handle, *attributes)
 
 
 class _Ready:
@@ -302,14 +319,14 @@ class _Ready:
         # the time.
         self.ask_context = functools.partial(_driver()["cuCtxGetCurrent"], ctypes.byref(self.context))
         self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
-        self.in_order = tuple((step.write, step.start, step.maps, step) for step in self.steps)
+        self.in_order = _looked_up(self.steps)
         """What each call asks of the steps, looked up before."""
         names = _beside(plan.tuned.launches[0].arguments)
         self.made_at = tuple(names.index(name) for name in (_PLAN_MADE, _LISTS_MADE) if name in names)
         """Where `beside` says of what may be kept that it is there."""
         self.in_order_again = {
-            made: tuple(
-                each for each in self.in_order if not _is_made(each[3].launch, names, self.made_at, made)
+            made: _looked_up(
+                tuple(each for each in self.steps if not _is_made(each.launch, names, self.made_at, made))
             )
             for made in itertools.product((False, True), repeat=len(self.made_at))
         }
@@ -329,6 +346,13 @@ class _Ready:
         for step in self.steps:
             step.write_numbers(self.default_scale if scale is None else scale, beside)
         self.scale, self.beside = scale, beside
+
+
+def _looked_up(steps: "tuple[_Step, ...]") -> "tuple[tuple[Any, Any, Any, _Step], ...]":
+    """What a call of those steps asks of each."""
+    return tuple(
+        (step.write, step.start if i == 0 else step.follow, step.maps, step) for i, step in enumerate(steps)
+    )
 
 
 def _is_made(launch: Launch, names: tuple[str, ...], places: tuple[int, ...], made: tuple[bool, ...]) -> bool:
@@ -359,15 +383,17 @@ class _Step:
         addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
         self.parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         """The addresses of the kernel's parameters: the arguments, then the maps where there are any."""
-        grid, block = (plan.blocks[index], 1, 1), (self.launch.threads, 1, 1)
-        configuration = _Config(grid, block, self.launch.smem_bytes, handle)
-        self.start = functools.partial(
-            _driver()["cuLaunchKernelEx"],
-            ctypes.byref(configuration),
-            ctypes.c_void_p(function),
-            self.parameters,
-            None,
+        self.start, self.follow = (
+            functools.partial(
+                _driver()["cuLaunchKernelEx"],
+                ctypes.byref(_configuration(self.launch, plan.blocks[index], handle, follows)),
+                ctypes.c_void_p(function),
+                self.parameters,
+                None,
+            )
+            for follows in (False, True)
         )
+        """What makes the launch as the first of a call, and behind another."""
 
 
 class _Arguments:

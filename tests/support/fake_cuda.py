@@ -49,6 +49,8 @@ class State:
         self.clock_ms = 0.0
         self.flushed_bytes = 0
         self.launches: list[str] = []
+        #: Of these, by place, those that may begin before the one in front of them ends.
+        self.dependent: list[int] = []
         self.grids: list[tuple[int, int]] = []
         self.modules: set[int] = set()
         self.durations_ms: dict[str, float] = {}
@@ -405,6 +407,18 @@ class Libcuda:
         content = (self.MAGIC + struct.pack("<q", len(self.maps) - 1)).ljust(MAP_BYTES, b"\xee")
         ctypes.memmove(target, content, MAP_BYTES)
         return 0
+
+    def cuLaunchKernelEx(self, configuration: Any, function: int, parameters: Any, extra: Any) -> int:
+        asked = configuration._obj
+        assert asked.num_attributes == 1
+        identity, _, allowed = struct.unpack("iii", ctypes.string_at(asked.attributes, 12))
+        assert (identity, allowed) == (6, 1)  # programmatic stream serialization
+        status = self.cuLaunchKernel(
+            function, *asked.grid, *asked.block, asked.smem_bytes, asked.stream, parameters, extra
+        )
+        if status == 0:
+            state.dependent.append(len(state.launches) - 1)
+        return status
 
     def cuLaunchKernel(self, function: int, *arguments: Any) -> int:
         blocks, gy, gz, threads, by, bz, smem_bytes, stream, parameters, extra = arguments

@@ -38,15 +38,20 @@ constexpr size_t kMapBytes = 128;
 constexpr uint64_t kMapMark = 0x70616d726f736e74;
 static_assert(sizeof(Map) + sizeof(kMapMark) <= kMapBytes);
 
+struct Attribute {
+  int id, padding, value[16];
+};
+constexpr int kProgrammaticStreamSerialization = 6;
+
 struct Config {
   unsigned grid[3], block[3], smem_bytes;
   int64_t stream;
-  const void* attributes;
+  const Attribute* attributes;
   unsigned num_attributes;
 };
 
 struct Launch {
-  int64_t blocks, threads, smem, stream, context, causal;
+  int64_t blocks, threads, smem, stream, context, causal, dependent;
   Args args;
   Map maps[4];
 };
@@ -347,8 +352,10 @@ int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, vo
   if (contexts.empty()) return kInvalidContext;
   const unsigned *grid = config->grid, *block = config->block;
   if (grid[1] != 1 || grid[2] != 1 || block[1] != 1 || block[2] != 1 || extra) return kInvalidValue;
-  if (config->attributes || config->num_attributes) return kInvalidValue;
-  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), (kernel - 0x1000) & 1, {}, {}};
+  const Attribute* const attribute = config->num_attributes ? config->attributes : nullptr;
+  if (config->num_attributes > 1 || (attribute && attribute->id != kProgrammaticStreamSerialization)) return kInvalidValue;
+  const int64_t dependent = attribute && attribute->value[0];
+  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), (kernel - 0x1000) & 1, dependent, {}, {}};
   launched_name = kernel_names[(kernel - 0x1000) / 2];
   std::memcpy(&launch.args, parameters[0], sizeof(Args));
   for (int i = 0; i < num_maps; ++i) {

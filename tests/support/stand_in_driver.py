@@ -62,7 +62,10 @@ class Map(ctypes.Structure):
 
 class Launch(ctypes.Structure):
     _fields_ = (
-        *[(name, ctypes.c_int64) for name in ("blocks", "threads", "smem", "stream", "context", "causal")],
+        *[
+            (name, ctypes.c_int64)
+            for name in ("blocks", "threads", "smem", "stream", "context", "causal", "dependent")
+        ],
         ("args", Args),
         ("maps", Map * 4),
     )

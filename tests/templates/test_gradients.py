@@ -18,6 +18,7 @@ from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module, emit_thin_module
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.simt_backward.family import SimtBackward
+from flashgen.gen.launch import in_turn
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -70,6 +71,16 @@ def test_of_numpy(driver: Driver, tmp_path: Path, causal: bool) -> None:
         (1 * 4 * 2, 96),
         (3 * 2 * 2, 64),
     ]
+
+
+def test_launches_behind_the_first_may_begin_before_that_ends(driver: Driver, tmp_path: Path) -> None:
+    kernel, given = backward_kernel(), case(False)
+    kernel = replace(kernel, launches=in_turn(kernel.launches, 90))
+    module = load(tmp_path, kernel)
+    with computing(driver, kernel):
+        for _ in range(2):
+            close(module.gradients(**given), wanted(given))
+    assert [each.dependent for each in driver.launches()] == [0, 1, 1] * 2
 
 
 def test_of_rows_first_and_of_bfloat16(driver: Driver, tmp_path: Path) -> None:

@@ -221,6 +221,19 @@ def test_a_plan_is_made_once_for_all_layers(driver: Driver, tmp_path: Path, torc
         module.attention_varlen(*given, **SAID, out=out, stream=7)
 
 
+def test_only_what_follows_a_launch_of_its_call_may_begin_before_that_ends(
+    driver: Driver, tmp_path: Path, torch: Any
+) -> None:
+    module = load(tmp_path, replace(MAIN, dependent=True))
+    assert [launch.dependent for launch in module.KERNELS[0].launches] == [False, True]
+    given = [Tensor(driver.own(x)) for x in (*arrays(), *lengths())]
+    plan = module.SequencePlan()
+    with computing(driver, kernel_of().problem):
+        for _ in range(2):  # the second time without the plan's launch: others' kernels stand in front
+            module.attention_varlen(*given, **SAID, plan=plan)
+    assert [(each.threads, each.dependent) for each in driver.launches()] == [(128, 0), (64, 1), (64, 0)]
+
+
 def test_arrays_of_other_libraries(driver: Driver, tmp_path: Path, cupy: Any) -> None:
     module, given = load(tmp_path), arrays()
     placed = [cupy.ndarray(driver.own(x)) for x in (*given, *lengths())]

@@ -450,11 +450,15 @@ class CudaRunner:
                 parameters.append(encode_maps(describe_maps(each, kernel.problem, arguments)))
             function = self._load(build, each)
             made = once if each.role in (LISTS_ROLE, PLAN_ROLE) else prepared
-            made.append((function, grid, each.threads, Parameters(parameters), each.smem_bytes))
+            made.append((function, grid, each, Parameters(parameters)))
 
         def launch(_keeps: object = tuple(kept.values())) -> None:
-            for function, grid, threads, packed, smem_bytes in (*once, *prepared):
-                function.launch(grid, threads, packed, smem_bytes, stream.handle)
+            # The first waits for whatever is on the stream.
+            for place, (function, grid, each, packed) in enumerate((*once, *prepared)):
+                dependent = each.dependent and place > 0
+                function.launch(
+                    grid, each.threads, packed, each.smem_bytes, stream.handle, dependent=dependent
+                )
             once.clear()
 
         return launch

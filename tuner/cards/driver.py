@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuGetErrorString": [_INT, _POINTER],
     "cuInit": [_UINT],
     "cuLaunchKernel": [_POINTER, *[_UINT] * 7, _POINTER, _POINTER, _POINTER],
+    "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],
     "cuMemAlloc_v2": [_POINTER, _SIZE],
     "cuMemFree_v2": [_POINTER],
     "cuMemGetInfo_v2": [_POINTER, _POINTER],
@@ -107,6 +108,29 @@ def call(name: str, *arguments: Any) -> None:
         raise kind(f"{name} failed: {(text.value or b'error ' + str(status).encode()).decode()}")
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a number for a value."""
+
+    _fields_ = (("id", _INT), ("padding", _INT), ("value", _INT * 16))
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", _UINT * 3),
+        ("block", _UINT * 3),
+        ("smem_bytes", _UINT),
+        ("stream", _POINTER),
+        ("attributes", _POINTER),
+        ("num_attributes", _UINT),
+    )
+
+
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+_DEPENDENT = _Attribute(6, 0, (1,))
+
+
 class Function:
     """A kernel of a cubin, loaded in the current context until nothing refers to it any more.
 
@@ -139,8 +163,24 @@ class Function:
         """Allows more blocks per cluster than every card forms. Raises `DriverError`."""
         call("cuFuncSetAttribute", self.handle, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
-    def launch(self, blocks: int, threads: int, arguments: Parameters, smem_bytes: int, stream: int) -> None:
-        """Enqueues the kernel once. Raises `DriverError`."""
+    def launch(
+        self,
+        blocks: int,
+        threads: int,
+        arguments: Parameters,
+        smem_bytes: int,
+        stream: int,
+        *,
+        dependent: bool = False,
+    ) -> None:
+        """Enqueues the kernel once; a ``dependent`` one may begin before the launch in front of it on the
+        stream has ended, for which it waits itself. Raises `DriverError`."""
+        if dependent:
+            configuration = _Configuration(
+                (blocks, 1, 1), (threads, 1, 1), smem_bytes, stream, ctypes.addressof(_DEPENDENT), 1
+            )
+            call("cuLaunchKernelEx", ctypes.byref(configuration), self.handle, arguments.addresses, None)
+            return
         call(
             "cuLaunchKernel",
             self.handle,

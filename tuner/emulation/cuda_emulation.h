@@ -279,16 +279,52 @@ void call_kernel(void (*kernel)(Parameters...), void** parameters, std::index_se
 }  // namespace emulation
 
 // Runs the whole grid before it returns: a stream has nothing left to wait for.
-#define cudaLaunchKernel(kernel, ...) emulation_launch(strstr(EMULATION_ALONE, " " #kernel " "), kernel, __VA_ARGS__)
+#define cudaLaunchKernel(kernel, ...) \
+  emulation_launch(strstr(EMULATION_ALONE, " " #kernel " "), false, kernel, __VA_ARGS__)
 template <typename... Parameters>
-cudaError_t emulation_launch(bool alone, void (*kernel)(Parameters...), dim3 grid, dim3 block, void** parameters,
-                             size_t shared_bytes, cudaStream_t) {
+cudaError_t emulation_launch(bool alone, bool dependent, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                             void** parameters, size_t shared_bytes, cudaStream_t) {
   const emulation::KernelCall call = [](const void* address, void** values) {
     using Kernel = void (*)(Parameters...);
     emulation::call_kernel(reinterpret_cast<Kernel>(const_cast<void*>(address)), values,
                            std::index_sequence_for<Parameters...>());
   };
-  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), alone, grid, block, parameters, shared_bytes));
+  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), alone, dependent, grid, block, parameters,
+                                       shared_bytes));
+}
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  union {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+// The same by a configuration. What may begin before the launch in front of it has ended must wait for that, though here
+// it has.
+#define cudaLaunchKernelEx(config, kernel, ...) \
+  emulation_launch_as(strstr(EMULATION_ALONE, " " #kernel " "), config, kernel, __VA_ARGS__)
+template <typename... Parameters, typename... Arguments>
+cudaError_t emulation_launch_as(bool alone, const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                                Arguments&&... arguments) {
+  bool dependent = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    dependent |= config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                 config->attrs[i].val.programmaticStreamSerializationAllowed;
+  }
+  return [&](Parameters... values) {
+    void* parameters[] = {&values...};
+    return emulation_launch(alone, dependent, kernel, config->gridDim, config->blockDim, parameters,
+                            config->dynamicSmemBytes, config->stream);
+  }(static_cast<Arguments&&>(arguments)...);
 }
 
 struct cudaFuncAttributes {};

@@ -32,6 +32,13 @@ inline void barrier_arrive_at(unsigned long long* barrier, unsigned block, int l
 inline void fence_barrier_init() { emulation::show_barriers(); }
 inline void fence_proxy_async() { emulation::fence_proxy(); }
 
+// ---- griddepcontrol -----------------------------------------------------------------------------------------------
+
+inline void wait_for_earlier_launches() { emulation::wait_for_launches(); }
+inline void let_next_launch_begin(int line = __builtin_LINE()) {
+  emulation::let_launch_begin("let_next_launch_begin", line);
+}
+
 // ---- cp.async.bulk.tensor ----------------------------------------------------------------------------------------
 
 inline void prefetch_map(const CUtensorMap* map, int line = __builtin_LINE()) {
@@ -98,13 +105,24 @@ inline void named_barrier_arrive(int id, int threads, int line = __builtin_LINE(
 
 inline void cluster_sync(int line = __builtin_LINE()) { emulation::sync_cluster("cluster_sync", line); }
 
-// ---- ld.shared::cluster ------------------------------------------------------------------------------------------
+// Both halves of it, which order no accesses.
+inline void cluster_arrive() { emulation::arrive_at_cluster(); }
+inline void cluster_wait(int line = __builtin_LINE()) { emulation::wait_for_cluster("cluster_wait", line); }
+
+// ---- ld.shared::cluster, st.shared::cluster ----------------------------------------------------------------------
 
 // From the same place of a block of the cluster.
 template <int n>
 void load_from_block(float (&values)[n], const float* shared, int block, int line = __builtin_LINE()) {
   static_assert(n == 1 || n == 2 || n == 4, "what the instruction takes");
   emulation::read_block(values, shared, sizeof(values), block, "load_from_block", line);
+}
+
+// To the same place of a block of the cluster, which has begun.
+template <int n>
+void store_to_block(float* shared, const float (&values)[n], int block, int line = __builtin_LINE()) {
+  static_assert(n == 1 || n == 2 || n == 4, "what the instruction takes");
+  emulation::write_block(shared, values, sizeof(values), block, "store_to_block", line);
 }
 
 // ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ struct Grid {
   void** parameters;
   dim3 blocks, threads;
   size_t shared_bytes;
+  bool dependent;  // on launches in front of it, for which it waits
+  std::atomic<bool>* waited;  // whether some block has
 };
 
 class Cluster;
@@ -117,12 +119,20 @@ class Block : public Scheduler {
   }
 
   bool ended() const { return ended_; }
+  bool dependent() const { return grid_.dependent; }
 
   // Whether all its threads have come to the cluster's barrier, but for those that have ended.
   bool at_cluster_barrier() {
     for (unsigned i = 0; i < size(); ++i) {
       const State state = thread(i).state;
       if (state != State::kAtCluster && state != State::kExited) return false;
+    }
+    return true;
+  }
+
+  bool arrived(unsigned times) {
+    for (unsigned i = 0; i < size(); ++i) {
+      if (thread(i).state != State::kExited && thread(i).cluster_arrivals < times) return false;
     }
     return true;
   }
@@ -149,6 +159,24 @@ class Block : public Scheduler {
     engine.check_block_end();
     warpgroups.check_block_end();
     if (!EMULATION_ASAN) check_guard();
+    if (grid_.dependent) check_waits();
+  }
+
+  // A block waits as a whole, or ends as one that has nothing to do.
+  void check_waits() {
+    const Thread* one_that_did_not = nullptr;
+    unsigned waited = 0;
+    for (unsigned i = 0; i < size(); ++i) {
+      if (thread(i).waited_for_launches) {
+        ++waited;
+      } else {
+        one_that_did_not = &thread(i);
+      }
+    }
+    if (waited > 0) *grid_.waited = true;
+    if (waited > 0 && one_that_did_not) {
+      report(where(*one_that_did_not) + " did not wait for the launch in front of it, others of the block did");
+    }
   }
 
   bool all_exited() {
@@ -216,6 +244,11 @@ class Cluster {
     }
     while (failure().empty() && !all_ended()) pass();
     return failure();
+  }
+
+  // Whether all threads that have not ended have arrived so often.
+  bool arrived(unsigned times) {
+    return std::all_of(blocks_.begin(), blocks_.end(), [times](const auto& block) { return block->arrived(times); });
   }
 
   // A block that has not ended, for the running thread.
@@ -505,6 +538,24 @@ void meet(int id, int threads, bool waits, const char* what, int line) {
 
 void sync_cluster(const char* what, int line) { running->wait(State::kAtCluster, what, line); }
 
+void arrive_at_cluster() { ++running->current().cluster_arrivals; }
+
+void wait_for_cluster(const char* what, int line) {
+  const unsigned times = running->current().cluster_arrivals;
+  if (times == 0) running->fail(format("%s: %s in line %d before it has arrived", running->here().c_str(), what, line));
+  while (!cluster->arrived(times)) running->wait(State::kPolls, what, line);
+}
+
+void write_block(void* shared, const void* values, size_t bytes, unsigned block, const char* what, int line) {
+  const size_t place = running->place_of(shared, bytes, bytes, what, line);
+  Block& target = cluster->reach(block, what, line);
+  if (!target.arrived(1)) {
+    running->fail(format("%s: %s in line %d at block %u, not all of which is known to have begun",
+                         running->here().c_str(), what, line, target.block()));
+  }
+  memcpy(target.memory() + place, values, bytes);
+}
+
 void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line) {
   const size_t place = running->place_of(shared, bytes, bytes, what, line);
   memcpy(values, cluster->reach(block, what, line).memory() + place, bytes);
@@ -610,8 +661,18 @@ int allow_large_clusters(const void* kernel, bool allowed) {
   return cudaSuccess;
 }
 
-int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, dim3 grid_threads, void** parameters,
-           size_t shared) {
+void wait_for_launches() { running->current().waited_for_launches = true; }
+
+void let_launch_begin(const char* what, int line) {
+  const Thread& thread = running->current();
+  if (running->dependent() && !thread.waited_for_launches) {
+    running->fail(format("%s calls %s in line %d before it has waited for the launch in front of it: three would be under way",
+                         running->where(thread).c_str(), what, line));
+  }
+}
+
+int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3 grid_blocks, dim3 grid_threads,
+           void** parameters, size_t shared) {
   message.clear();
   const unsigned cluster = alone ? 1 : cluster_blocks;
   const uint64_t threads = uint64_t(grid_threads.x) * grid_threads.y * grid_threads.z;
@@ -645,7 +706,8 @@ int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, di
                            shared, allowed, (long long)config.shared_bytes_per_block));
     }
   }
-  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared};
+  std::atomic<bool> waited{false};
+  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared, dependent, &waited};
   const uint64_t clusters = blocks / cluster;
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;
@@ -674,6 +736,9 @@ int launch(KernelCall call, const void* kernel, bool alone, dim3 grid_blocks, di
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
   for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);
   for (std::thread& helper : helpers) helper.join();
+  if (dependent && !waited && failure.empty()) {
+    failure = "a launch that may begin before the one in front of it has ended did not wait for that";
+  }
   return failure.empty() ? cudaSuccess : refuse(cudaErrorLaunchFailure, failure);
 }
 

@@ -127,6 +127,12 @@ void store_matrices(void* row, const unsigned* registers, int count, const char*
 // For all threads of a cluster, but for those that have ended.
 void sync_cluster(const char* what, int line);
 
+// Tells the cluster that this thread has come as far; waits until all have, but for those that have ended.
+void arrive_at_cluster();
+void wait_for_cluster(const char* what, int line);
+
+// Writes to where `shared` says in a block of the cluster all of whose threads have arrived once.
+void write_block(void* shared, const void* values, size_t bytes, unsigned block, const char* what, int line);
 // Reads what is where `shared` says in a block of the cluster.
 void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line);
 
@@ -143,8 +149,13 @@ int lane_of_warp();
 
 // `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
 using KernelCall = void (*)(const void* kernel, void** parameters);
-// `alone`: its blocks form no clusters, whatever `form_clusters` was told.
-int launch(KernelCall call, const void* kernel, bool alone, dim3 grid, dim3 block, void** parameters, size_t shared_bytes);
+// `alone`: its blocks form no clusters, whatever `form_clusters` was told. `dependent`: it may begin before the launch in
+// front of it has ended, so that all blocks must wait for that but those that do nothing.
+int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3 grid, dim3 block, void** parameters,
+           size_t shared_bytes);
+// Waits for the launches in front of this one; lets the next one begin, which counts on this thread's having waited.
+void wait_for_launches();
+void let_launch_begin(const char* what, int line);
 // From now on so many neighbouring blocks are a cluster.
 bool form_clusters(unsigned blocks);
 int allow_shared_bytes(const void* kernel, int bytes);

@@ -93,6 +93,8 @@ struct Thread {
   WarpWork work = nullptr;
   void* operands = nullptr;
   unsigned groups_committed = 0;
+  bool waited_for_launches = false;
+  unsigned cluster_arrivals = 0;
   std::vector<Copy> copies;
   Fiber fiber;
 };
@@ -212,6 +214,8 @@ class Scheduler {
       thread->state = State::kReady;
       thread->copies.clear();
       thread->groups_committed = 0;
+      thread->waited_for_launches = false;
+      thread->cluster_arrivals = 0;
     }
   }
 

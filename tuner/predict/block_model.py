@@ -23,7 +23,7 @@ from math import ceil
 from ...gen.limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
 from ...gen.work import SCHEDULERS, BlockWork, Counts
-from .prediction import Prediction, combine_us, join, stretch
+from .prediction import Prediction, combine_us, join, next_launch_us, stretch
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,6 @@ class Coefficients:
     #: Microseconds from one kernel's end to the next one's, its blocks' start and the constants' first read
     #: included.
     launch_us: float = 3.0
-    #: Microseconds from one launch of a kernel's to the next one's, which waits for its results.
-    next_launch_us: float = 2.0
 
 
 COEFFICIENTS = Coefficients()
@@ -163,7 +161,7 @@ def predict_blocks(
         work.left_bytes * work.blocks,
         limits,
         coefficients.l2_bytes_per_cycle,
-        coefficients.next_launch_us + coefficients.share_us * work.shares,
+        next_launch_us(limits) + coefficients.share_us * work.shares,
     )
     return Prediction(
         median_us=busy + coefficients.launch_us + combining,

@@ -8,7 +8,7 @@ from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.work import LaunchesWork, LaunchWork
 from .block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, Coefficients, predict_blocks
-from .prediction import Prediction
+from .prediction import Prediction, next_launch_us
 
 #: For gradients by warps' products: they wait at barriers for each other's weights, and less for products.
 #: Fitted to sixteen problems on an H200.
@@ -32,9 +32,6 @@ GROUP_GRADIENT_COEFFICIENTS = replace(
     block_start=4600.0,
     starts_hide=False,
 )
-#: Microseconds from the end of a launch to the start of the next one's blocks, which the host has sent by
-#: then.
-NEXT_LAUNCH_US = 2.0
 
 
 def predict_launches(
@@ -56,7 +53,8 @@ def predict_launches(
     parts = {name: sum(each.parts_us.get(name, 0.0) for each in found) for name in names}
     parts["device memory"] += others_us
     # Each launch was predicted as if it stood alone.
-    apart = (len(found) - 1) * (NEXT_LAUNCH_US - coefficients.launch_us) + work.others * NEXT_LAUNCH_US
+    following = next_launch_us(limits)
+    apart = (len(found) - 1) * (following - coefficients.launch_us) + work.others * following
     main = max(found, key=lambda each: each.median_us)
     return Prediction(
         median_us=sum(each.median_us for each in found) + others_us + apart,

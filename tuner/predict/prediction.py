@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...gen.launch import DEPENDENT_ARCH
 from ...gen.limits import DeviceLimits
 
 
@@ -20,6 +21,19 @@ class Prediction:
     parts_us: Mapping[str, float]
     blocks_per_sm: int
     waves: float
+
+
+#: Microseconds from one launch of a kernel's to the next one's, which waits for its results and which the
+#: host has sent by then. Of nine kernels, each of whose launches began once the one before had ended.
+NEXT_LAUNCH_US = 2.0
+#: The same where the next one's blocks may be there before that (`flashgen.gen.launch.in_turn`): what is left
+#: is to hear of the end and to read what is there. Assumed, until it is measured.
+DEPENDENT_LAUNCH_US = 1.0
+
+
+def next_launch_us(limits: DeviceLimits) -> float:
+    """Returns the microseconds from one launch of a kernel's to the next one's on such a card."""
+    return DEPENDENT_LAUNCH_US if limits.arch >= DEPENDENT_ARCH else NEXT_LAUNCH_US
 
 
 def combine_us(left_bytes: float, limits: DeviceLimits, bytes_per_cycle: float, waited_us: float) -> float:

@@ -19,7 +19,7 @@ from ...gen.families.wgmma.parameters import GROUP
 from ...gen.families.wgmma.work import GroupWork
 from ...gen.limits import MEMORY_LATENCY_NS, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
-from .prediction import Prediction, combine_us, join, stretch, strided
+from .prediction import Prediction, combine_us, join, next_launch_us, stretch, strided
 
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES = 16
@@ -87,10 +87,8 @@ class GroupCoefficients:
     #: one of them reads per cycle.
     merging: float = 2000.0
     merged_bytes_per_cycle: float = 32.0
-    #: Microseconds until the launch that puts shares of keys together has begun, which waits for the one that
-    #: leaves them; and for each of the blocks whose shares are of the same rows; bytes of these that pass
-    #: through L2 per cycle and SM. As of the other families.
-    next_launch_us: float = 2.0
+    #: Microseconds for each of the blocks whose shares of keys are of the same rows, where a launch puts them
+    #: together; bytes of these that pass through L2 per cycle and SM. As of the other families.
     share_us: float = 0.13
     left_bytes_per_cycle: float = 50.0
     #: Microseconds from one kernel's end to the next one's, with caches cold. Fitted.
@@ -145,7 +143,7 @@ def predict_groups(
         work.left_bytes * len(work.walks) * work.heads,
         limits,
         coefficients.left_bytes_per_cycle,
-        coefficients.next_launch_us + coefficients.share_us * work.shares,
+        next_launch_us(limits) + coefficients.share_us * work.shares,
     )
     return Prediction(
         median_us=busy + combining + coefficients.launch_us,

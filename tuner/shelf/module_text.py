@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> L
     numbers.setdefault("rows_per_block", None)
     role = _value(facts["symbol"]).removeprefix(f"{entry}_")
     if role in (alike := _launches_of_all(problem)):
-        return alike[role]
+        return replace(alike[role], dependent=numbers.get("dependent", False))
     return Launch(
         **numbers,
         packed=problem.layout.is_packed,

@@ -12,6 +12,8 @@ from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, T
 
 #: What float32 is split into for `Mma.parts`.
 TF32, F16 = "tf32", "f16"
+#: How partial results meet for `Mma.merge`.
+BY_HALVES, AT_ONCE = "by_halves", "at_once"
 #: Lanes that have sums of a row each.
 PARTIAL_SUMS = 4
 
@@ -36,6 +38,12 @@ class Parameters(Variant):
     )
     workspace_splits: int = param(
         1, 2, 4, 8, 16, 32, 64, doc="blocks of no cluster that do so by way of the workspace", implied=True
+    )
+    merge: str = param(
+        BY_HALVES,
+        AT_ONCE,
+        doc="how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks",
+        implied=True,
     )
     bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")
     layout: str = param(PADDED, SWIZZLED, doc="how rows in shared memory avoid bank conflicts")
@@ -109,7 +117,25 @@ class Parameters(Variant):
     @property
     def num_partial_results(self) -> int:
         """The partial results in shared memory at a time: other warps', and what other blocks want."""
+        if self.merge == AT_ONCE:
+            return self.key_warps
         return self.key_warps - 1 + (self.splits > 1)
+
+    def partial_width(self, problem: Problem) -> int:
+        """Returns the columns of a row that a thread puts together at once."""
+        return min(4, self.access_width(problem))
+
+    def own_columns(self, problem: Problem) -> int:
+        """Returns the columns of outputs that a block of a cluster writes where others bring it theirs."""
+        width = self.partial_width(problem)
+        return -(-problem.head_dim_v // (width * self.splits)) * width
+
+    def received_floats(self, problem: Problem) -> int:
+        """Returns the floats that a block receives of its cluster: of each row its columns, the sum and the
+        maximum."""
+        if self.merge != AT_ONCE or self.splits == 1:
+            return 0
+        return self.splits * self.br * (self.own_columns(problem) + 2)
 
     @property
     def tiles_ahead(self) -> float:
@@ -192,7 +218,7 @@ class Parameters(Variant):
         if self.finds_units_together(problem):
             of_tiles += whole(2 * 4 * self.warps, CHUNK_BYTES)
         of_partial_results = self.num_partial_results * 4 * self.partial_floats(problem)
-        return max(of_tiles, of_partial_results)
+        return max(of_tiles, of_partial_results) + 4 * self.received_floats(problem)
 
     def finds_units_together(self, problem: Problem) -> bool:
         """Tells whether warps tell each other the largest elements of K and V that they met."""

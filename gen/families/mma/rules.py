@@ -23,7 +23,7 @@ from .layouts import (
     unswizzled_head_dim,
     whole,
 )
-from .parameters import F16, TF32, Parameters
+from .parameters import AT_ONCE, F16, TF32, Parameters
 
 #: Warps per SM below which the tensor cores wait: two for each scheduler.
 MIN_WARPS = 8
@@ -85,6 +85,16 @@ class RuledParameters(Parameters):
     @rule("clusters", after="workspace_splits")
     def _blocks_share_keys_by_one_way(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return why_not_both_ways(self.splits, self.workspace_splits)
+
+    @rule("combination", after="merge")
+    def _results_meet_at_once(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.merge != AT_ONCE:
+            return None
+        if self.splits == 1 and (self.workspace_splits == 1 or self.key_warps == 1):
+            return f"merge={AT_ONCE}: results of a single block's warps are written as they meet"
+        if self.workspace_splits > 1 and problem.layout.is_packed:
+            return f"merge={AT_ONCE}: a plan has some blocks write their rows, from registers"
+        return None
 
     @rule("layout", after="layout")
     def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:

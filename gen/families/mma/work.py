@@ -11,6 +11,7 @@ from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_wal
 from .decoding import decodes
 from .family import Mma
 from .layouts import PADDED
+from .parameters import AT_ONCE
 
 #: Floating-point operations of an m16n8k16 product.
 WIDE_FLOPS = 2 * 16 * 8 * 16
@@ -97,14 +98,16 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
 def _parts(variant: Mma, problem: Problem) -> Counts:
     """Results of shares of keys, put together: in shared memory, and between the blocks of a cluster."""
     accesses = variant.br * problem.head_dim_v / (2 * WARP)
-    turns = (variant.key_warps - 1).bit_length()
+    by_halves = variant.merge != AT_ONCE
+    turns = (variant.key_warps - 1).bit_length() if by_halves else 1
+    meetings = (2 if by_halves else 1) if variant.splits > 1 else 0
     return Counts(
         alu=2 * accesses,
         accesses=accesses * (2 * turns + 2),
         wavefronts=2 * accesses * (2 * turns + 2),
         shared_waits=2 * turns,
-        global_waits=2 if variant.splits > 1 else 0,
-        barriers=1 + turns + (2 if variant.splits > 1 else 0),
+        global_waits=meetings,
+        barriers=1 + turns + meetings,
     )
 
 

@@ -87,6 +87,19 @@ static_assert(sizeof(SharedStorage) == 56320, "the size that pruning counted on"
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
 // Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
@@ -456,6 +469,8 @@ struct Walk {
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 4 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_f16_d40v24_backward_statistics(const AttentionArgs args) {
+  let_next_launch_begin();
+
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __half at[8];
@@ -508,6 +523,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f16_d40v24_backward_kernel(const AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
+  let_next_launch_begin();
   constexpr int kRowTiles = kBc / (kKeyWarps * 16), kOwnRows = kPassingRows / kColumnWarps, kTiles = kOwnRows / 8;
   constexpr int kOwnColumns = 32, kOwnColumnsV = 16;
   const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
@@ -599,6 +616,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
 extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
     attention_f16_d40v24_backward_postprocess(const AttentionArgs args) {
+  wait_for_earlier_launches();
   const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
@@ -626,7 +644,25 @@ extern "C" long long attention_f16_d40v24_backward_workspace_bytes(const Attenti
               (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 48 + 63) / 64 * 64);
 }
 
-static int launch_statistics(const AttentionArgs* args, cudaStream_t stream) {
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_statistics(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kStatisticsRows - 1) / kStatisticsRows * num_q_heads * batch;
@@ -636,12 +672,12 @@ static int launch_statistics(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d40v24_backward_statistics, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f16_d40v24_backward_statistics, dim3(unsigned(blocks)), dim3(256), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 256, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d40v24_backward_statistics, *args);
 }
 
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
   const long long blocks = (seqlen_k + kBc - 1) / kBc * num_kv_heads * batch;
@@ -651,12 +687,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d40v24_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f16_d40v24_backward_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d40v24_backward_kernel, *args);
 }
 
-static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
@@ -666,9 +702,9 @@ static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d40v24_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f16_d40v24_backward_postprocess, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d40v24_backward_postprocess, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -697,9 +733,10 @@ extern "C" int attention_f16_d40v24_backward(const AttentionArgs* args, cudaStre
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
   }
-  if (const int status = launch_statistics(args, stream)) return status;
-  if (const int status = launch_kernel(args, stream)) return status;
-  if (const int status = launch_postprocess(args, stream)) return status;
+  bool begun = false;  // by a launch
+  if (const int status = launch_statistics(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif

@@ -117,6 +117,19 @@ struct SharedStorage {
 
 static_assert(sizeof(SharedStorage) == 198656, "the size that pruning counted on");
 
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
 // What the plan lists, once for each tile of a sequence's keys, one behind the other: the sequence, its first place in
 // the list, and where its rows and keys are.
 struct alignas(16) Item {
@@ -724,6 +737,7 @@ __device__ __forceinline__ void list_items(const AttentionArgs& args, int2* othe
 }
 
 extern "C" __global__ void __launch_bounds__(128) attention_bf16_d128_backward_packed_plan(const AttentionArgs args) {
+  let_next_launch_begin();
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   int2* const others = reinterpret_cast<int2*>(shared_bytes);  // what passes by and tiles of some sequences
   // Offsets that fall may make more items than there is room for.
@@ -744,6 +758,9 @@ __device__ __forceinline__ Item find_sequence_of(const AttentionArgs& args, int 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d128_backward_packed_statistics(const AttentionArgs args) {
+  wait_for_earlier_launches();
+  let_next_launch_begin();
+
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -805,6 +822,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_backward_packed_kernel(const AttentionArgs packed, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
+  let_next_launch_begin();
   const Item item = items_of(packed)[int(blockIdx.x) / packed.num_kv_heads];
   if (item.num_keys == 0) return;  // there are blocks for any lengths that make as many keys
   const SequenceArgs args = of_sequence(packed, item);
@@ -1009,6 +1028,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
 extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
     attention_bf16_d128_backward_packed_postprocess(const AttentionArgs packed) {
+  wait_for_earlier_launches();
   // Each sequence begins with a tile of its own.
   const int tiles = packed.total_q / kPostprocessRows + packed.batch;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles;
@@ -1085,7 +1105,25 @@ extern "C" long long attention_bf16_d128_backward_packed_workspace_bytes(const A
               (num_q_heads * ((total_q / 64 + batch) * 64) * 128 + 63) / 64 * 64);
 }
 
-static int launch_plan(const AttentionArgs* args, cudaStream_t stream) {
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_plan(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch;
   const long long blocks = (batch + 127) / 128;
   if (blocks == 0) return cudaSuccess;
@@ -1094,12 +1132,12 @@ static int launch_plan(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d128_backward_packed_plan, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d128_backward_packed_plan, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_packed_plan, *args);
 }
 
-static int launch_statistics(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_statistics(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long num_q_heads = args->num_q_heads, total_q = args->total_q;
   const long long blocks = (total_q + kStatisticsRows - 1) / kStatisticsRows * num_q_heads;
   if (blocks == 0) return cudaSuccess;
@@ -1109,12 +1147,12 @@ static int launch_statistics(const AttentionArgs* args, cudaStream_t stream) {
       cudaFuncSetAttribute(attention_bf16_d128_backward_packed_statistics,
           cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d128_backward_packed_statistics, dim3(unsigned(blocks)), dim3(256), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 256, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_packed_statistics, *args);
 }
 
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long total_k = args->total_k;
   const long long blocks = (total_k / kBc + batch) * num_kv_heads;
@@ -1146,12 +1184,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d128_backward_packed_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d128_backward_packed_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_packed_kernel, *args, maps);
 }
 
-static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long total_q = args->total_q;
   const long long blocks = (total_q / kPostprocessRows + batch) * num_q_heads;
@@ -1162,9 +1200,9 @@ static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream) {
       cudaFuncSetAttribute(attention_bf16_d128_backward_packed_postprocess,
           cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d128_backward_packed_postprocess, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_packed_postprocess, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1199,12 +1237,13 @@ extern "C" int attention_bf16_d128_backward_packed(const AttentionArgs* args, cu
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
+  bool begun = false;  // by a launch
   if (!args->plan_made) {
-    if (const int status = launch_plan(args, stream)) return status;
+    if (const int status = launch_plan(args, stream, begun)) return status;
   }
-  if (const int status = launch_statistics(args, stream)) return status;
-  if (const int status = launch_kernel(args, stream)) return status;
-  if (const int status = launch_postprocess(args, stream)) return status;
+  if (const int status = launch_statistics(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif

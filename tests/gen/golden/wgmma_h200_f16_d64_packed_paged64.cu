@@ -121,6 +121,19 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == 91136, "the size that pruning counted on");
 
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
 constexpr int kPageSize = 64;  // keys per page
 
 // How the rows of a sequence's keys, or of its values, are found: in pages, which its row of the table lists.
@@ -947,6 +960,7 @@ __device__ __forceinline__ Item find_sequence(const AttentionArgs& args, int seq
 
 // Lists the items, a thread for each sequence: those with the most keys first, so that short ones fill the gaps.
 extern "C" __global__ void __launch_bounds__(128) attention_f16_d64_packed_paged64_plan(const AttentionArgs args) {
+  let_next_launch_begin();
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   int2* const others = reinterpret_cast<int2*>(shared_bytes);  // keys and tiles of some sequences
   const int own = int(blockIdx.x) * 128 + int(threadIdx.x), lane = threadIdx.x % 32;
@@ -989,6 +1003,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f16_d64_packed_paged64_kernel(const AttentionArgs packed, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1086,7 +1101,25 @@ extern "C" long long attention_f16_d64_packed_paged64_plan_ints(const AttentionA
   return (total_q / kBr + batch + 1) * 8;
 }
 
-static int launch_plan(const AttentionArgs* args, cudaStream_t stream) {
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_plan(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch;
   const long long blocks = (batch + 127) / 128;
   if (blocks == 0) return cudaSuccess;
@@ -1095,12 +1128,12 @@ static int launch_plan(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d64_packed_paged64_plan, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f16_d64_packed_paged64_plan, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d64_packed_paged64_plan, *args);
 }
 
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long total_q = args->total_q;
   const long long blocks = (total_q / kBr + batch) * num_q_heads;
@@ -1138,9 +1171,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d64_packed_paged64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_f16_d64_packed_paged64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d64_packed_paged64_kernel, *args, maps);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1172,10 +1205,11 @@ extern "C" int attention_f16_d64_packed_paged64(const AttentionArgs* args, cudaS
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
   }
+  bool begun = false;  // by a launch
   if (!args->plan_made) {
-    if (const int status = launch_plan(args, stream)) return status;
+    if (const int status = launch_plan(args, stream, begun)) return status;
   }
-  if (const int status = launch_kernel(args, stream)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif

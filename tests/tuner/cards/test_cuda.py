@@ -704,6 +704,17 @@ def test_packed_sequences_arrive_and_come_back(runner, tmp_path, dtype):
     assert set(fake_cuda.state.launches) == {"kernel_plan", "kernel_kernel"}
 
 
+def test_only_what_follows_a_launch_of_its_call_may_begin_before_that_ends(runner, tmp_path):
+    build = packed_build_of(tmp_path, lambda args: None)
+    plan, main = build.kernel.launches
+    dependent = replace(main, dependent=True)
+    build = replace(build, kernel=replace(build.kernel, launches=(plan, dependent, dependent)))
+    runner.measure(build, PACKED)
+    state = fake_cuda.state
+    assert state.launches[:5] == ["kernel_plan"] + ["kernel_kernel"] * 4
+    assert state.dependent[:3] == [1, 2, 4]  # without the plan, another's kernel stands in front of the third
+
+
 def test_rows_of_no_sequence_stay_as_they_were(runner, tmp_path):
     def spills(args):
         by_sequences(args)
