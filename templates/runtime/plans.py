@@ -116,8 +116,9 @@ class _Plan(NamedTuple):
     """Whether the output made where none is passed is laid out as q is: then torch makes one faster."""
     idle: "dict[int, list[_Ready]]"
     """Launches that no call has now, by stream."""
-    maps: "tuple[dict[tuple[int, int, int, int], _Maps], ...]"
-    """The maps made for each launch, by the addresses of q, k, v and o."""
+    maps: "tuple[dict[tuple[int, ...], _Maps], ...]"
+    """The maps made for each launch, by the addresses of q, k, v and o, and of what scores meet by addresses
+    and strides."""
 
 
 def _make_plan(
@@ -234,7 +235,9 @@ def _launch(
             queries = q if step.rotated_at is None else int(beside[step.rotated_at])
             write(queries, k, v, o, lse)
             if kept is not None:
-                pointers = (queries, k, v, o)
+                pointers: tuple[int, ...] = (queries, k, v, o)
+                if step.met_at:
+                    pointers += tuple(int(beside[place]) for place in step.met_at)
                 maps = kept.get(pointers) or _encode_maps(plan, step, kept, pointers)
                 step.parameters[1] = maps.address
             status = start()
@@ -349,6 +352,14 @@ class _Step:
         rotates = _ROTATED in names and self.launch.reads_queries
         self.rotated_at = names.index(_ROTATED) if rotates else None
         """Where `beside` says of rotated queries that it is to take those; None where it takes q."""
+        met = plan.tuned.met_arrays
+        self.met_at = tuple(
+            names.index(name)
+            for each in self.launch.maps
+            if each.array in met
+            for name in met[each.array].told
+        )
+        """Where `beside` says of addresses and strides of what scores meet that has maps."""
         self.strides = plan.strides
         if rotates:
             head, row = plan.tuned.head_dim, plan.tuned.head_dim * plan.sizes["num_q_heads"]
@@ -435,7 +446,7 @@ class _Maps(NamedTuple):
 def _described(
     plan: _Plan,
     name: str,
-    addresses: tuple[int, int, int, int],
+    addresses: tuple[int, ...],
     strides: tuple[int, ...],
     item_bytes: int,
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -485,18 +496,25 @@ def _clipped(
 def _encode_maps(
     plan: _Plan,
     of: _Step,
-    kept: dict[tuple[int, int, int, int], _Maps],
-    addresses: tuple[int, int, int, int],
+    kept: dict[tuple[int, ...], _Maps],
+    addresses: tuple[int, ...],
 ) -> _Maps:
-    """The maps of a step for arrays at these addresses, kept with their plan."""
+    """The maps of a step for arrays at these addresses, kept with their plan; behind those of q, k, v and o
+    addresses and strides of arrays that scores meet."""
     tuned, launch = plan.tuned, of.launch
+    met, end = tuned.met_arrays, 4
     memory = ctypes.create_string_buffer(_MAP_BYTES * len(launch.maps) + _MAP_ALIGNMENT)
     first = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
     for place, name in enumerate(each.array for each in launch.maps):
+        at = first + _MAP_BYTES * place
+        if name in met:
+            begin, end = end, end + len(met[name].told)
+            described = met[name].described(addresses[begin:end], plan.sizes, addresses[0])
+            _encode(at, launch.maps[place], *described)
+            continue
         dtype = tuned.output_dtype if name == "o" else tuned.dtype
         address, lengths, strides = _described(plan, name, addresses, of.strides, _ITEM_BYTES[dtype])
         columns_of = tuned.head_dim if name in "qk" else tuned.head_dim_v
-        at = first + _MAP_BYTES * place
         _encode_map(at, launch.maps[place], dtype, address, (columns_of, *lengths), strides)
     if len(kept) >= _MOST_MAPS:
         kept.clear()
@@ -512,10 +530,17 @@ def _encode_map(
     # Of a length of 1 the stride is never used, but must be a possible one.
     steps = zip(sizes[1:], reversed(strides), strict=True)
     stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
+    _encode(at, of, _MAP_TYPES[dtype], address, sizes, stride_bytes)
+
+
+def _encode(
+    at: int, of: TensorMap, code: int, address: int, sizes: tuple[int, ...], stride_bytes: list[int]
+) -> None:
+    """Has the driver write a map of elements of that type there."""
     rank = len(sizes)
     status = _driver().cuTensorMapEncodeTiled(
         at,
-        _MAP_TYPES[dtype],
+        code,
         rank,
         address,
         (ctypes.c_uint64 * rank)(*sizes),

@@ -65,6 +65,7 @@ class Launch(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("blocks", "threads", "smem", "stream", "context", "causal")],
         ("args", Args),
         ("maps", Map * 4),
+        ("met", Map),
     )
 
 
