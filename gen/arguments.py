@@ -20,11 +20,12 @@ from functools import cache, cached_property
 from .append import NEW_ROWS, NEW_STARTS, ROTATED, TABLE_ROWS, TOTAL_NEW, Append, rotated_strides
 from .buffer_gradients import BufferGradient, buffer_gradients
 from .expression import Kind
-from .launch import Launch
+from .launch import Launch, TensorMap
 from .layout import DENSE, Layout
 from .operation import BACKWARD, FLOAT, FORWARD, INPUT, ITEM_BYTES, KEYS, OUTPUT, Array, Operation
 from .problem import Problem
 from .scores import Buffer, Scores, scores_of
+from .scoring import BUFFER_BYTES
 from .workspace import WORKSPACE
 
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
@@ -394,7 +395,11 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
     cannot take. Raises ValueError for pages that are not a whole number of heads apart.
     """
     described, layout = [], arguments.layout
+    buffers = {each.name: each for each in problem.scores.buffers}
     for each in launch.tensor_maps:
+        if each.array in buffers:
+            described.append(_map_of_buffer(each, buffers[each.array], problem, arguments))
+            continue
         array = problem.operation.array(each.array)
         item_bytes = ITEM_BYTES[array.dtype(problem)]
         address, strides = arguments.address(array.name), arguments.strides(array.name)
@@ -435,6 +440,35 @@ def describe_maps(launch: Launch, problem: Problem, arguments: Arguments) -> tup
             )
         )
     return tuple(described)
+
+
+def _map_of_buffer(each: TensorMap, buffer: Buffer, problem: Problem, arguments: Arguments) -> MapDescription:
+    """Returns the map of an array that scores meet, whose axes are those of sizes: of one entry along those
+    that it repeats itself along. Of one that the copy engine does not take nothing is read by its map."""
+    item_bytes, values = BUFFER_BYTES[buffer.dtype], arguments.values
+    address, strides = int(values[buffer.name]), [int(values[name]) for name in buffer.strides]
+    sizes = {name: int(values[name]) for name in ("seqlen_k", "seqlen_q", "num_q_heads", "batch")}
+    suits = min(strides) >= 0 and all(item_bytes * step % MAP_STRIDE_UNIT == 0 for step in strides)
+    if not suits or address % MAP_STRIDE_UNIT or not all(sizes.values()):
+        address, sizes = arguments.address(problem.operation.arrays[0].name), dict.fromkeys(sizes, 1)
+    step_of = {size: step for axis, step in zip(buffer.axes, strides, strict=False) for size in axis}
+    columns, *outer = sizes
+    lengths = tuple(sizes[name] if step_of.get(name) else 1 for name in outer)
+    stride_bytes = tuple(
+        item_bytes * step_of[name] if length > 1 else MAP_STRIDE_UNIT
+        for name, length in zip(outer, lengths, strict=True)
+    )
+    return MapDescription(
+        each.array,
+        buffer.dtype,
+        address,
+        (sizes[columns], *lengths),
+        stride_bytes,
+        each.columns,
+        each.rows,
+        each.swizzle,
+        each.l2_promotion,
+    )
 
 
 def _heads_of_pages(array: str, heads: int, pages: int, page_stride: int, heads_apart: int) -> int:

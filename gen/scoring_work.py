@@ -55,11 +55,12 @@ def pair_counts(
     return counts
 
 
-def array_counts(array: TileArray, pairs: float) -> Counts:
-    """Counts what one warp does to copy a tile of an array to shared memory, and to read it there where a
-    lane has so many ``pairs``: two neighbours at a time, which leave 16 bits by an instruction each."""
+def array_counts(array: TileArray, pairs: float, *, copies_itself: bool = True) -> Counts:
+    """Counts what one warp does to read a tile of an array in shared memory where a lane has so many
+    ``pairs``: two neighbours at a time, which leave 16 bits by an instruction each; and to copy it there
+    before, unless it comes by itself."""
     bytes_of_lane = pairs * array.item_bytes
-    copies = bytes_of_lane / COPIED_BYTES
+    copies = bytes_of_lane / COPIED_BYTES if copies_itself else 0.0
     reads = pairs / (4 if array.item_bytes == 2 else 2)
     return Counts(
         alu=pairs if array.item_bytes < 4 else 0.0,

@@ -35,6 +35,11 @@ class TileArray:
         return BUFFER_BYTES[self.buffer.dtype]
 
     @property
+    def is_alone(self) -> bool:
+        """Whether its buffer is read in no other way, so that each of its axes is that of one index."""
+        return all(len(axis) == 1 for axis in self.buffer.axes) and self.name == self.buffer.name
+
+    @property
     def value(self) -> Name:
         """The element of a pair, as C++ calls it once it is there."""
         return local(f"{self.name}_value", self.load.kind)
@@ -43,6 +48,11 @@ class TileArray:
     def places(self) -> tuple[str, ...]:
         """What the indices of all axes but the last are called in C++."""
         return tuple(_PLACES.get(each, "row") for each in self.load.indices[:-1])
+
+    def stride_of(self, axis: str) -> str:
+        """Returns the name of its stride along an axis that C++ calls so, ``batch``, ``head`` or ``row``;
+        empty where it has no such axis."""
+        return dict(zip(self.places, self.buffer.strides, strict=True)).get(axis, "")
 
     @property
     def row_stride(self) -> str:

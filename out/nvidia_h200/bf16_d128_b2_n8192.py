@@ -107,6 +107,7 @@ KERNELS: tuple[Tuned, ...] = (
             "o_apart": True,
             "p_in_shared": False,
             "weights": "f16",
+            "bias_stages": 0,
             "k_stages": 4,
             "v_stages": 2,
             "schedule": "chained",

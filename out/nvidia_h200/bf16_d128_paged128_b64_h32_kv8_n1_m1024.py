@@ -113,6 +113,7 @@ KERNELS: tuple[Tuned, ...] = (
             "key_warps": 2,
             "splits": 1,
             "workspace_splits": 1,
+            "merge": "by_halves",
             "bc": 16,
             "layout": "swizzled",
             "d_steps": "exact",

@@ -114,6 +114,7 @@ KERNELS: tuple[Tuned, ...] = (
             "key_warps": 4,
             "splits": 8,
             "workspace_splits": 1,
+            "merge": "by_halves",
             "bc": 32,
             "layout": "swizzled",
             "d_steps": "exact",

@@ -116,6 +116,7 @@ KERNELS: tuple[Tuned, ...] = (
             "key_warps": 4,
             "splits": 1,
             "workspace_splits": 32,
+            "merge": "by_halves",
             "bc": 16,
             "layout": "swizzled",
             "d_steps": "exact",
@@ -174,10 +175,11 @@ KERNELS: tuple[Tuned, ...] = (
                 rows_per_block=16,
                 pack_heads=True,
                 workspace_splits=32,
+                dependent=True,
             ),
         ),
         tolerance=0.01,
-        oldest_arch=80,
+        oldest_arch=90,
         workspace=(
             lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
                 (seqlen_q * (num_q_heads // num_kv_heads) + 16 - 1) // 16 * num_kv_heads * batch * 32 * 2256
@@ -189,7 +191,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = PagedAttention(KERNELS, operator="attention_bf16_d128_paged16_c395edf0")
+_bound = PagedAttention(KERNELS, operator="attention_bf16_d128_paged16_b186cb2c")
 attention_paged, explain, use = _bound.attention_paged, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 flash_attn_with_kvcache = _bound.flash_attn_with_kvcache

@@ -145,9 +145,11 @@ KERNELS: tuple[Tuned, ...] = (
                 rows_per_block=64,
                 pack_heads=True,
                 workspace_splits=4,
+                dependent=True,
             ),
         ),
         tolerance=0.01,
+        oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         workspace=(
@@ -161,7 +163,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_7c8d9202")
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_ee75ff5c")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -125,6 +125,19 @@ struct PartialResult {
 };
 static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
 
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
 constexpr int kPageSize = 64;  // keys per page
 
 // How the rows of a sequence's keys, or of its values, are found: in pages, which its row of the table lists.
@@ -868,6 +881,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d576v512_latent_paged64_kernel(AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  let_next_launch_begin();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -934,6 +948,7 @@ extern "C" __global__ void __launch_bounds__(128)
     attention_bf16_d576v512_latent_paged64_combine(AttentionArgs args) {
   constexpr int kWidth = 4;  // columns at once
   constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
+  constexpr int kAtOnce = 4;  // results whose columns are under way together
   // Neighbouring blocks have the same rows, and each a range of their keys.
   const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
   const int group = args.num_q_heads / args.num_kv_heads;
@@ -950,9 +965,21 @@ extern "C" __global__ void __launch_bounds__(128)
   args.seqlen_k = count_keys(args, batch);
 
   const int first_row = q_tile * kBr, end_row = min(kBr, num_rows - first_row);
+  if (split >= end_row) return;  // other blocks of the tile have a row each
+  wait_for_earlier_launches();
   const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int row = warp * kSplits + split; row < end_row; row += 4 * kSplits) {
+    Columns<kWidth> columns[kAtOnce];
+    const auto bring = [&](int first, int n) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float* const its_row = results[n + i].o + row * kPartialStride;
+        const int x = min(first + lane * kWidth, kDv - kWidth);
+        columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
+      }
+    };
+    bring(0, 0);  // while weights are found
     float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -977,31 +1004,33 @@ extern "C" __global__ void __launch_bounds__(128)
     const int its_head = head + (first_row + row) % group, position = (first_row + row) / group;
     __nv_bfloat16* const o =
         args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
-    if (!trusted(row_max, row_sum)) {
-      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
-      continue;
-    }
+    const bool keeps = trusted(row_max, row_sum);
     const float inverse = 1.0f / row_sum;
-    if (args.lse != nullptr && lane == 0) {
+    if (args.lse != nullptr && lane == 0 && keeps) {
       float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
       lse[position] = (row_max + log2f(row_sum)) * kLn2;
     }
     for (int first = 0; first < kDv; first += 32 * kWidth) {
       const int x = first + lane * kWidth;
       float outputs[kWidth] = {};
-#pragma unroll 8
-      for (int i = 0; i < kSplits; ++i) {
-        const float weight = __shfl_sync(0xffffffffu, weights[0], i % 32);
-        const float* const its_row = results[i].o + row * kPartialStride;
-        const auto its = reinterpret_cast<const Columns<kWidth>*>(its_row + min(x, kDv - kWidth));
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its->at[j], outputs[j]);
+      for (int n = 0; n < kSplits; n += kAtOnce) {
+        if (first + n > 0) bring(first, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
+        }
       }
-      if (x >= kDv) continue;
+      if (x >= kDv || !keeps) continue;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
       __nv_bfloat16* const target = o + x;
       *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
+    }
+    if (!keeps) {
+      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
     }
   }
 }
@@ -1063,7 +1092,25 @@ extern "C" long long attention_bf16_d576v512_latent_paged64_workspace_bytes(cons
       num_kv_heads * batch * kSplits * 33472 + 63) / 64 * 64);
 }
 
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
   if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
@@ -1084,12 +1131,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d576v512_latent_paged64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d576v512_latent_paged64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_paged64_kernel, *args, maps);
 }
 
-static int launch_combine(const AttentionArgs* args, cudaStream_t stream) {
+static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
   if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
@@ -1101,9 +1148,9 @@ static int launch_combine(const AttentionArgs* args, cudaStream_t stream) {
       cudaFuncSetAttribute(attention_bf16_d576v512_latent_paged64_combine,
           cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d576v512_latent_paged64_combine, dim3(unsigned(blocks)), dim3(128), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_paged64_combine, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1131,9 +1178,10 @@ extern "C" int attention_bf16_d576v512_latent_paged64(const AttentionArgs* args,
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
-  if (const int status = launch_kernel(args, stream)) return status;
-  if (const int status = launch_combine(args, stream)) return status;
+  bool begun = false;  // by a launch
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_combine(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 16, "num_kv_heads": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": false, "precision": "auto", "page_size": 64, "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 4, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent_paged64", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 4}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 4}], "digest": "9d594b8258400e73", "figures": [1040, 868]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 16, "num_kv_heads": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": false, "precision": "auto", "page_size": 64, "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 4, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent_paged64", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 4}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 4, "dependent": true}], "digest": "208615e7d13bd186", "figures": [1040, 868]}

@@ -137,6 +137,7 @@ KERNELS: tuple[Tuned, ...] = (
             "o_apart": False,
             "p_in_shared": False,
             "weights": "f16",
+            "bias_stages": 0,
             "k_stages": 4,
             "v_stages": 4,
             "schedule": "overlapped",

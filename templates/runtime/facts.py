@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 #: What array libraries call a problem's type, and what an element of it takes. Outputs of eight bits are
@@ -225,6 +225,11 @@ class Tuned:
         keys = f" --kv-dtype {self.problem['kv_dtype']}" if self.problem.get("kv_dtype") else ""
         backward = " --backward" if self.problem.get("backward") else ""
         return f"flashgen tune{backward} --dtype {dtype}{keys}{precise} {dims}"
+
+    @functools.cached_property
+    def met_arrays(self) -> Mapping[str, Any]:
+        """The arrays beside q, k, v and o that launches may have maps of, as they are described."""
+        return {}
 
     @functools.cached_property
     def counted(self) -> tuple[str, ...]:

@@ -337,6 +337,6 @@ def _encode_gradient_maps(
         if not sizes[rows]:  # nothing is read of it, but a map must be of something
             lengths, address = (1,) * len(lengths), next(filter(None, addresses))
         columns = tuned.head_dim if of_queries_dim else tuned.head_dim_v
-        told = {"dtype": tuned.dtype, "address": address, "sizes": (columns, *lengths), "strides": strides}
-        made.put(place, address, functools.partial(_encode_map, of=each, **told))
+        sizes_of = (columns, *lengths)
+        made.put(place, (address,), _encode_map, each, tuned.dtype, address, sizes_of, strides)
     return made.keep()

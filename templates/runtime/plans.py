@@ -117,7 +117,8 @@ class _Plan(NamedTuple):
     idle: "dict[int, list[_Ready]]"
     """Launches that no call has now, by stream."""
     maps: "tuple[_KeptMaps, ...]"
-    """The maps made for each launch, by the addresses of q, k, v and o."""
+    """The maps made for each launch, by the addresses of q, k, v and o, and of what scores meet by addresses
+    and strides."""
 
 
 def _make_plan(
@@ -234,7 +235,9 @@ def _launch(
             queries = q if step.rotated_at is None else int(beside[step.rotated_at])
             write(queries, k, v, o, lse)
             if kept is not None:
-                pointers = (queries, k, v, o)
+                pointers: tuple[int, ...] = (queries, k, v, o)
+                if step.met_at:
+                    pointers += tuple(int(beside[place]) for place in step.met_at)
                 maps = kept.get(pointers) or _encode_maps(plan, step, kept, pointers)
                 step.parameters[1] = maps.address
             status = start()
@@ -373,6 +376,14 @@ class _Step:
         rotates = _ROTATED in names and self.launch.reads_queries
         self.rotated_at = names.index(_ROTATED) if rotates else None
         """Where `beside` says of rotated queries that it is to take those; None where it takes q."""
+        met = plan.tuned.met_arrays
+        self.met_at = tuple(
+            names.index(name)
+            for each in self.launch.maps
+            if each.array in met
+            for name in met[each.array].told
+        )
+        """Where `beside` says of addresses and strides of what scores meet that has maps."""
         self.strides = plan.strides
         if rotates:
             head, row = plan.tuned.head_dim, plan.tuned.head_dim * plan.sizes["num_q_heads"]
@@ -464,7 +475,7 @@ class _KeptMaps(dict[tuple[int, ...], _Maps]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.single: dict[tuple[int, int], bytes] = {}
+        self.single: dict[tuple[int, ...], bytes] = {}
 
     def make(self, addresses: tuple[int, ...], number: int) -> "_NewMaps":
         """Returns maps of so many arrays that are yet to be put in, kept for calls of these addresses."""
@@ -484,14 +495,15 @@ class _NewMaps(NamedTuple):
     addresses: tuple[int, ...]
     maps: _Maps
 
-    def put(self, place: int, address: int, encode: "Callable[[int], None]") -> None:
-        """Puts the map of the array at an address there, which `encode` writes if it was never written."""
-        at, known = self.maps.address + _MAP_BYTES * place, self.kept.single.get((place, address))
+    def put(self, place: int, told: tuple[int, ...], encode: "Callable[..., None]", *described: Any) -> None:
+        """Puts the map of an array there of which calls tell that, mostly its address alone; `encode` writes
+        it of what describes it, if it was never written."""
+        at, known = self.maps.address + _MAP_BYTES * place, self.kept.single.get((place, *told))
         if known is not None:
             ctypes.memmove(at, known, _MAP_BYTES)
             return
-        encode(at)
-        self.kept.single[place, address] = ctypes.string_at(at, _MAP_BYTES)
+        encode(at, *described)
+        self.kept.single[place, *told] = ctypes.string_at(at, _MAP_BYTES)
 
     def keep(self) -> _Maps:
         """Returns the maps, once all are there; the next call of these addresses finds them."""
@@ -502,7 +514,7 @@ class _NewMaps(NamedTuple):
 def _described(
     plan: _Plan,
     name: str,
-    addresses: tuple[int, int, int, int],
+    addresses: tuple[int, ...],
     strides: tuple[int, ...],
     item_bytes: int,
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -553,19 +565,24 @@ def _encode_maps(
     plan: _Plan,
     of: _Step,
     kept: _KeptMaps,
-    addresses: tuple[int, int, int, int],
+    addresses: tuple[int, ...],
 ) -> _Maps:
-    """The maps of a step for arrays at these addresses, kept with their plan."""
+    """The maps of a step for arrays at these addresses, kept with their plan; behind those of q, k, v and o
+    addresses and strides of arrays that scores meet."""
     tuned, launch = plan.tuned, of.launch
+    met, end = tuned.met_arrays, 4
     made = kept.make(addresses, len(launch.maps))
     for place, each in enumerate(launch.maps):
+        if each.array in met:
+            begin, end = end, end + len(met[each.array].told)
+            told = addresses[begin:end]
+            described = met[each.array].described(told, plan.sizes, addresses[0])
+            made.put(place, (addresses[0], *told), _encode, each, *described)
+            continue
         dtype = tuned.output_dtype if each.array == "o" else tuned.dtype
         address, lengths, strides = _described(plan, each.array, addresses, of.strides, _ITEM_BYTES[dtype])
         sizes = (tuned.head_dim if each.array in "qk" else tuned.head_dim_v, *lengths)
-        encode = functools.partial(
-            _encode_map, of=each, dtype=dtype, address=address, sizes=sizes, strides=strides
-        )
-        made.put(place, address, encode)
+        made.put(place, (address,), _encode_map, each, dtype, address, sizes, strides)
     return made.keep()
 
 
@@ -577,10 +594,17 @@ def _encode_map(
     # Of a length of 1 the stride is never used, but must be a possible one.
     steps = zip(sizes[1:], reversed(strides), strict=True)
     stride_bytes = [_ITEM_BYTES[dtype] * step if length > 1 else 16 for length, step in steps]
+    _encode(at, of, _MAP_TYPES[dtype], address, sizes, stride_bytes)
+
+
+def _encode(
+    at: int, of: TensorMap, code: int, address: int, sizes: tuple[int, ...], stride_bytes: list[int]
+) -> None:
+    """Has the driver write a map of elements of that type there."""
     rank = len(sizes)
     status = _driver().cuTensorMapEncodeTiled(
         at,
-        _MAP_TYPES[dtype],
+        code,
         rank,
         address,
         (ctypes.c_uint64 * rank)(*sizes),

@@ -42,6 +42,10 @@ _BUFFER_DTYPES = {
 #: How the CUDA array interface calls them.
 _BUFFER_TYPESTRS = {"<i2": "int16", "<i4": "int32", "<i8": "int64", "|u1": "uint8", "|b1": "bool"}
 _BUFFER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i16": 2, "i32": 4, "i64": 8, "u8": 1}
+#: CUtensorMapDataType of those that the copy engine brings, and the sizes of such an array, the innermost
+#: axis first.
+_MAP_TYPES_OF_BUFFERS = {"u8": 0, "f16": 6, "f32": 7, "bf16": 9}
+_MAP_SIZES = ("seqlen_k", "seqlen_q", "num_q_heads", "batch")
 _INT_END = 2**31
 #: The greatest window, chunk or dilation.
 _MAX_REACH = 2**30
@@ -57,6 +61,38 @@ class Buffer(NamedTuple):
     axes: tuple[tuple[str, ...], ...]
     any_step: bool = False
     """Whether the last axis, too, may be repeated or have gaps, and must be as long as q and k say."""
+
+
+class _MetArray(NamedTuple):
+    """An array that scores meet at their own row and key, as the copy engine brings it."""
+
+    name: str
+    buffer: Buffer
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the kernel's arguments call its address and strides."""
+        return (self.name, *(f"{self.name}_stride_{axis}" for axis in range(len(self.buffer.axes) - 1)))
+
+    def described(
+        self, told: tuple[int, ...], sizes: Mapping[str, int], anything: int
+    ) -> tuple[int, int, tuple[int, ...], list[int]]:
+        """Returns the type of the array's map, where it begins, how long its dimensions are, the innermost
+        first, of one entry where they repeat it, and how far apart in bytes. Of one that the copy engine does
+        not take, or without entries, nothing is read by its map, which is of `anything`."""
+        item_bytes, (address, *steps) = _BUFFER_BYTES[self.buffer.dtype], told
+        lengths = {name: sizes[name] for name in _MAP_SIZES}
+        step_bytes = [item_bytes * step for step in steps]
+        suits = min(steps) >= 0 and not any(number % 16 for number in (address, *step_bytes))
+        if not suits or not all(lengths.values()):
+            address, lengths = anything, dict.fromkeys(lengths, 1)
+        step_of = {
+            size: step for axis, step in zip(self.buffer.axes, step_bytes, strict=False) for size in axis
+        }
+        columns, *outer = lengths
+        repeated = [lengths[name] if step_of.get(name) else 1 for name in outer]
+        apart = [step_of[name] if length > 1 else 16 for name, length in zip(outer, repeated, strict=True)]
+        return _MAP_TYPES_OF_BUFFERS[self.buffer.dtype], address, (lengths[columns], *repeated), apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,6 +111,12 @@ class Scored(Tuned):
     """What becomes of scores, likewise."""
     scattered: tuple[str, ...] = ()
     """The arrays whose gradients are added up in no order."""
+
+    @functools.cached_property
+    def met_arrays(self) -> Mapping[str, Any]:
+        """Those of its arrays that launches have maps of, as they are described."""
+        mapped = {each.array for launch in self.launches for each in launch.maps}
+        return {name: _MetArray(name, buffer) for name, buffer in self.buffers.items() if name in mapped}
 
     @property
     def command(self) -> str:

@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from flashgen.gen.arguments import VOID_ELEMENTS, argument_struct, make_arguments
+from flashgen.gen.arguments import VOID_ELEMENTS, argument_struct, describe_maps, make_arguments
+from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.operation import FORWARD
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring import Scoring
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -55,3 +57,30 @@ def test_bytes_and_operations_are_the_arrays() -> None:
     assert FORWARD.array("o").dtype(problem) == "bf16" and FORWARD.array("k").dtype(problem) == "e4m3"
     assert FORWARD.flops(problem, 10) == 2 * 10 * (64 + 32)
     assert FORWARD.min_bytes(problem) == 4096 * 2 * (4 * 64 + 2 * 64 + 2 * 32 + 2 * 4 * 32)
+
+
+@pytest.mark.parametrize(
+    ("address", "strides", "sizes", "stride_bytes"),
+    [
+        (64, (3584, 896, 128), (100, 7, 4, 2), (256, 1792, 7168)),
+        (64, (896, 0, 128), (100, 7, 1, 2), (256, 16, 1792)),
+        (64, (0, 0, 0), (100, 1, 1, 1), (16, 16, 16)),
+        (66, (3584, 896, 128), (1, 1, 1, 1), (16, 16, 16)),
+        (64, (2800, 700, 100), (1, 1, 1, 1), (16, 16, 16)),
+        (64, (3584, 896, -128), (1, 1, 1, 1), (16, 16, 16)),
+    ],
+)
+def test_what_scores_meet_has_a_map_where_the_copy_engine_takes_it(
+    address: int, strides: tuple[int, ...], sizes: tuple[int, ...], stride_bytes: tuple[int, ...]
+) -> None:
+    sized = {"batch": 2, "num_q_heads": 4, "num_kv_heads": 2, "seqlen_q": 7, "seqlen_k": 100, "head_dim": 64}
+    problem = Problem(dtype="bf16", scoring=Scoring(bias="f16"), **sized)
+    placed = {f"bias_stride_{axis}": step for axis, step in enumerate(strides)}
+    of_tensors = {each.name: (3, 2, 1) for each in FORWARD.strided}
+    told = {"bias": address, **placed}
+    arguments = make_arguments(problem, {"q": 32}, of_tensors, scale=0.5, scoring=told)
+    launch = Launch(1, 0, 128, tensor_maps=(TensorMap("bias", 128, 32, 64),))
+    (described,) = describe_maps(launch, problem, arguments)
+    assert (described.sizes, described.strides) == (sizes, stride_bytes)
+    assert described.address == (address if sizes[0] > 1 else 32)
+    assert (described.dtype, described.columns, described.rows, described.swizzle) == ("f16", 32, 128, 64)

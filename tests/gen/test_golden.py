@@ -35,7 +35,7 @@ def without_comments(source: str) -> list[str]:
 def test_a_variant_renders_as_before(name: str, request: pytest.FixtureRequest) -> None:
     case = CASES[name]
     variant = family_named(case["family"])(**case["variant"])
-    source = render(variant, Problem(**case["problem"]), PRESETS[case["card"]]).source
+    source = render(variant, Problem.from_dict(case["problem"]), PRESETS[case["card"]]).source
     golden = GOLDEN / f"{name}.cu"
     if request.config.getoption("--update-golden"):
         golden.write_text(source)

@@ -53,7 +53,7 @@ struct Config {
 struct Launch {
   int64_t blocks, threads, smem, stream, context, causal, dependent;
   Args args;
-  Map maps[4];
+  Map maps[4], met;  // of what is computed with, and of an array that scores meet
 };
 
 struct Allocation {
@@ -330,7 +330,7 @@ int cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, uint64_t
                            int swizzle, int promotion, int fill) {
   count("cuTensorMapEncodeTiled");
   if (encode_status) return encode_status;
-  const uint64_t item = type == 7 ? 4 : 2;
+  const uint64_t item = type == 7 ? 4 : type == 0 ? 1 : 2;
   if (reinterpret_cast<uintptr_t>(map) % 64 || rank < 4 || rank > 5 || interleave || fill || !address || address % 16) {
     return kInvalidValue;
   }
@@ -358,10 +358,11 @@ int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, vo
   Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), (kernel - 0x1000) & 1, dependent, {}, {}};
   launched_name = kernel_names[(kernel - 0x1000) / 2];
   std::memcpy(&launch.args, parameters[0], sizeof(Args));
-  for (int i = 0; i < num_maps; ++i) {
+  const bool lists = launched_name.find("_lists") != std::string::npos;  // which take no maps
+  for (int i = 0; i < (lists ? 0 : num_maps); ++i) {
     const auto* map = static_cast<const unsigned char*>(parameters[1]) + kMapBytes * i;
     if (std::memcmp(map + sizeof(Map), &kMapMark, sizeof(kMapMark)) != 0) return kInvalidValue;
-    std::memcpy(&launch.maps[i], map, sizeof(Map));
+    std::memcpy(i < 4 ? &launch.maps[i] : &launch.met, map, sizeof(Map));
   }
   {
     const std::lock_guard<std::mutex> lock(mutex);

@@ -68,6 +68,7 @@ class Launch(ctypes.Structure):
         ],
         ("args", Args),
         ("maps", Map * 4),
+        ("met", Map),
     )
 
 

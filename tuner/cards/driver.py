@@ -20,7 +20,7 @@ from ...gen.arguments import MAP_ALIGNMENT, MAP_BYTES, MAP_STRIDE_END, MapDescri
 #: CUfunction_attribute.
 NUM_REGS, MAX_DYNAMIC_SMEM, NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 4, 8, 14
 #: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion, the last two by bytes.
-MAP_DTYPES = {"e4m3": 0, "f16": 6, "f32": 7, "bf16": 9}
+MAP_DTYPES = {"e4m3": 0, "u8": 0, "f16": 6, "f32": 7, "bf16": 9}
 MAP_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: outside of the array zeros are read.

@@ -24,6 +24,9 @@ warps transpose values, sixteen columns of 32 keys at a time, by matrices of pai
 that this leaves is that in which a thread has the weights. Of sums of such products the tensor cores keep
 fourteen bits, so that a tile's outputs are summed apart, in as many registers again.
 
+Biases and boolean masks that scores meet at their own row and key come by the copy engine as well, to stages
+of their own (``bias_stages``), told by a warp that has nothing else to copy.
+
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.
 Every eight rows have a unit of their own, a power of two that brings them into the range of f16.
@@ -130,7 +133,7 @@ class Wgmma(RuledParameters):
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
         scores, ahead = problem.scores, tiles_ahead(self, problem, limits)
-        along_keys, arrays = scores.along_keys, tile_arrays(scores) if ahead else ()
+        along_keys, arrays = scores.along_keys, tile_arrays(scores) if ahead or self.bias_stages else ()
         predicate = scores.predicate
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {

@@ -54,6 +54,15 @@ class Parameters(Variant):
         doc="what weights are, and values as products read them, of inputs of eight bits",
         implied=True,
     )
+    bias_stages: int = param(
+        0,
+        1,
+        2,
+        3,
+        4,
+        doc="tiles of biases and masks that the copy engine brings, 0: each warp brings its own",
+        implied=True,
+    )
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
     schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")

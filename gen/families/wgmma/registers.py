@@ -15,6 +15,8 @@ CONVERTED_TOGETHER = 4
 #: What a thread of the producer keeps: the least that there is; where it also turns values into f16; and
 #: where it splits float32, which spills with 56.
 COPYING_REGISTERS, CONVERTING_REGISTERS, SPLITTING_REGISTERS = 24, 56, 72
+#: Where another warp brings arrays: of all tiles of keys, or of those on a list.
+BRINGING_REGISTERS, LISTING_REGISTERS = 32, 40
 #: And where it transposes values: some of its loops spill with the fewer, which consumers may need more.
 TRANSPOSING_REGISTERS = (56, 40)
 #: What one may have of those that others gave up, and what makes that needless.
@@ -38,6 +40,8 @@ def producer_registers(variant: Parameters, problem: Problem, limits: DeviceLimi
     if variant.has_small_weights():
         many, few = TRANSPOSING_REGISTERS
         return many if needed_registers(variant, problem) <= _left(variant, limits, many) else few
+    if variant.bias_stages:
+        return LISTING_REGISTERS if problem.scores.needs_lists else BRINGING_REGISTERS
     return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...layout import DENSE
 from ...limits import DeviceLimits
 from ...problem import EIGHT, ITEM_BYTES, Problem
 from ...scoring_values import first_rows_see_less, keys_in_reach
@@ -107,6 +108,13 @@ class RuledParameters(Parameters):
                 f"weights={self.weights}: values behind the end of a batch's keys are cleared by rows of keys"
             )
         return None
+
+    @rule("combination", after="bias_stages")
+    def _arrays_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        reason = self.bias_stages and why_not_staged(problem)
+        if not reason and self.bias_stages and self.pack_heads:
+            reason = "rows of packed heads lie apart"
+        return f"bias_stages={self.bias_stages}: {reason}" if reason else None
 
     @rule("combination", after="split_by")
     def _what_is_split(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -317,6 +325,8 @@ class RuledParameters(Parameters):
         if self.tail and (self.p_in_shared or problem.has_scales):
             what = "weights that pass by shared memory" if self.p_in_shared else problem.dtype
             return f"tail={self.tail}: not made for {what}"
+        if self.tail and self.bias_stages:
+            return f"tail={self.tail}: not made for bias_stages={self.bias_stages}, which all warps give up"
         if self.tail and problem.scores.needs_lists:
             return f"tail={self.tail}: not made for lists of tiles, which may end before the last"
         return None
@@ -448,7 +458,7 @@ class RuledParameters(Parameters):
 
     @rule("tiles ahead", after="min_blocks", advisory=True)
     def _arrays_come_ahead(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        arrays = tile_arrays(problem.scores)
+        arrays = () if self.bias_stages else tile_arrays(problem.scores)
         if not arrays or tiles_ahead(self, problem, limits):
             return None
         names = " and ".join(each.name for each in arrays)
@@ -519,6 +529,18 @@ def _why_not_packed(problem: Problem) -> str | None:
             f"rows of {' and '.join(each.name for each in arrays)} come to shared memory by those of a head"
         )
     return None
+
+
+def why_not_staged(problem: Problem) -> str | None:
+    """Says why the copy engine brings no arrays that scores meet; None where it does."""
+    arrays = tile_arrays(problem.scores)
+    if not arrays:
+        return "no bias or mask is read at each pair's own row and key"
+    if ITEM_BYTES[problem.dtype] != 2:
+        return f"of {problem.dtype}, the producer's warps have more to do than to copy"
+    if problem.layout is not DENSE:
+        return "sequences have lengths of their own, by which no map of an array ends"
+    return next((f"{each.name} is read in several ways" for each in arrays if not each.is_alone), None)
 
 
 def _kv_bytes(problem: Problem, heads: int) -> int:

@@ -22,6 +22,8 @@ SWIZZLED_ROWS = 8
 UNIT_ROWS = SWIZZLED_ROWS
 #: Tiles of values of eight bits that wait to be turned into f16, or transposed.
 RAW_STAGES = 2
+#: What the four lanes of a row read at once of float32.
+PAIRS_BYTES = 32
 #: The most tiles of arrays that come ahead of the scores that meet them: two hide how long memory takes.
 MOST_AHEAD = 2
 
@@ -73,6 +75,10 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
         tiles += RAW_STAGES * count * columns * variant.bc
         barriers += 2 * RAW_STAGES
     tiles += 2 * variant.bc * ramp_columns(problem)
+    if variant.bias_stages:
+        row_bytes = variant.bc * sum(each.item_bytes for each in tile_arrays(problem.scores))
+        tiles += variant.bias_stages * variant.br * row_bytes
+        barriers += 2 * variant.bias_stages
     tiles += ahead * variant.br * sum(pitch(variant, each.item_bytes) for each in tile_arrays(problem.scores))
     return -(-(tiles + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
 
@@ -99,7 +105,7 @@ def pitch(variant: Parameters, item_bytes: int) -> int:
 
 def tiles_ahead(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
     """Returns how many tiles of such arrays come ahead, as far as there is room that nothing else needs."""
-    if not tile_arrays(problem.scores):
+    if variant.bias_stages or not tile_arrays(problem.scores):
         return 0
     room = limits.smem_per_sm // variant.min_blocks - limits.smem_reserved_per_block
     room = min(room, limits.smem_per_block)
@@ -125,7 +131,23 @@ def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
         factors = (TensorMap("q", GROUP_ROWS, columns), *factors)
     # Of float32, packed heads and split keys each thread writes what it has.
     by_threads = is_split(problem) or variant.pack_heads or not variant.writes_rows(problem)
-    return factors if by_threads else (*factors, TensorMap("o", GROUP_ROWS))
+    outputs = () if by_threads else (TensorMap("o", GROUP_ROWS),)
+    return (*factors, *outputs, *maps_of_arrays(variant, problem))
+
+
+def maps_of_arrays(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
+    """Returns the arrays that scores meet as the copy engine brings them to stages: chunks of a tile."""
+    if not variant.bias_stages:
+        return ()
+    arrays = ((each, staged_chunk(variant, each.item_bytes)) for each in tile_arrays(problem.scores))
+    return tuple(TensorMap(each.name, variant.br, chunk // each.item_bytes, chunk) for each, chunk in arrays)
+
+
+def staged_chunk(variant: Parameters, item_bytes: int) -> int:
+    """Returns the bytes of a row of a chunk of such an array: the widest power of two that its tiles are
+    whole multiples of; of float32 as many as four lanes read at once."""
+    row = variant.bc * item_bytes
+    return min(row & -row, PAIRS_BYTES if item_bytes == 4 else CHUNK_BYTES)
 
 
 def partial_bytes(variant: Parameters, problem: Problem) -> int:

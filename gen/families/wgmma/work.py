@@ -303,7 +303,8 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     scores = problem.scores
     if scores.is_plain:
         return Counts()
-    ahead = tile_arrays(scores) if tiles_ahead(variant, problem, limits) else ()
+    at_hand = variant.bias_stages or tiles_ahead(variant, problem, limits)
+    ahead = tile_arrays(scores) if at_hand else ()
     changing, seeing = met_by(scores.change, ahead), met_by(scores.predicate, ahead)
     predicate = tile_predicate(scores.predicate, arrays=seeing).body if scores.predicate else None
     partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
@@ -332,7 +333,9 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     else:
         counts = changed_by(variant.tangent)
     for each in ahead:
-        counts += array_counts(each, variant.bc / 2) * (1.0 if changing else partial)
+        counts += array_counts(each, variant.bc / 2, copies_itself=not variant.bias_stages) * (
+            1.0 if changing else partial
+        )
     return counts
 
 
