@@ -19,12 +19,13 @@
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
-//   splits = 8                 blocks of a cluster that share the keys of a tile of rows
+//   workspace_splits = 16      blocks of no cluster that do so by way of the workspace
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks
 //
 // Measured on NVIDIA H200, batch 1, 32 query and 8 key/value heads, 1 query and 131072 key rows, without a
-// mask: 135.3 us (median), spread 0.9 %, 15.9 TFLOP/s, 214 registers per thread, occupancy 6 %. Largest error
-// per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
-// 0.1.0, seed 0.
+// mask: 131.9 us (median), spread 0.8 %, 16.3 TFLOP/s, 204 registers per thread, occupancy 6 %. Largest error
+// per head against float64: 2.2e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+// 0.2.0, seed 0.
 //
 // Build:
 //
@@ -38,7 +39,7 @@
 //         --seqlen-k 131072 --family mma --set br=16 --set rows_per_warp=16 --set bc=32 \
 //         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=3 \
 //         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//         --set pack_heads=true --set key_warps=4 --set splits=8
+//         --set pack_heads=true --set key_warps=4 --set workspace_splits=16 --set merge=at_once
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -54,6 +55,7 @@ struct AttentionArgs {
   const __nv_bfloat16* v;
   __nv_bfloat16* o;
   float* lse;
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -61,7 +63,7 @@ struct AttentionArgs {
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
 using Element = __nv_bfloat16;
@@ -75,7 +77,7 @@ constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that so
 constexpr int kThreads = 128;
 constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
 constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
-constexpr int kSplits = 8;  // blocks of a cluster with the same rows, each with a range of keys
+constexpr int kSplits = 16;  // blocks with the same rows, each with a range of keys
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
@@ -86,6 +88,7 @@ constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kWidth = 4;  // columns that a thread puts together
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -111,6 +114,19 @@ union SharedStorage {
   PartialResult partial_results[4];
 };
 static_assert(sizeof(SharedStorage) == 200704, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -144,36 +160,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) 
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(address));
-}
-
-// Waits until all threads of the cluster have come, but for those that have ended.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
-      :
-      :
-      : "memory");
-}
-
-// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
-template <int n>
-__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
-  if constexpr (n == 4) {
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
-                 : "r"(address)
-                 : "memory");
-  } else if constexpr (n == 2) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(values[0]), "=f"(values[1])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
-  }
 }
 
 // D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
@@ -534,14 +520,34 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Lays a warp's rows into a partial result, from `first_row` on.
-__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
+static_assert(sizeof(PartialResult) == 4 * 2256, "the size that the workspace is counted by");
+
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
+__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
+  return reinterpret_cast<PartialResult*>(args.workspace)[block];
+}
+
+__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
+  const float (&sums)[4] = result.row_sum[row];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Lays a warp's rows into a partial result, from `first_row` on, as far as `end_row`.
+__device__ __forceinline__ void store_partial(
+    PartialResult& partial, const Warp& warp, int first_row, int end_row = kBr) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      if (row >= end_row) continue;
       if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
       partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
@@ -553,86 +559,50 @@ __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp
   }
 }
 
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
-  const int lane = threadIdx.x % 32;
+// What all of a row's keys, or those of a block, make of it: of kWidth columns outputs before their division.
+struct RowResult {
+  float row_max, row_sum;
+  Columns<kWidth> o;
+};
+
+// Puts together what `count` shares of the keys make of a row, in their order; `share` says what each does.
+template <int count, typename Share>
+__device__ __forceinline__ RowResult put_together(const Share& share) {
+  RowResult shares[count], all{-kInfinity};
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
-      }
-    }
+  for (int i = 0; i < count; ++i) {
+    shares[i] = share(i);
+    all.row_max = fmaxf(all.row_max, shares[i].row_max);
   }
+  const float base = all.row_max == -kInfinity ? 0.0f : all.row_max;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float weight = exp2f(shares[i].row_max - base);
+    all.row_sum = fmaf(weight, shares[i].row_sum, all.row_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) all.o.at[j] = fmaf(weight, shares[i].o.at[j], all.o.at[j]);
+  }
+  return all;
 }
 
-// Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
-// of o and of the log-sum-exp. `recompute` does the rows again that no product can be trusted with.
-template <typename Recompute>
-__device__ __forceinline__ void write_merged(
-    const PartialResult& partial, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
-    int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
-  constexpr int kWidth = 4;  // columns at once
-  const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
-  const int lane = threadIdx.x % 32;
-  for (int first = split * kThreads + threadIdx.x - lane; first < count; first += kSplits * kThreads) {
-    const int i = first + lane;
-    const int row = min(i, count - 1) / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
-    float maxima[kSplits][1], row_max = -kInfinity;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      load_from_block(maxima[block], partial.row_max + row, block);
-      row_max = fmaxf(row_max, maxima[block][0]);
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-    float row_sum = 0.0f, outputs[kWidth] = {};
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float its_sum[4], its_outputs[kWidth];
-      load_from_block(its_sum, partial.row_sum[row], block);
-      load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
-      const float weight = exp2f(maxima[block][0] - base);
-      row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
-    }
-    // A row that cannot be trusted is done again by the warp that has its first columns.
-    const bool keeps = trusted(row_max, row_sum);
-    unsigned untrusted = __ballot_sync(0xffffffffu, !keeps && x == 0 && i < count);
-    for (; untrusted != 0; untrusted &= untrusted - 1) {
-      recompute(__shfl_sync(0xffffffffu, row, __ffs(untrusted) - 1));
-    }
-    if (!keeps || i >= count) continue;
-    const float inverse = 1.0f / row_sum;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
-    const int packed_row = first_row + row;
-    if (lse != nullptr && x == 0) {
-      lse[packed_row % group * seqlen_q + packed_row / group] = (row_max + log2f(row_sum)) * kLn2;
-    }
-    Element* target = o + packed_offset(packed_row, group, stride, head_stride) + x;
-    *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
-  }
+// The columns from x on of a row of the block, of all its warps.
+__device__ __forceinline__ RowResult result_of_warps(const PartialResult* partials, int row, int x) {
+  return put_together<kKeyWarps>([&](int warp) {
+    const PartialResult& partial = partials[warp];
+    const float* const o = partial.o + row * kPartialStride + x;
+    return RowResult{partial.row_max[row], sum_of(partial, row), *reinterpret_cast<const Columns<kWidth>*>(o)};
+  });
 }
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_kernel(const AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  let_next_launch_begin();
   // The query heads that share a head of keys fill the rows of one tile.
   const int group = args.num_q_heads / args.num_kv_heads;
   const int num_rows = args.seqlen_q * group;
-  // The blocks of a cluster have the same rows, and each a range of their keys.
+  // Neighbouring blocks have the same rows, and each a range of their keys.
   const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
   const int q_tiles = (num_rows + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
@@ -646,8 +616,6 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
   const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
   const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
 
   const int first_row = q_tile * kBr;
   // Read from one lane, so that the compiler knows it to be the same in all.
@@ -727,33 +695,180 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     }
   }
   __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
+  store_partial(smem.partial_results[warp_index], warp, 0, num_rows - first_row);
+  __syncthreads();
+  PartialResult& left = result_of(args, int(blockIdx.x));
+  const int end_row = min(kBr, num_rows - first_row);
+  for (int i = threadIdx.x; i < end_row * (kDv / kWidth); i += kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    const RowResult result = result_of_warps(smem.partial_results, row, x);
+    *reinterpret_cast<Columns<kWidth>*>(left.o + row * kPartialStride + x) = result.o;
+    if (x == 0) {
+      left.row_max[row] = result.row_max;
+      left.row_sum[row][0] = result.row_sum;
+      left.row_sum[row][1] = left.row_sum[row][2] = left.row_sum[row][3] = 0.0f;
+    }
   }
-  PartialResult& partial = smem.partial_results[kKeyWarps - 1];
-  if (warp_index == 0) store_partial(partial, warp, 0);
-  cluster_sync();  // every block's partial result is there
-  const auto recompute = [&](int row) {
-    const int packed_row = first_row + row, position = packed_row / group, its_head = packed_row % group;
-    recompute_row(args, batch, head + its_head, position, [&](int x, float value) {
-      o[packed_offset(packed_row, group, args.o_stride_row, args.o_stride_head) + x] = __float2bfloat16_rn(value);
-    });
-  };
-  write_merged(
-      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
-      recompute);
-  cluster_sync();  // a block's shared memory goes with it
+}
+
+// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
+// A warp does a row, of which the tile's blocks take turns.
+extern "C" __global__ void __launch_bounds__(128)
+    attention_bf16_d128_combine(const AttentionArgs args) {
+  constexpr int kWidth = 4;  // columns at once
+  constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
+  constexpr int kAtOnce = 16;  // results whose columns are under way together
+  // Neighbouring blocks have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_rows = args.seqlen_q * group;
+  const int q_tiles = (num_rows + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int nth = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
+  const int kv_head = block / q_tiles % args.num_kv_heads;
+  const int batch = block / q_tiles / args.num_kv_heads;
+  const int head = kv_head * group;  // the first of those packed
+
+  const int first_row = q_tile * kBr, end_row = min(kBr, num_rows - first_row);
+  if (split >= end_row) return;  // other blocks of the tile have a row each
+  wait_for_earlier_launches();
+  const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int row = warp * kSplits + split; row < end_row; row += 4 * kSplits) {
+    Columns<kWidth> columns[kAtOnce];
+    const auto bring = [&](int first, int n) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float* const its_row = results[n + i].o + row * kPartialStride;
+        const int x = min(first + lane * kWidth, kDv - kWidth);
+        columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
+      }
+    };
+    bring(0, 0);  // while weights are found
+    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const bool inside = lane + 32 * i < kSplits;
+      const PartialResult& its = results[inside ? lane + 32 * i : 0];
+      weights[i] = inside ? its.row_max[row] : -kInfinity;
+      sums[i] = inside ? sum_of(its, row) : 0.0f;
+      row_max = fmaxf(row_max, weights[i]);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
+    }
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      weights[i] = exp2f(weights[i] - base);
+      row_sum = fmaf(weights[i], sums[i], row_sum);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
+    const int its_head = head + (first_row + row) % group, position = (first_row + row) / group;
+    __nv_bfloat16* const o =
+        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
+    const bool keeps = trusted(row_max, row_sum);
+    const float inverse = 1.0f / row_sum;
+    if (args.lse != nullptr && lane == 0 && keeps) {
+      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
+      lse[position] = (row_max + log2f(row_sum)) * kLn2;
+    }
+    for (int first = 0; first < kDv; first += 32 * kWidth) {
+      const int x = first + lane * kWidth;
+      float outputs[kWidth] = {};
+#pragma unroll
+      for (int n = 0; n < kSplits; n += kAtOnce) {
+        if (first + n > 0) bring(first, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
+        }
+      }
+      if (x >= kDv || !keeps) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+      __nv_bfloat16* const target = o + x;
+      *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
+    }
+    if (!keeps) {
+      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
+    }
+  }
 }
 
 #ifndef __CUDACC_RTC__
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_bf16_d128_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long num_q_heads = args->num_q_heads, seqlen_q = args->seqlen_q;
+  return 4 * (((seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr *
+      num_kv_heads * batch * kSplits * 2256 + 63) / 64 * 64);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_kernel, *args);
+}
+
+static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d128_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_combine, *args);
+}
+
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
 // suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
 extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
     return cudaErrorInvalidValue;
   }
   const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
@@ -768,19 +883,10 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
-  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
-  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch * kSplits;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = sizeof(SharedStorage);
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_bf16_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  bool begun = false;  // by a launch
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_combine(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "workspace_splits": 1, "merge": "by_halves", "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9f79c88e58420e50", "figures": [1654, 1049]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "workspace_splits": 16, "merge": "at_once", "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 16}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 16, "dependent": true}], "digest": "03c2604c544a8cd0", "figures": [1778, 1080]}

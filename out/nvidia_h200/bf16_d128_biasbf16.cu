@@ -11,8 +11,8 @@
 //   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
@@ -21,11 +21,12 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
+//   bias_stages = 2            tiles of biases and masks that the copy engine brings, 0: each warp brings its own
 //
 // Tuned with bias of bf16.
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with bias of bf16: 1.097 ms (median), spread 2.6 %,
-// 501.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.0e-03.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with bias of bf16: 1.011 ms (median), spread 1.2 %,
+// 543.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.5e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -37,13 +38,12 @@
 //
 //     flashgen emit bf16_d128_biasbf16.cu \
 //         --device h200 --dtype bf16 --d 128 --bias bf16 --family wgmma --set br=192 --set bc=64 \
-//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
 //         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set o_apart=true
+//         --set section=1 --set min_blocks=1 --set o_apart=true --set bias_stages=2
 
 #include <cuda_bf16.h>
 #include <cuda.h>
-#include <cuda_pipeline.h>
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0
@@ -69,7 +69,7 @@ static_assert(sizeof(AttentionArgs) == 192, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, k, v, o;
+  CUtensorMap q, k, v, o, bias;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -88,7 +88,7 @@ constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -111,59 +111,22 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-constexpr int kAhead = 1;  // tiles of bias that are under way to shared memory
+constexpr int kArrayStages = 2;  // tiles of bias in shared memory
 
-// What a warp's sixteen rows have of a tile of an array. What is read at once, pairs of columns of eight rows
-// is in different banks: pieces of 16 bytes are swizzled, or rows apart.
+// What a block's rows meet of a tile of an array: chunks of columns one after the other, whose rows are swizzled. So what is
+// read at once, the same columns of eight rows, is in different banks.
 template <typename T>
-struct TileOf {
+struct StagedTile {
   static constexpr int kRowBytes = kBc * sizeof(T);
-  static constexpr bool kSwizzled = kRowBytes % 128 == 0;
-  static constexpr int kPitch = kRowBytes + (kSwizzled ? 0 : sizeof(T) == 4 ? 32 : kRowBytes % 32 == 0 ? 16 : 0);
-  alignas(16) unsigned char bytes[16 * kPitch];
+  static constexpr int kWidest = 128;
+  static constexpr int kChunkBytes = kRowBytes % kWidest == 0 ? kWidest : kRowBytes & -kRowBytes;
+  static constexpr int kColumns = kChunkBytes / sizeof(T);  // of a chunk
+  alignas(1024) unsigned char bytes[kBr * kRowBytes];
 
-  static constexpr int kLanes = kRowBytes >= 128 ? 8 : kRowBytes >= 64 ? 4 : 2;  // that copy a row
-
-  // By what the bytes of a row are swizzled.
-  static __device__ __forceinline__ int swizzle(int row) {
-    constexpr int kRows = sizeof(T) == 4 ? 4 : 8;
-    return kSwizzled ? row % kRows * (128 / kRows) : 0;
-  }
-
-  // Where byte x of a row is.
-  static __device__ __forceinline__ int place(int row, int x) { return row * kPitch + (x ^ swizzle(row)); }
-
-  // Where the same byte is so many rows on, a multiple of those that lanes copy at once.
-  static __device__ __forceinline__ int further_on(int place, int rows) {
-    return rows * kPitch + (place ^ swizzle(rows));
-  }
-};
-
-// A warp's sixteen rows of an array, from their first key on, of which `num` are there; a stride of zero says that rows are
-// all alike.
-template <typename T>
-struct RowsOf {
-  const T* first;
-  long long stride;
-  int num;
-};
-
-// What is the same in all tiles of such rows that are copied as a whole, by accesses of 16 bytes.
-template <typename T>
-struct WholeTiles {
-  bool are_there;  // whether rows are there and aligned so
-  const unsigned char* from;  // what a lane copies first, of the first tile
-  int to;
-
-  __device__ __forceinline__ explicit WholeTiles(const RowsOf<T>& rows) {
-    const int row = threadIdx.x % 32 / TileOf<T>::kLanes, x = threadIdx.x % TileOf<T>::kLanes * 16;
-    const unsigned together = unsigned(reinterpret_cast<unsigned long long>(rows.first)) | unsigned(rows.stride * sizeof(T));
-    are_there = together % 16 == 0 && rows.stride != 0 && rows.num >= 16;
-    from = reinterpret_cast<const unsigned char*>(rows.first + row * rows.stride) + x;
-    to = TileOf<T>::place(row, x);
-#ifdef __CUDACC__
-    asm("" : "+l"(from), "+r"(to));  // else the compiler would compute them for each tile
-#endif
+  // Where byte x of a row's columns from byte `first` on is; the bits of both are different ones.
+  static __device__ __forceinline__ int place(int row, int x, int first) {
+    const int swizzle = row * kChunkBytes / 128 % (kChunkBytes / 16) * 16;
+    return first / kChunkBytes * (kBr * kChunkBytes) + ((row * kChunkBytes + (x ^ swizzle)) ^ first % kChunkBytes);
   }
 };
 using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
@@ -177,13 +140,14 @@ struct SharedStorage {
   alignas(1024) OChunk o[kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  // What scores meet of arrays, by warp.
-  TileOf<unsigned short> bias_ahead[4 * kConsumers][kAhead];
+  // What scores meet of arrays.
+  StagedTile<unsigned short> bias_tiles[kArrayStages];
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier arrays_full[kArrayStages], arrays_empty[kArrayStages];
 };
-static_assert(sizeof(SharedStorage) == 222208, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 214016, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -299,29 +263,6 @@ __device__ __forceinline__ bool elect_one() {
       "}"
       : "=r"(elected));
   return elected != 0;
-}
-
-// Copies 16 bytes from global to shared memory while the thread goes on.
-__device__ __forceinline__ void copy_16_async(void* shared, const void* global) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(global) : "memory");
-}
-
-// Copies `num_bytes` of kBytes (4, 8 or 16), and zeros behind them.
-template <int kBytes>
-__device__ __forceinline__ void copy_async_of(void* shared, const void* global, int num_bytes) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(global), "r"(num_bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(address), "l"(global), "n"(kBytes), "r"(num_bytes)
-                 : "memory");
-  }
 }
 
 __device__ __forceinline__ void ldmatrix_x2(unsigned* m, const void* row) {
@@ -554,62 +495,68 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Starts to copy a tile that is there as a whole.
+// Whether the copy engine takes bias as it lies: from addresses and by strides of 16 bytes, no step back.
+__host__ __device__ __forceinline__ bool arrays_suit(const AttentionArgs& args) {
+  const long long bias_strides = args.bias_stride_0 | args.bias_stride_1 | args.bias_stride_2;
+  const unsigned long long bytes =
+reinterpret_cast<unsigned long long>(args.bias) | bias_strides * sizeof(unsigned short);
+  return bytes % 16 == 0 && bias_strides >= 0;
+}
+
+// Starts to copy what a block's rows, from `row` on, meet of the keys from the first one on; zeros for what is not there.
 template <typename T>
-__device__ __forceinline__ void copy_whole_tile(
-    TileOf<T>& tile, const WholeTiles<T>& whole, long long stride, int first_key) {
-  constexpr int kRowBytes = tile.kRowBytes, kLanes = tile.kLanes, kTogether = 32 / kLanes;
-  const unsigned char* from = whole.from + first_key * sizeof(T);
+__device__ __forceinline__ void copy_tile(
+    StagedTile<T>& tile, const CUtensorMap* map, Barrier* full, int first_key, int row, int head, int batch) {
+#pragma unroll 1
+  for (int x = 0; x < kBc; x += tile.kColumns) {
+    tma_load(tile.bytes + x * int(kBr * sizeof(T)), map, full, first_key + x, row, head, batch);
+  }
+}
+
+// Copies the same element by element, a warp's lanes side by side: of what begins at `from`, so many `rows` and `keys` are
+// there. Of rows that are all alike, a stride of zero apart, it is the first one.
+template <typename T>
+__device__ __forceinline__ void copy_elements(StagedTile<T>& tile, const T* from, long long stride, int rows, int keys) {
+  const int rows_read = stride == 0 ? 1 : kBr;
+#pragma unroll 1
+  for (int row = 0; row < rows_read; ++row) {
 #pragma unroll
-  for (int row = 0; row < 16; row += kTogether) {
-#pragma unroll
-    for (int x = 0; x < kRowBytes; x += kLanes * 16) {
-      if (kRowBytes % (kLanes * 16) != 0 && x + int(threadIdx.x) % kLanes * 16 >= kRowBytes) continue;
-      copy_16_async(tile.bytes + tile.further_on(whole.to, row) + x, from + x);
+    for (int key = threadIdx.x % 32; key < kBc; key += 32) {
+      const T value = row < rows && key < keys ? __ldg(from + key) : T(0);
+      *reinterpret_cast<T*>(tile.bytes + tile.place(row, 0, key * int(sizeof(T)))) = value;
     }
-    from += kTogether * int(sizeof(T)) * stride;
+    from += stride;
   }
 }
 
-// Starts to copy as many `rows` of a tile, and bytes of each, as are there, and zeros for the others of `rows_read`.
-template <int kBytes, typename T>
-__device__ __forceinline__ void copy_part_of_tile(
-    TileOf<T>& tile, const unsigned char* source, long long stride, int rows, int rows_read, int row_bytes) {
-  constexpr int kPieces = TileOf<T>::kRowBytes / kBytes;
+// Brings what a block's rows meet of bias to shared memory as stages become empty, from the last keys to the first: one
+// thread by the copy engine, or a warp.
+__device__ __forceinline__ void bring_arrays(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kArrayStages>& pipe) {
+  if (arrays_suit(args)) {
+    constexpr unsigned bias_bytes = sizeof(smem.bias_tiles[0]);
 #pragma unroll 1
-  for (int i = threadIdx.x % 32; i < rows_read * kPieces; i += 32) {
-    const int row = i / kPieces, x = i % kPieces * kBytes, left = row < rows ? row_bytes - x : 0;
-    copy_async_of<kBytes>(tile.bytes + tile.place(row, x), source + row * stride + x, max(0, min(kBytes, left)));
-  }
-}
-
-// Starts to bring a warp's tile of an array, of which as many `keys` are there from its first one on. Where addresses are
-// multiples of neither 16 bytes nor 4, elements are copied one by one.
-template <typename T>
-__device__ __forceinline__ void bring_tile(
-    TileOf<T>& tile, const RowsOf<T>& rows, const WholeTiles<T>& whole, int first_key, int keys) {
-  if (whole.are_there && keys >= kBc) {
-    copy_whole_tile(tile, whole, rows.stride, first_key);
-    return;
-  }
-  const T* source = rows.first + first_key;
-  const long long stride_bytes = rows.stride * sizeof(T);
-  const auto* bytes = reinterpret_cast<const unsigned char*>(source);
-  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(source)) | unsigned(stride_bytes);
-  const int rows_read = rows.stride == 0 ? 1 : 16;
-  if (together % 16 == 0) {
-    copy_part_of_tile<16>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
-  } else if (together % 4 == 0) {
-    copy_part_of_tile<4>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
+    for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+      Barrier* const full = &smem.arrays_full[pipe.stage];
+      barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
+      barrier_expect(full, bias_bytes);
+      copy_tile(smem.bias_tiles[pipe.stage], &maps.bias, full, n * kBc,
+                args.bias_stride_2 == 0 ? 0 : tile.first_row, args.bias_stride_1 == 0 ? 0 : tile.head,
+                args.bias_stride_0 == 0 ? 0 : tile.batch);
+      pipe.advance();
+    }
   } else {
+    const auto* const bias = args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + tile.first_row * args.bias_stride_2;
+    const int rows = args.seqlen_q - tile.first_row;
 #pragma unroll 1
-    for (int row = 0; row < rows_read; ++row) {
-#pragma unroll
-      for (int key = threadIdx.x % 32; key < kBc; key += 32) {
-        const bool inside = row < rows.num && key < keys;
-        *reinterpret_cast<T*>(tile.bytes + tile.place(row, key * sizeof(T))) =
-            inside ? __ldg(source + row * rows.stride + key) : T(0);
-      }
+    for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+      const int first_key = n * kBc, keys = args.seqlen_k - first_key;
+      barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
+      copy_elements(smem.bias_tiles[pipe.stage], bias + first_key, args.bias_stride_2, rows, keys);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(&smem.arrays_full[pipe.stage]);
+      pipe.advance();
     }
   }
 }
@@ -617,10 +564,11 @@ __device__ __forceinline__ void bring_tile(
 // Reads what four of a thread's scores meet, from a column on: those of its first row or its second (h), two pairs of
 // columns eight apart.
 __device__ __forceinline__ void read_bf16(
-    float (&values)[4], const TileOf<unsigned short>& tile, bool rows_alike, int h, int column) {
-  const int lane = threadIdx.x % 32;
+    float (&values)[4], const StagedTile<unsigned short>& tile, bool rows_alike, int h, int column) {
+  const int lane = threadIdx.x % 32, first_row = (int(threadIdx.x) - kWarpgroup) / 32 * 16;  // of the warp
+  const int row = rows_alike ? 0 : first_row + 8 * h + lane % 8;
   unsigned m[2];
-  ldmatrix_x2(m, tile.bytes + tile.place(rows_alike ? 0 : 8 * h + lane % 8, lane / 8 % 2 * 16 + 2 * column));
+  ldmatrix_x2(m, tile.bytes + tile.place(row, lane / 8 % 2 * 16, 2 * column));
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     values[2 * j] = __uint_as_float(m[j] << 16);
@@ -631,7 +579,7 @@ __device__ __forceinline__ void read_bf16(
 // Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`.
 template <int n>
 __device__ __forceinline__ void change(
-    const AttentionArgs& args, const TileOf<unsigned short>& bias_tile,
+    const AttentionArgs& args, const StagedTile<unsigned short>& bias_tile,
     float (&s)[n], float unit, int batch, int head,
     int first_row, int first_key) {
   first_key += int(threadIdx.x) % 4 * 2;
@@ -949,6 +897,7 @@ __device__ __forceinline__ void produce_tile(
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
+#pragma unroll 1
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
     Barrier* const full = &smem.v_full[v_pipe.stage];
@@ -962,7 +911,7 @@ __device__ __forceinline__ void produce_tile(
 // One consumer's 64 rows of a tile.
 __device__ __forceinline__ void consume_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
-    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe, PipelineState<kArrayStages>& array_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % kWarpgroup == 0;
   const int first_row = tile.first_row + 64 * consumer;
@@ -973,21 +922,6 @@ __device__ __forceinline__ void consume_tile(
   int last_tile = min(tile.last_tile, (end_key_of(args, tile.batch, last_row) + kBc - 1) / kBc);
   if (first_row > last_row || last_tile < first_tile) first_tile = last_tile = tile.first_tile;
   const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
-  // What tile n meets comes ahead, by the warp that will read it.
-  const int warp_row = first_row + 16 * warp;
-  const RowsOf<unsigned short> bias_rows{
-      args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + warp_row * args.bias_stride_2,
-      args.bias_stride_2, args.seqlen_q - warp_row};
-  const WholeTiles<unsigned short> whole_bias(bias_rows);
-  const auto bring = [&](int n) {
-    if (n >= first_tile) {
-      const int first_key = n * kBc, keys = args.seqlen_k - first_key;
-      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead], bias_rows, whole_bias, first_key, keys);
-    }
-    __pipeline_commit();
-  };
-#pragma unroll 1
-  for (int i = 1; i <= kAhead; ++i) bring(last_tile - i);
   // Where it is next to none, what is left of the scale is small: nothing is divided by zero.
   const float score_scale = fabsf(args.scale) < 1e-30f ? 1e-30f : fabsf(args.scale);
   const float scale = kLog2e * score_scale;
@@ -1020,6 +954,10 @@ __device__ __forceinline__ void consume_tile(
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
     if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
+    barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+    array_pipe.advance();
   }
   int n = last_tile - 1;
   if (n >= first_tile) {
@@ -1035,12 +973,12 @@ __device__ __forceinline__ void consume_tile(
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
-    __pipeline_wait_prior(kAhead - 1);
-    __syncwarp();
-    change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
+    barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
+    change(args, smem.bias_tiles[array_pipe.stage], s, unit, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     __syncwarp();
-    bring(n - 1);
+    if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+    array_pipe.advance();
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     pack_weights(s, p);
@@ -1062,12 +1000,12 @@ __device__ __forceinline__ void consume_tile(
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
-      __pipeline_wait_prior(kAhead - 1);
-      __syncwarp();
-      change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
+      barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
+      change(args, smem.bias_tiles[array_pipe.stage], s, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
       __syncwarp();
-      bring(n - 1);
+      if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+      array_pipe.advance();
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
       pack_weights(s, p);
@@ -1135,6 +1073,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.v_full[i], 1);
       barrier_init(&smem.v_empty[i], kConsumers);
     }
+    for (int i = 0; i < kArrayStages; ++i) {
+      barrier_init(&smem.arrays_full[i], 1);
+      barrier_init(&smem.arrays_empty[i], 4 * kConsumers);
+    }
     fence_barrier_init();
   }
   __syncthreads();
@@ -1142,8 +1084,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
+  PipelineState<kArrayStages> array_pipe;
   if (warp < 4) {
-    give_registers<24>();
+    give_registers<32>();
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
@@ -1151,13 +1094,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) {
         produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
+    } else if (warp == 1 && (elect_one() || !arrays_suit(args))) {
+      for_each_tile(args, [&](const Tile& tile) { bring_arrays(args, maps, smem, tile, array_pipe); });
     }
   } else {
     take_registers<160>();
     const int consumer = warp / 4 - 1;
     if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
-      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe, array_pipe);
     });
     tma_wait_read<0>();
   }
@@ -1166,8 +1111,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #ifndef __CUDACC_RTC__
 // Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
 // which is moved in boxes of `columns` by `rows`.
+template <typename Item>
 static cudaError_t encode_map(
-    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    CUtensorMap* map, const Item* array, const long long (&sizes)[4], const long long (&strides)[3],
     unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   // From the driver by name, so that nothing needs to be linked with it.
   static const auto encode = [] {
@@ -1182,10 +1128,12 @@ static cudaError_t encode_map(
   cuuint64_t whole[4], stride_bytes[3];
   for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
   // The stride of a dimension of one is never used, but must be one that the driver takes.
-  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Item) : 16;
   const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr CUtensorMapDataType type =
+      sizeof(Item) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult status = encode(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      map, type, 4, const_cast<Item*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -1236,6 +1184,15 @@ extern "C" int attention_bf16_d128_biasbf16(const AttentionArgs* args, cudaStrea
       {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (o_status != cudaSuccess) return o_status;
+  if (any_keys && arrays_suit(*args)) {
+    const cudaError_t bias_status = encode_map(
+        &maps.bias, args->bias,
+        {args->seqlen_k, args->bias_stride_2 == 0 ? 1 : args->seqlen_q, args->bias_stride_1 == 0 ? 1 : args->num_q_heads,
+         args->bias_stride_0 == 0 ? 1 : args->batch},
+        {args->bias_stride_2, args->bias_stride_1, args->bias_stride_0}, 64, 192,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    if (bias_status != cudaSuccess) return bias_status;
+  }
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d128_biasbf16_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -1246,4 +1203,4 @@ extern "C" int attention_bf16_d128_biasbf16(const AttentionArgs* args, cudaStrea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "scoring": {"bias": "bf16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "k_stages": 3, "v_stages": 3, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_biasbf16", "launches": [{"threads": 512, "smem_bytes": 222208, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "efefdc4a74dba665", "figures": [1599, 966]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "scoring": {"bias": "bf16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 2, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_biasbf16", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 192, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "5c12fe842617a220", "figures": [1714, 986]}

@@ -14,7 +14,7 @@
 //   bc = 16                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = true      keep Q in registers for the whole block
+//   q_in_registers = false     keep Q in registers for the whole block
 //   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
@@ -22,12 +22,12 @@
 //   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//   key_warps = 8              warps with the same rows, which take tiles of keys in turns
+//   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   workspace_splits = 16      blocks of no cluster that do so by way of the workspace
-//   evict_first = true         what is copied leaves L2 before anything else does
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks
 //
 // Measured on NVIDIA H200, batch 1, 32 query and 8 key/value heads, 1 query and 131072 key rows, pages of 16,
-// without a mask: 148.9 us (median), spread 2.1 %, 14.4 TFLOP/s, 176 registers per thread, occupancy 12 %.
+// without a mask: 136.4 us (median), spread 0.8 %, 15.7 TFLOP/s, 140 registers per thread, occupancy 12 %.
 // Largest error per head against float64: 2.0e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
 // Tuned by flashgen 0.2.0, seed 0.
 //
@@ -41,9 +41,9 @@
 //     flashgen emit bf16_d128_paged16_b1_h32_kv8_n1_m131072.cu \
 //         --device h200 --dtype bf16 --d 128 --page-size 16 --batch 1 --heads 32 --kv-heads 8 --seqlen-q 1 \
 //         --seqlen-k 131072 --family mma --set br=16 --set rows_per_warp=16 --set bc=16 \
-//         --set layout=swizzled --set d_steps=exact --set q_in_registers=true --set stages=3 \
+//         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=3 \
 //         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//         --set pack_heads=true --set key_warps=8 --set workspace_splits=16 --set evict_first=true
+//         --set pack_heads=true --set key_warps=4 --set workspace_splits=16 --set merge=at_once
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -85,21 +85,21 @@ constexpr int kVec = 8;  // elements per access of global memory
 constexpr int kBr = 16;  // query rows per block
 constexpr int kBc = 16;  // keys per tile
 constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
-constexpr int kKeyWarps = 8;  // warps with the same rows, which take tiles of keys in turns
+constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
 constexpr int kSplits = 16;  // blocks with the same rows, each with a range of keys
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 
-constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
-
 // Elements between rows in shared memory.
+constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kWidth = 4;  // columns that a thread puts together
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -107,6 +107,7 @@ constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
+  alignas(16) Element q[kBr * kQStride];
   alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
   alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
 };
@@ -121,9 +122,9 @@ struct PartialResult {
 // Partial results take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  PartialResult partial_results[7];
+  PartialResult partial_results[4];
 };
-static_assert(sizeof(SharedStorage) == 196608, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 102400, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -184,19 +185,14 @@ __device__ __forceinline__ long long row_offset(const PagedRows& rows, int key) 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
 // Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
-// L2 gives up first what was copied so: nobody reads it again.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  // ptxas 13.0 garbles these copies where a uniform register holds a part of the address. The minimum, beyond every
-  // address (of clusters they have the block's number from bit 24 on), keeps it whole.
-  const unsigned address = min(static_cast<unsigned>(__cvta_generic_to_shared(shared)), 0x1fffffffu);
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const int from_global = inside ? kBytes : 0;
   if constexpr (kBytes == 16) {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
-                 : "r"(address), "l"(global), "r"(from_global), "l"(policy)
+                 : "r"(address), "l"(global), "r"(from_global)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
@@ -241,6 +237,11 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
   copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
+}
+
 __device__ __forceinline__ int k_offset(int key, int x) {
   // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
   return key * kKStride + (x ^ (key % 8 * 8));
@@ -254,6 +255,21 @@ __device__ __forceinline__ int v_offset(int key, int x) {
 // Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
 __device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
   return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = tile_row + r * 8;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
 }
 
 // A thread's share of a copy to shared memory: columns from `source` on, of keys from `first` on. Those from `end` on
@@ -290,34 +306,9 @@ __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, co
   }
 }
 
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
 // One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
 // rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
 struct Warp {
-  unsigned q[kRowTiles][32];
   float o[kRowTiles][kValueTiles][4] = {};
   float row_max[kRowTiles][2];  // in units of the exponents of two
   float row_sum[kRowTiles][2] = {};
@@ -326,30 +317,13 @@ struct Warp {
 using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
 
-// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
-__device__ __forceinline__ void load_q(
-    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
-    int first, int end, unsigned sign) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-    // Fragments of a step: rows g and g + 8 of its first half, then of its second. Each lane of four reads one half,
-    // whole, for all.
-#pragma unroll
-    for (int f = 0; f < 32; f += 8) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first + 16 * i + lane / 4 + 8 * h, x = f / 2 * 8 + lane % 4 * 8;
-        uint4 half = make_uint4(0, 0, 0, 0);
-        const Element* source = q + packed_offset(row, group, stride, head_stride) + x;
-        if (row < end) half = *reinterpret_cast<const uint4*>(source);
-        unsigned pieces[4] = {half.x ^ sign, half.y ^ sign, half.z ^ sign, half.w ^ sign};
-        transpose_quad(pieces);
-#pragma unroll
-        for (int j = 0; j < 4 && f + 2 * j < 32; ++j) warp.q[i][f + 2 * j + h] = pieces[j];
-      }
-    }
+// Turns the sign of Q.
+__device__ __forceinline__ void negate_q(Element* q) {
+  for (int i = threadIdx.x; i < kBr * 128; i += kThreads) {
+    Element& element = q[q_offset(i / 128, i % 128)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
   }
+  __syncthreads();
 }
 
 // Where the keys end that each of a lane's rows sees.
@@ -455,7 +429,7 @@ __device__ __forceinline__ void weigh_share(
 
 // s = q k^T for the warp's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void multiply_qk(
-    Scores& s, const Warp& warp, const Element* k) {
+    Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -470,8 +444,8 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
@@ -646,27 +620,39 @@ __device__ __forceinline__ void store_partial(
   }
 }
 
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
-  const int lane = threadIdx.x % 32;
+// What all of a row's keys, or those of a block, make of it: of kWidth columns outputs before their division.
+struct RowResult {
+  float row_max, row_sum;
+  Columns<kWidth> o;
+};
+
+// Puts together what `count` shares of the keys make of a row, in their order; `share` says what each does.
+template <int count, typename Share>
+__device__ __forceinline__ RowResult put_together(const Share& share) {
+  RowResult shares[count], all{-kInfinity};
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
-      }
-    }
+  for (int i = 0; i < count; ++i) {
+    shares[i] = share(i);
+    all.row_max = fmaxf(all.row_max, shares[i].row_max);
   }
+  const float base = all.row_max == -kInfinity ? 0.0f : all.row_max;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float weight = exp2f(shares[i].row_max - base);
+    all.row_sum = fmaf(weight, shares[i].row_sum, all.row_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) all.o.at[j] = fmaf(weight, shares[i].o.at[j], all.o.at[j]);
+  }
+  return all;
+}
+
+// The columns from x on of a row of the block, of all its warps.
+__device__ __forceinline__ RowResult result_of_warps(const PartialResult* partials, int row, int x) {
+  return put_together<kKeyWarps>([&](int warp) {
+    const PartialResult& partial = partials[warp];
+    const float* const o = partial.o + row * kPartialStride + x;
+    return RowResult{partial.row_max[row], sum_of(partial, row), *reinterpret_cast<const Columns<kWidth>*>(o)};
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -715,11 +701,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
     end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
+  const Element* warp_q = smem.tiles.q;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile of its warp.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
   const int copier = threadIdx.x % 32;
   k += copier % 16 * kVec;
   v += copier % 16 * kVec;
@@ -737,8 +725,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows,
-          args.scale < 0.0f ? kSigns : 0u);
+  __pipeline_wait_prior(kStages - 2);
+
+  __syncthreads();  // Q is there
+  if (args.scale < 0.0f) negate_q(smem.tiles.q);
 
   for (int step = 0; step < num_steps; ++step) {
     const int tile = own_tile + step * kKeyWarps;
@@ -753,7 +743,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int stage = step % kStages;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp, smem.tiles.k[warp_index][stage]);
+      multiply_qk(s, warp_q, smem.tiles.k[warp_index][stage]);
       if (tile >= masked_tile) mask(s, ends, tile * kBc);
       float rescale[kRowTiles][2];
       if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
@@ -763,13 +753,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
+  store_partial(smem.partial_results[warp_index], warp, 0, num_rows - first_row);
+  __syncthreads();
+  PartialResult& left = result_of(args, int(blockIdx.x));
+  const int end_row = min(kBr, num_rows - first_row);
+  for (int i = threadIdx.x; i < end_row * (kDv / kWidth); i += kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    const RowResult result = result_of_warps(smem.partial_results, row, x);
+    *reinterpret_cast<Columns<kWidth>*>(left.o + row * kPartialStride + x) = result.o;
+    if (x == 0) {
+      left.row_max[row] = result.row_max;
+      left.row_sum[row][0] = result.row_sum;
+      left.row_sum[row][1] = left.row_sum[row][2] = left.row_sum[row][3] = 0.0f;
+    }
   }
-  if (warp_index == 0) store_partial(result_of(args, int(blockIdx.x)), warp, 0, num_rows - first_row);
 }
 
 // Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
@@ -956,4 +953,4 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "page_size": 16}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 8, "splits": 1, "workspace_splits": 16, "merge": "by_halves", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 256, "smem_bytes": 196608, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 16}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 16, "dependent": true}], "digest": "cedd183990423863", "figures": [2006, 1127]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "page_size": 16}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "workspace_splits": 16, "merge": "at_once", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 128, "smem_bytes": 102400, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 16}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 16, "dependent": true}], "digest": "2d4cefe8a50e71f2", "figures": [2049, 1125]}

@@ -11,24 +11,25 @@
 // Family mma:
 //   br = 16                    query rows per block
 //   rows_per_warp = 16         query rows that one warp owns
-//   bc = 16                    keys per tile
+//   bc = 32                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
 //   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 3             blocks per SM the compiler must leave registers for
+//   min_blocks = 1             blocks per SM the compiler must leave registers for
 //   block_order = by_head      what neighbouring blocks share: a head, or a length
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
-//   workspace_splits = 32      blocks of no cluster that do so by way of the workspace
+//   workspace_splits = 16      blocks of no cluster that do so by way of the workspace
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks
 //
 // Measured on NVIDIA H200, batch 1, 32 query and 8 key/value heads, 4 query and 131072 key rows, pages of 16,
-// with a causal mask: 143.6 us (median), spread 0.8 %, 59.8 TFLOP/s, 156 registers per thread, occupancy
-// 19 %. Largest error per head against float64: 1.9e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA
-// 13.0). Tuned by flashgen 0.2.0, seed 0.
+// with a causal mask: 137.3 us (median), spread 1.0 %, 62.5 TFLOP/s, 254 registers per thread, occupancy 6 %.
+// Largest error per head against float64: 2.0e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
+// Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -39,10 +40,10 @@
 //
 //     flashgen emit bf16_d128_paged16_causal_b1_h32_kv8_n4_m131072.cu \
 //         --device h200 --dtype bf16 --d 128 --page-size 16 --causal --batch 1 --heads 32 --kv-heads 8 \
-//         --seqlen-q 4 --seqlen-k 131072 --family mma --set br=16 --set rows_per_warp=16 --set bc=16 \
-//         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=2 \
-//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head \
-//         --set pack_heads=true --set key_warps=4 --set workspace_splits=32
+//         --seqlen-q 4 --seqlen-k 131072 --family mma --set br=16 --set rows_per_warp=16 --set bc=32 \
+//         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=3 \
+//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
+//         --set pack_heads=true --set key_warps=4 --set workspace_splits=16 --set merge=at_once
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -82,12 +83,12 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements per access of global memory
 
 constexpr int kBr = 16;  // query rows per block
-constexpr int kBc = 16;  // keys per tile
+constexpr int kBc = 32;  // keys per tile
 constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
 constexpr int kThreads = 128;
-constexpr int kStages = 2;  // K/V tiles in shared memory, of each warp
+constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
 constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
-constexpr int kSplits = 32;  // blocks with the same rows, each with a range of keys
+constexpr int kSplits = 16;  // blocks with the same rows, each with a range of keys
 
 constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
@@ -98,6 +99,7 @@ constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kWidth = 4;  // columns that a thread puts together
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -120,9 +122,9 @@ struct PartialResult {
 // Partial results take the place of tiles that nobody needs any more.
 union SharedStorage {
   Tiles tiles;
-  PartialResult partial_results[3];
+  PartialResult partial_results[4];
 };
-static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 200704, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -274,16 +276,20 @@ __device__ __forceinline__ void fetch_q(
 // become zeros.
 __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, const PagedRows& rows, int first, int end) {
   const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
-  // All of the tile lies in one page.
-  source += page_offset(rows, first / kPageSize) + (first % kPageSize + first_row) * rows.row_stride;
+  long long pages[2];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int i = 0; i < 2; ++i) {
+    pages[i] = page_offset(rows, min(first + i * 16, rows.last_key) / kPageSize);
+  }
+  source += first_row * rows.row_stride;
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
     const int row = first_row + r * 2;
+    const Element* its_source = source + pages[r / 8] + r % 8 * 2 * rows.row_stride;
 #pragma unroll
     for (int x = 0; x < kD; x += 128) {
-      copy_vector(tile + k_offset(row, first_x + x), source + x, first + row < end);
+      copy_vector(tile + k_offset(row, first_x + x), its_source + x, first + row < end);
     }
-    source += 2 * rows.row_stride;
   }
 }
 
@@ -291,16 +297,20 @@ __device__ __forceinline__ void fetch_k(Element* tile, const Element* source, co
 // become zeros.
 __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, const PagedRows& rows, int first, int end) {
   const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
-  // All of the tile lies in one page.
-  source += page_offset(rows, first / kPageSize) + (first % kPageSize + first_row) * rows.row_stride;
+  long long pages[2];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int i = 0; i < 2; ++i) {
+    pages[i] = page_offset(rows, min(first + i * 16, rows.last_key) / kPageSize);
+  }
+  source += first_row * rows.row_stride;
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
     const int row = first_row + r * 2;
+    const Element* its_source = source + pages[r / 8] + r % 8 * 2 * rows.row_stride;
 #pragma unroll
     for (int x = 0; x < kDv; x += 128) {
-      copy_vector(tile + v_offset(row, first_x + x), source + x, first + row < end);
+      copy_vector(tile + v_offset(row, first_x + x), its_source + x, first + row < end);
     }
-    source += 2 * rows.row_stride;
   }
 }
 
@@ -485,7 +495,7 @@ __device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element
   get_base(warp, base);
 
 #pragma unroll
-  for (int u = 0; u < 2; u += 2) {
+  for (int u = 0; u < 4; u += 2) {
     // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
     unsigned a[kRowTiles][4];
 #pragma unroll
@@ -618,30 +628,42 @@ __device__ __forceinline__ void store_partial(
   }
 }
 
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
-  const int lane = threadIdx.x % 32;
+// What all of a row's keys, or those of a block, make of it: of kWidth columns outputs before their division.
+struct RowResult {
+  float row_max, row_sum;
+  Columns<kWidth> o;
+};
+
+// Puts together what `count` shares of the keys make of a row, in their order; `share` says what each does.
+template <int count, typename Share>
+__device__ __forceinline__ RowResult put_together(const Share& share) {
+  RowResult shares[count], all{-kInfinity};
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
-      }
-    }
+  for (int i = 0; i < count; ++i) {
+    shares[i] = share(i);
+    all.row_max = fmaxf(all.row_max, shares[i].row_max);
   }
+  const float base = all.row_max == -kInfinity ? 0.0f : all.row_max;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float weight = exp2f(shares[i].row_max - base);
+    all.row_sum = fmaf(weight, shares[i].row_sum, all.row_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) all.o.at[j] = fmaf(weight, shares[i].o.at[j], all.o.at[j]);
+  }
+  return all;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3)
+// The columns from x on of a row of the block, of all its warps.
+__device__ __forceinline__ RowResult result_of_warps(const PartialResult* partials, int row, int x) {
+  return put_together<kKeyWarps>([&](int warp) {
+    const PartialResult& partial = partials[warp];
+    const float* const o = partial.o + row * kPartialStride + x;
+    return RowResult{partial.row_max[row], sum_of(partial, row), *reinterpret_cast<const Columns<kWidth>*>(o)};
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_paged16_kernel(AttentionArgs args) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -739,13 +761,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     }
   }
   __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
+  store_partial(smem.partial_results[warp_index], warp, 0, num_rows - first_row);
+  __syncthreads();
+  PartialResult& left = result_of(args, int(blockIdx.x));
+  const int end_row = min(kBr, num_rows - first_row);
+  for (int i = threadIdx.x; i < end_row * (kDv / kWidth); i += kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    const RowResult result = result_of_warps(smem.partial_results, row, x);
+    *reinterpret_cast<Columns<kWidth>*>(left.o + row * kPartialStride + x) = result.o;
+    if (x == 0) {
+      left.row_max[row] = result.row_max;
+      left.row_sum[row][0] = result.row_sum;
+      left.row_sum[row][1] = left.row_sum[row][2] = left.row_sum[row][3] = 0.0f;
+    }
   }
-  if (warp_index == 0) store_partial(result_of(args, int(blockIdx.x)), warp, 0, num_rows - first_row);
 }
 
 // Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
@@ -754,7 +783,7 @@ extern "C" __global__ void __launch_bounds__(128)
     attention_bf16_d128_paged16_combine(AttentionArgs args) {
   constexpr int kWidth = 4;  // columns at once
   constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
-  constexpr int kAtOnce = 32;  // results whose columns are under way together
+  constexpr int kAtOnce = 16;  // results whose columns are under way together
   // Neighbouring blocks have the same rows, and each a range of their keys.
   const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
   const int group = args.num_q_heads / args.num_kv_heads;
@@ -932,4 +961,4 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 4, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "workspace_splits": 32, "merge": "by_halves", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 128, "smem_bytes": 69632, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 32}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 32, "dependent": true}], "digest": "b186cb2c3e4c0377", "figures": [1920, 1124]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 4, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "workspace_splits": 16, "merge": "at_once", "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 16}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 16, "dependent": true}], "digest": "2be1a8f493e6df7a", "figures": [2046, 1143]}

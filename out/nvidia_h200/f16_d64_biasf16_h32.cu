@@ -8,25 +8,24 @@
 //
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 128                   keys per tile
+//   bc = 112                   keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
-//   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   q_in_registers = true      keep Q in registers, which relieves shared memory
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
-//   cluster = 2                blocks that share each copy of K and V
+//   bias_stages = 2            tiles of biases and masks that the copy engine brings, 0: each warp brings its own
 //
 // Tuned with bias of f16.
 //
-// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with bias of f16: 1.61 ms (median), spread 2.5 %,
-// 341.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.0e-04.
+// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with bias of f16: 1.52 ms (median), spread 0.9 %,
+// 361.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.2e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -37,14 +36,13 @@
 // Regenerate:
 //
 //     flashgen emit f16_d64_biasf16_h32.cu \
-//         --device h200 --dtype f16 --d 64 --bias f16 --heads 32 --family wgmma --set br=192 --set bc=128 \
+//         --device h200 --dtype f16 --d 64 --bias f16 --heads 32 --family wgmma --set br=192 --set bc=112 \
 //         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
-//         --set q_in_registers=false --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set o_apart=true --set cluster=2
+//         --set q_in_registers=true --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set bias_stages=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>
-#include <cuda_pipeline.h>
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0
@@ -70,7 +68,7 @@ static_assert(sizeof(AttentionArgs) == 192, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, k, v, o;
+  CUtensorMap q, k, v, o, bias;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -84,15 +82,10 @@ constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 128;  // keys per tile
+constexpr int kBc = 112;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
-constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
-constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
-constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
-constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
-static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
@@ -107,6 +100,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -116,59 +110,22 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-constexpr int kAhead = 2;  // tiles of bias that are under way to shared memory
+constexpr int kArrayStages = 2;  // tiles of bias in shared memory
 
-// What a warp's sixteen rows have of a tile of an array. What is read at once, pairs of columns of eight rows
-// is in different banks: pieces of 16 bytes are swizzled, or rows apart.
+// What a block's rows meet of a tile of an array: chunks of columns one after the other, whose rows are swizzled. So what is
+// read at once, the same columns of eight rows, is in different banks.
 template <typename T>
-struct TileOf {
+struct StagedTile {
   static constexpr int kRowBytes = kBc * sizeof(T);
-  static constexpr bool kSwizzled = kRowBytes % 128 == 0;
-  static constexpr int kPitch = kRowBytes + (kSwizzled ? 0 : sizeof(T) == 4 ? 32 : kRowBytes % 32 == 0 ? 16 : 0);
-  alignas(16) unsigned char bytes[16 * kPitch];
+  static constexpr int kWidest = 128;
+  static constexpr int kChunkBytes = kRowBytes % kWidest == 0 ? kWidest : kRowBytes & -kRowBytes;
+  static constexpr int kColumns = kChunkBytes / sizeof(T);  // of a chunk
+  alignas(1024) unsigned char bytes[kBr * kRowBytes];
 
-  static constexpr int kLanes = kRowBytes >= 128 ? 8 : kRowBytes >= 64 ? 4 : 2;  // that copy a row
-
-  // By what the bytes of a row are swizzled.
-  static __device__ __forceinline__ int swizzle(int row) {
-    constexpr int kRows = sizeof(T) == 4 ? 4 : 8;
-    return kSwizzled ? row % kRows * (128 / kRows) : 0;
-  }
-
-  // Where byte x of a row is.
-  static __device__ __forceinline__ int place(int row, int x) { return row * kPitch + (x ^ swizzle(row)); }
-
-  // Where the same byte is so many rows on, a multiple of those that lanes copy at once.
-  static __device__ __forceinline__ int further_on(int place, int rows) {
-    return rows * kPitch + (place ^ swizzle(rows));
-  }
-};
-
-// A warp's sixteen rows of an array, from their first key on, of which `num` are there; a stride of zero says that rows are
-// all alike.
-template <typename T>
-struct RowsOf {
-  const T* first;
-  long long stride;
-  int num;
-};
-
-// What is the same in all tiles of such rows that are copied as a whole, by accesses of 16 bytes.
-template <typename T>
-struct WholeTiles {
-  bool are_there;  // whether rows are there and aligned so
-  const unsigned char* from;  // what a lane copies first, of the first tile
-  int to;
-
-  __device__ __forceinline__ explicit WholeTiles(const RowsOf<T>& rows) {
-    const int row = threadIdx.x % 32 / TileOf<T>::kLanes, x = threadIdx.x % TileOf<T>::kLanes * 16;
-    const unsigned together = unsigned(reinterpret_cast<unsigned long long>(rows.first)) | unsigned(rows.stride * sizeof(T));
-    are_there = together % 16 == 0 && rows.stride != 0 && rows.num >= 16;
-    from = reinterpret_cast<const unsigned char*>(rows.first + row * rows.stride) + x;
-    to = TileOf<T>::place(row, x);
-#ifdef __CUDACC__
-    asm("" : "+l"(from), "+r"(to));  // else the compiler would compute them for each tile
-#endif
+  // Where byte x of a row's columns from byte `first` on is; the bits of both are different ones.
+  static __device__ __forceinline__ int place(int row, int x, int first) {
+    const int swizzle = row * kChunkBytes / 128 % (kChunkBytes / 16) * 16;
+    return first / kChunkBytes * (kBr * kChunkBytes) + ((row * kChunkBytes + (x ^ swizzle)) ^ first % kChunkBytes);
   }
 };
 using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
@@ -177,19 +134,18 @@ using VChunk = KChunk;
 using OChunk = QChunk;
 
 struct SharedStorage {
-  // Q by consumer, and outputs on their way to global memory.
+  // Q by consumer, and then its outputs on their way to global memory.
   alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
-  alignas(1024) OChunk o[kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  // What scores meet of arrays, by warp.
-  TileOf<unsigned short> bias_ahead[4 * kConsumers][kAhead];
-  // A stage is full once its bytes have arrived, and empty once every consumer has done with it: for K and
-  // V those of all blocks of the cluster, which copy to each other.
+  // What scores meet of arrays.
+  StagedTile<unsigned short> bias_tiles[kArrayStages];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier arrays_full[kArrayStages], arrays_empty[kArrayStages];
 };
-static_assert(sizeof(SharedStorage) == 214016, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 168960, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -239,6 +195,11 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -279,44 +240,6 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
-// As `tma_load`, to the same place in each of the cluster's `blocks`, a bit each; counts the bytes towards the barrier
-// of each that is where this block's `barrier` is.
-__device__ __forceinline__ void tma_multicast(
-    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head,
-    int batch) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-      :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
-        "r"(batch)
-      : "memory");
-}
-
-// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
-// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
-__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-      "}"
-      :
-      : "r"(shared_address(barrier)), "r"(block)
-      : "memory");
-}
-
-// Waits until all threads of the cluster have come, but for those that have ended.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
-      :
-      :
-      : "memory");
-}
-
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -340,33 +263,17 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Copies 16 bytes from global to shared memory while the thread goes on.
-__device__ __forceinline__ void copy_16_async(void* shared, const void* global) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(global) : "memory");
-}
-
-// Copies `num_bytes` of kBytes (4, 8 or 16), and zeros behind them.
-template <int kBytes>
-__device__ __forceinline__ void copy_async_of(void* shared, const void* global, int num_bytes) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(global), "r"(num_bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(address), "l"(global), "n"(kBytes), "r"(num_bytes)
-                 : "memory");
-  }
-}
-
 __device__ __forceinline__ void ldmatrix_x2(unsigned* m, const void* row) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(m[0]), "=r"(m[1])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(address));
 }
 
@@ -400,20 +307,20 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n128k16_f16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n112k16_f16_rs(
+    float (&d)[56], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "setp.ne.b32 p, %61, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55}, "
+      "{%56, %57, %58, %59}, %60, p, 1, 1, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -421,9 +328,8 @@ __device__ __forceinline__ void wgmma_m64n128k16_f16_ss(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(int(accumulate)));
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n64k16_f16_rs_trans(
@@ -523,17 +429,16 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score + bias_at(args, batch, head, row, key));
 }
 
-// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
-// that some of these see.
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
-  int first_tile, last_tile;  // of keys: some row of the cluster sees those of [first_tile, last_tile)
+  int first_tile, last_tile;  // of keys: some row sees those of [first_tile, last_tile)
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
       : head(head), batch(batch) {
-    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
-    first_tile = first_key_of(args, batch, q_tile * kClusterRows) / kBc;
-    const int end_key = end_key_of(args, batch, min((q_tile + 1) * kClusterRows, args.seqlen_q) - 1);
+    first_row = q_tile * kBr;
+    first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
+    const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
   }
 };
@@ -555,14 +460,14 @@ struct Divisor {
   }
 };
 
-// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
 // the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, num_heads = args.num_q_heads;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
   const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
   const Divisor heads(num_heads);  // of one batch
-  for (int item = blockIdx.x / kCluster; item < items.value * num_heads * args.batch; item += gridDim.x / kCluster) {
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
     int first, head;
     const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
     for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
@@ -603,62 +508,68 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Starts to copy a tile that is there as a whole.
+// Whether the copy engine takes bias as it lies: from addresses and by strides of 16 bytes, no step back.
+__host__ __device__ __forceinline__ bool arrays_suit(const AttentionArgs& args) {
+  const long long bias_strides = args.bias_stride_0 | args.bias_stride_1 | args.bias_stride_2;
+  const unsigned long long bytes =
+reinterpret_cast<unsigned long long>(args.bias) | bias_strides * sizeof(unsigned short);
+  return bytes % 16 == 0 && bias_strides >= 0;
+}
+
+// Starts to copy what a block's rows, from `row` on, meet of the keys from the first one on; zeros for what is not there.
 template <typename T>
-__device__ __forceinline__ void copy_whole_tile(
-    TileOf<T>& tile, const WholeTiles<T>& whole, long long stride, int first_key) {
-  constexpr int kRowBytes = tile.kRowBytes, kLanes = tile.kLanes, kTogether = 32 / kLanes;
-  const unsigned char* from = whole.from + first_key * sizeof(T);
+__device__ __forceinline__ void copy_tile(
+    StagedTile<T>& tile, const CUtensorMap* map, Barrier* full, int first_key, int row, int head, int batch) {
+#pragma unroll 1
+  for (int x = 0; x < kBc; x += tile.kColumns) {
+    tma_load(tile.bytes + x * int(kBr * sizeof(T)), map, full, first_key + x, row, head, batch);
+  }
+}
+
+// Copies the same element by element, a warp's lanes side by side: of what begins at `from`, so many `rows` and `keys` are
+// there. Of rows that are all alike, a stride of zero apart, it is the first one.
+template <typename T>
+__device__ __forceinline__ void copy_elements(StagedTile<T>& tile, const T* from, long long stride, int rows, int keys) {
+  const int rows_read = stride == 0 ? 1 : kBr;
+#pragma unroll 1
+  for (int row = 0; row < rows_read; ++row) {
 #pragma unroll
-  for (int row = 0; row < 16; row += kTogether) {
-#pragma unroll
-    for (int x = 0; x < kRowBytes; x += kLanes * 16) {
-      if (kRowBytes % (kLanes * 16) != 0 && x + int(threadIdx.x) % kLanes * 16 >= kRowBytes) continue;
-      copy_16_async(tile.bytes + tile.further_on(whole.to, row) + x, from + x);
+    for (int key = threadIdx.x % 32; key < kBc; key += 32) {
+      const T value = row < rows && key < keys ? __ldg(from + key) : T(0);
+      *reinterpret_cast<T*>(tile.bytes + tile.place(row, 0, key * int(sizeof(T)))) = value;
     }
-    from += kTogether * int(sizeof(T)) * stride;
+    from += stride;
   }
 }
 
-// Starts to copy as many `rows` of a tile, and bytes of each, as are there, and zeros for the others of `rows_read`.
-template <int kBytes, typename T>
-__device__ __forceinline__ void copy_part_of_tile(
-    TileOf<T>& tile, const unsigned char* source, long long stride, int rows, int rows_read, int row_bytes) {
-  constexpr int kPieces = TileOf<T>::kRowBytes / kBytes;
+// Brings what a block's rows meet of bias to shared memory as stages become empty, from the last keys to the first: one
+// thread by the copy engine, or a warp.
+__device__ __forceinline__ void bring_arrays(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kArrayStages>& pipe) {
+  if (arrays_suit(args)) {
+    constexpr unsigned bias_bytes = sizeof(smem.bias_tiles[0]);
 #pragma unroll 1
-  for (int i = threadIdx.x % 32; i < rows_read * kPieces; i += 32) {
-    const int row = i / kPieces, x = i % kPieces * kBytes, left = row < rows ? row_bytes - x : 0;
-    copy_async_of<kBytes>(tile.bytes + tile.place(row, x), source + row * stride + x, max(0, min(kBytes, left)));
-  }
-}
-
-// Starts to bring a warp's tile of an array, of which as many `keys` are there from its first one on. Where addresses are
-// multiples of neither 16 bytes nor 4, elements are copied one by one.
-template <typename T>
-__device__ __forceinline__ void bring_tile(
-    TileOf<T>& tile, const RowsOf<T>& rows, const WholeTiles<T>& whole, int first_key, int keys) {
-  if (whole.are_there && keys >= kBc) {
-    copy_whole_tile(tile, whole, rows.stride, first_key);
-    return;
-  }
-  const T* source = rows.first + first_key;
-  const long long stride_bytes = rows.stride * sizeof(T);
-  const auto* bytes = reinterpret_cast<const unsigned char*>(source);
-  const unsigned together = unsigned(reinterpret_cast<unsigned long long>(source)) | unsigned(stride_bytes);
-  const int rows_read = rows.stride == 0 ? 1 : 16;
-  if (together % 16 == 0) {
-    copy_part_of_tile<16>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
-  } else if (together % 4 == 0) {
-    copy_part_of_tile<4>(tile, bytes, stride_bytes, rows.num, rows_read, keys * sizeof(T));
+    for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+      Barrier* const full = &smem.arrays_full[pipe.stage];
+      barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
+      barrier_expect(full, bias_bytes);
+      copy_tile(smem.bias_tiles[pipe.stage], &maps.bias, full, n * kBc,
+                args.bias_stride_2 == 0 ? 0 : tile.first_row, args.bias_stride_1 == 0 ? 0 : tile.head,
+                args.bias_stride_0 == 0 ? 0 : tile.batch);
+      pipe.advance();
+    }
   } else {
+    const auto* const bias = args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + tile.first_row * args.bias_stride_2;
+    const int rows = args.seqlen_q - tile.first_row;
 #pragma unroll 1
-    for (int row = 0; row < rows_read; ++row) {
-#pragma unroll
-      for (int key = threadIdx.x % 32; key < kBc; key += 32) {
-        const bool inside = row < rows.num && key < keys;
-        *reinterpret_cast<T*>(tile.bytes + tile.place(row, key * sizeof(T))) =
-            inside ? __ldg(source + row * rows.stride + key) : T(0);
-      }
+    for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+      const int first_key = n * kBc, keys = args.seqlen_k - first_key;
+      barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
+      copy_elements(smem.bias_tiles[pipe.stage], bias + first_key, args.bias_stride_2, rows, keys);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(&smem.arrays_full[pipe.stage]);
+      pipe.advance();
     }
   }
 }
@@ -666,10 +577,11 @@ __device__ __forceinline__ void bring_tile(
 // Reads what four of a thread's scores meet, from a column on: those of its first row or its second (h), two pairs of
 // columns eight apart.
 __device__ __forceinline__ void read_f16(
-    float (&values)[4], const TileOf<unsigned short>& tile, bool rows_alike, int h, int column) {
-  const int lane = threadIdx.x % 32;
+    float (&values)[4], const StagedTile<unsigned short>& tile, bool rows_alike, int h, int column) {
+  const int lane = threadIdx.x % 32, first_row = (int(threadIdx.x) - kWarpgroup) / 32 * 16;  // of the warp
+  const int row = rows_alike ? 0 : first_row + 8 * h + lane % 8;
   unsigned m[2];
-  ldmatrix_x2(m, tile.bytes + tile.place(rows_alike ? 0 : 8 * h + lane % 8, lane / 8 % 2 * 16 + 2 * column));
+  ldmatrix_x2(m, tile.bytes + tile.place(row, lane / 8 % 2 * 16, 2 * column));
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     values[2 * j] = half_to_float(m[j] & 0xffff);
@@ -680,7 +592,7 @@ __device__ __forceinline__ void read_f16(
 // Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`.
 template <int n>
 __device__ __forceinline__ void change(
-    const AttentionArgs& args, const TileOf<unsigned short>& bias_tile,
+    const AttentionArgs& args, const StagedTile<unsigned short>& bias_tile,
     float (&s)[n], float unit, int batch, int head,
     int first_row, int first_key) {
   first_key += int(threadIdx.x) % 4 * 2;
@@ -777,12 +689,12 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n128k16_f16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n112k16_f16_rs(s, q[step], k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -798,12 +710,27 @@ __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p
   wgmma_commit();
 }
 
-// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
-__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
-  unsigned* pairs = reinterpret_cast<unsigned*>(q);
-  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
-  fence_proxy_async();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+// A warp's sixteen rows of Q, as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
+// turns Q's sign instead.
+__device__ __forceinline__ void hold_q(unsigned (&q)[kDSteps][4], const QChunk* staged, int warp, bool negative) {
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
+    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
+  }
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -932,11 +859,9 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
 // Where the keys are that a tile sees.
 struct KeySource {
   int kv_head, batch;
-  int share;  // of each tile of them this block copies kShare keys from here on to all blocks of the cluster
 
   __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
-      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch),
-        share(blockIdx.x % kCluster * kShare) {}
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
 };
 
 // Starts to bring 64 rows of Q, counting their bytes towards `full`.
@@ -953,8 +878,7 @@ __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_multicast(k[i] + source.share * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
-                  first_key + source.share, source.kv_head, source.batch);
+    tma_load(k[i], &maps.k, full, i * kChunk, first_key, source.kv_head, source.batch);
   }
 }
 
@@ -963,8 +887,7 @@ __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_multicast(v[i] + source.share * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
-                  first_key + source.share, source.kv_head, source.batch);
+    tma_load(v[i], &maps.v, full, i * kChunk, first_key, source.kv_head, source.batch);
   }
 }
 
@@ -993,6 +916,7 @@ __device__ __forceinline__ void produce_tile(
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
+#pragma unroll 1
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
     Barrier* const full = &smem.v_full[v_pipe.stage];
@@ -1006,10 +930,9 @@ __device__ __forceinline__ void produce_tile(
 // One consumer's 64 rows of a tile.
 __device__ __forceinline__ void consume_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
-    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe, PipelineState<kArrayStages>& array_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  const unsigned thread = threadIdx.x % kWarpgroup;
-  const bool leader = thread == 0;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before first_partial whole.
@@ -1018,21 +941,6 @@ __device__ __forceinline__ void consume_tile(
   int last_tile = min(tile.last_tile, (end_key_of(args, tile.batch, last_row) + kBc - 1) / kBc);
   if (first_row > last_row || last_tile < first_tile) first_tile = last_tile = tile.first_tile;
   const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
-  // What tile n meets comes ahead, by the warp that will read it.
-  const int warp_row = first_row + 16 * warp;
-  const RowsOf<unsigned short> bias_rows{
-      args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + warp_row * args.bias_stride_2,
-      args.bias_stride_2, args.seqlen_q - warp_row};
-  const WholeTiles<unsigned short> whole_bias(bias_rows);
-  const auto bring = [&](int n) {
-    if (n >= first_tile) {
-      const int first_key = n * kBc, keys = args.seqlen_k - first_key;
-      bring_tile(smem.bias_ahead[4 * consumer + warp][n % kAhead], bias_rows, whole_bias, first_key, keys);
-    }
-    __pipeline_commit();
-  };
-#pragma unroll 1
-  for (int i = 1; i <= kAhead; ++i) bring(last_tile - i);
   // Where it is next to none, what is left of the scale is small: nothing is divided by zero.
   const float score_scale = fabsf(args.scale) < 1e-30f ? 1e-30f : fabsf(args.scale);
   const float scale = kLog2e * score_scale;
@@ -1049,37 +957,45 @@ __device__ __forceinline__ void consume_tile(
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  if (args.scale < 0.0f) negate_q(q, consumer);
-  const unsigned long long q_desc = descriptor(q);
+  unsigned q_operands[kDSteps][4];
+  hold_q(q_operands, q, warp, args.scale < 0.0f);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
-    // Keys that only other consumers see, here or in the neighbouring block.
+    // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
-    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
+    barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+    array_pipe.advance();
   }
   int n = last_tile - 1;
   if (n >= first_tile) {
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_wait(consumer);
+    start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
-    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
-    // After the last scores the next Q may come.
-    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
-    __pipeline_wait_prior(kAhead - 1);
-    __syncwarp();
-    change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
+    barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
+    change(args, smem.bias_tiles[array_pipe.stage], s, unit, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+    array_pipe.advance();
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     pack_weights(s, p);
@@ -1087,24 +1003,25 @@ __device__ __forceinline__ void consume_tile(
     for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
       wgmma_wait<1>();
       hold(o);
-      if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+      if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
       v_pipe.advance();
-      __syncwarp();
-      bring(n + 1 - kAhead);
       wgmma_wait<0>();
       hold(s);
-      if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
-      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+      if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
-      __pipeline_wait_prior(kAhead - 1);
-      __syncwarp();
-      change(args, smem.bias_ahead[4 * consumer + warp][n % kAhead], s, unit, tile.batch, tile.head, row, n * kBc);
+      barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
+      change(args, smem.bias_tiles[array_pipe.stage], s, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+      array_pipe.advance();
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
       pack_weights(s, p);
@@ -1113,7 +1030,7 @@ __device__ __forceinline__ void consume_tile(
     start_pv(o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
-    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
   }
 
@@ -1134,10 +1051,8 @@ __device__ __forceinline__ void consume_tile(
       args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
     }
   }
-  // The outputs before have left once the thread that sent them off sees so.
-  OChunk* staged = smem.o[consumer];
-  if (leader) tma_wait_read<0>();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  OChunk* staged = q;
   stage_output(staged, o, inverse, warp);
   const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2half_rn(value);
@@ -1148,12 +1063,13 @@ __device__ __forceinline__ void consume_tile(
   if (leader) {
     store_outputs(maps, staged, tile, first_row);
     tma_commit();
-    if (last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+    tma_wait_read<0>();
+    barrier_arrive(&smem.q_empty[q_pipe.stage]);
   }
   q_pipe.advance();
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f16_d64_biasf16_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -1166,21 +1082,26 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     }
     for (int i = 0; i < kKStages; ++i) {
       barrier_init(&smem.k_full[i], 1);
-      barrier_init(&smem.k_empty[i], kCluster * kConsumers);
+      barrier_init(&smem.k_empty[i], kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
       barrier_init(&smem.v_full[i], 1);
-      barrier_init(&smem.v_empty[i], kCluster * kConsumers);
+      barrier_init(&smem.v_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kArrayStages; ++i) {
+      barrier_init(&smem.arrays_full[i], 1);
+      barrier_init(&smem.arrays_empty[i], 4 * kConsumers);
     }
     fence_barrier_init();
   }
-  cluster_sync();
+  __syncthreads();
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
+  PipelineState<kArrayStages> array_pipe;
   if (warp < 4) {
-    give_registers<24>();
+    give_registers<32>();
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
@@ -1188,24 +1109,25 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
       for_each_tile(args, [&](const Tile& tile) {
         produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
+    } else if (warp == 1 && (elect_one() || !arrays_suit(args))) {
+      for_each_tile(args, [&](const Tile& tile) { bring_arrays(args, maps, smem, tile, array_pipe); });
     }
   } else {
     take_registers<160>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
-      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe, array_pipe);
     });
-    tma_wait_read<0>();
-    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
-    cluster_sync();
   }
 }
 
 #ifndef __CUDACC_RTC__
 // Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
 // which is moved in boxes of `columns` by `rows`.
+template <typename Item>
 static cudaError_t encode_map(
-    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    CUtensorMap* map, const Item* array, const long long (&sizes)[4], const long long (&strides)[3],
     unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   // From the driver by name, so that nothing needs to be linked with it.
   static const auto encode = [] {
@@ -1220,10 +1142,12 @@ static cudaError_t encode_map(
   cuuint64_t whole[4], stride_bytes[3];
   for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
   // The stride of a dimension of one is never used, but must be one that the driver takes.
-  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Item) : 16;
   const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr CUtensorMapDataType type =
+      sizeof(Item) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult status = encode(
-      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      map, type, 4, const_cast<Item*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -1249,7 +1173,7 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
   }
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kClusterRows - 1) / kClusterRows * kCluster * num_q_heads * batch;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
@@ -1261,12 +1185,12 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 112,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 112,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -1274,6 +1198,15 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
       {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (o_status != cudaSuccess) return o_status;
+  if (any_keys && arrays_suit(*args)) {
+    const cudaError_t bias_status = encode_map(
+        &maps.bias, args->bias,
+        {args->seqlen_k, args->bias_stride_2 == 0 ? 1 : args->seqlen_q, args->bias_stride_1 == 0 ? 1 : args->num_q_heads,
+         args->bias_stride_0 == 0 ? 1 : args->batch},
+        {args->bias_stride_2, args->bias_stride_1, args->bias_stride_0}, 16, 192,
+        CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    if (bias_status != cudaSuccess) return bias_status;
+  }
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d64_biasf16_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -1284,4 +1217,4 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 214016, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "eb7b28a7bfa9ac6b", "figures": [1664, 986]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "bc": 112, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "bias_stages": 2, "k_stages": 2, "v_stages": 2, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 168960, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 192, "columns": 16, "swizzle": 32, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "07b43c4f63511afe", "figures": [1610, 974]}
