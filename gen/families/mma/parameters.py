@@ -42,7 +42,7 @@ class Parameters(Variant):
     merge: str = param(
         BY_HALVES,
         AT_ONCE,
-        doc="how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks",
+        doc="how results of shares of keys meet: by halves of the warps, or all at once",
         implied=True,
     )
     bc: int = param(64, 16, 32, 40, 48, 56, 72, 80, 96, 104, 112, 128, 208, doc="keys per tile")

@@ -20,7 +20,7 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   splits = 8                 blocks of a cluster that share the keys of a tile of rows
-//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -624,12 +624,12 @@ __device__ __forceinline__ RowResult result_of_warps(const PartialResult* partia
   });
 }
 
-// Writes this block's columns of o, and the first block the log-sum-exp. `recompute` does the rows again that no product
-// can be trusted with.
+// Writes this block's columns of o, and the first block the log-sum-exp. `recompute` does the rows again that no
+// product can be trusted with.
 template <typename Recompute>
 __device__ __forceinline__ void write_received(
-    const ReceivedResults& received, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
-    int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
+    const ReceivedResults& received, int split, Element* o, long long stride, long long head_stride, int group,
+    float* lse, int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
   constexpr int kPieces = kOwnColumns / kWidth;
   const int count = min(kBr, num_rows - first_row) * kPieces, lane = threadIdx.x % 32;
   for (int first = threadIdx.x - lane; first < count; first += kThreads) {
@@ -781,7 +781,8 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     });
   };
   write_received(
-      smem.received, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q, recompute);
+      smem.received, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
+      recompute);
 }
 
 #ifndef __CUDACC_RTC__

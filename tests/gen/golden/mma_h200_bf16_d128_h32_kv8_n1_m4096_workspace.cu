@@ -20,7 +20,7 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   workspace_splits = 16      blocks of no cluster that do so by way of the workspace
-//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once, brought to blocks
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

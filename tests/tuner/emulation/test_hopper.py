@@ -866,6 +866,53 @@ def test_reading_a_block_too_early_or_too_late_is_caught():
             sums_read(late, seed)
 
 
+BRINGING_BODY = """
+  // Each block brings every block what it has of it, once all have begun.
+  float* floats = reinterpret_cast<float*>(shared_bytes);
+  cluster_arrive();
+  if (blockIdx.x == 3) for (int j = 0; j < 4; ++j) __syncthreads();
+  cluster_wait();
+  for (int block = 0; block < 4; ++block) {
+    const float one[1] = {float(1000 * blockIdx.x + block)}, two[2] = {1, 2}, four[4] = {1, 2, 3, 4};
+    if (i == 0) store_to_block(floats + blockIdx.x, one, block);
+    if (i == 1) store_to_block(floats + 4 + 2 * blockIdx.x, two, block);
+    if (i == 2) store_to_block(floats + 12 + 4 * blockIdx.x, four, block);
+  }
+  cluster_sync();
+  if (i < 28) out[28 * blockIdx.x + i] = unsigned(floats[i]);
+"""
+
+
+def is_brought(body: str, seed: int) -> bool:
+    build = warpgroups.emulated(body, blocks=4, cluster=4)
+    nothing = np.zeros((4, 28), np.uint32)
+    found = warpgroups.run(build, np.zeros(1, np.uint32), nothing, seed=seed).reshape(4, 28)
+    ones = 1000 * np.arange(4) + np.arange(4)[:, None]
+    return bool((found == np.hstack([ones, np.tile([1, 2] * 4 + [1, 2, 3, 4] * 4, (4, 1))])).all())
+
+
+def test_blocks_of_a_cluster_bring_each_other_results():
+    assert all(is_brought(BRINGING_BODY, seed) for seed in range(6))
+
+
+def test_bringing_too_early_and_reading_too_early_are_caught():
+    early = BRINGING_BODY.replace("  cluster_wait();\n", "").replace("  cluster_arrive();\n", "")
+    with pytest.raises(LaunchError, match=r"store_to_block in line \d+ at block \d, not all of which"):
+        is_brought(early, 0)
+    unasked = BRINGING_BODY.replace("  cluster_arrive();\n", "")
+    with pytest.raises(LaunchError, match=r"cluster_wait in line \d+ before it has arrived"):
+        is_brought(unasked, 0)
+    unmet = BRINGING_BODY.replace("cluster_sync();\n  if (i < 28)", "__syncthreads();\n  if (i < 28)")
+
+    def goes_wrong(seed: int) -> bool:
+        try:
+            return not is_brought(unmet, seed)
+        except LaunchError:
+            return True  # a block had ended
+
+    assert any(goes_wrong(seed) for seed in range(8))
+
+
 def test_a_block_reads_no_other_cluster():
     body = "float one[1]; cluster_sync(); load_from_block(one, (float*)shared_bytes, 2); cluster_sync();"
     words = np.zeros(1, np.uint32)
