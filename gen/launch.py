@@ -34,6 +34,8 @@ POSTPROCESS_ROLE = "postprocess"
 BUFFER_ROLE = "gradient_of_"
 #: The roles of launches in front of it, which split float32 arrays of query rows, and of keys, into parts.
 QUERY_PARTS_ROLE, KEY_PARTS_ROLE = "query_parts", "key_parts"
+#: And of those that split them into whole tiles of parts.
+QUERY_TILES_ROLE, KEY_TILES_ROLE = "query_tiles", "key_tiles"
 #: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
 _TILE_NAMES = {
     LISTS_ROLE: "kListRows",
@@ -41,6 +43,8 @@ _TILE_NAMES = {
     POSTPROCESS_ROLE: "kPostprocessRows",
     QUERY_PARTS_ROLE: "kSplitRows",
     KEY_PARTS_ROLE: "kSplitRows",
+    QUERY_TILES_ROLE: "kTileRows",
+    KEY_TILES_ROLE: "kTileRows",
 }
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")

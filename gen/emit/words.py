@@ -82,6 +82,12 @@ def summary(kernel: Kernel, device: str) -> str:
 def _arithmetic(kernel: Kernel) -> str:
     """What a reader must know of how float32 is multiplied; empty where it is plainly."""
     match kernel.variant.float32_products(kernel.problem):
+        case "3xf16" if kernel.problem.backward:
+            return (
+                " Tensor cores multiply: each float32 product is three of f16, of the factors' upper and "
+                "lower parts. Elements below 2^-14 of the largest that shares a power of two with them, of "
+                "their row or of their tile of rows, lose bits."
+            )
         case "3xf16":
             return (
                 " Tensor cores multiply: each float32 product is three of f16, of the factors' upper and "

@@ -15,6 +15,7 @@ from ...gen.kernel import Kernel
 from ...gen.launch import APPEND_ROLE, MAIN_ROLE, Launch, TensorMap
 from ...gen.problem import Problem
 from ...gen.split_rows import split_launches
+from ...gen.split_tiles import split_tile_launches
 from ..files import read_text
 
 #: The tables, of kernels forwards and backwards: a module has either or both.
@@ -118,7 +119,7 @@ def _launches_of_all(problem: Problem) -> dict[str, Launch]:
     if not problem.backward:
         return {}
     of_buffers = (each.launch for each in buffer_gradients(problem.scores))
-    return {each.role: each for each in (*split_launches(), *of_buffers)}
+    return {each.role: each for each in (*split_launches(), *split_tile_launches(), *of_buffers)}
 
 
 def _call(expression: ast.expr) -> ast.Call:

@@ -16,6 +16,14 @@ Head dims whose sums are more than a thread's registers are made ``apart``: of t
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
 what both add up for queries they then make in as many passes as there are registers for.
 
+float32 is multiplied as sums of two f16 numbers, three products of four. Launches in front leave tiles of 64
+rows of the four arrays in parts, as they lie in shared memory, each in a unit of its own, a power of two: so
+the copy engine takes bytes, and nothing is split twice. Weights are split where they are made, in a unit of
+each key; gradients of scores, which also pass through shared memory, in one of 64 keys besides. What a tile
+adds to a gradient is summed apart, a chunk of columns at a time: so accumulators, which cut off what they
+cannot hold, never grow large. Beside three products each, what is added up in memory is little: each
+consumer adds for its own keys, and waits for no other.
+
 Packed sequences are copied by boxes that end where each of them does; what is left of their rows in memory
 has room for whole tiles of each, so that tiles begin with sequences.
 """
@@ -31,9 +39,18 @@ from ...limits import DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
+from ...split_tiles import (
+    TILE_ROWS,
+    TILE_THREADS,
+    UNIT_WORDS,
+    split_tile_launches,
+    tile_regions,
+)
+from ...workspace import Workspace
+from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
-from ..wgmma.parameters import GROUP
-from ..wgmma.shared_memory import chunks
+from ..wgmma.parameters import GROUP, is_split
+from ..wgmma.shared_memory import CHUNK, chunks
 from .parameters import PRODUCER_REGISTERS, SECTION_SHARE, consumer_registers
 from .rules import RuledParameters
 
@@ -44,31 +61,55 @@ class WgmmaBackward(UsedTiles, RuledParameters):
 
     family: ClassVar[str] = "wgmma-backward"
     template: ClassVar[str] = "families/wgmma_backward/main.cu.jinja"
+    template_of_parts: ClassVar[str] = "families/wgmma_backward/parts.cu.jinja"
     arch_suffix: ClassVar[str] = "a"
     serves: ClassVar[Serves] = Serves(
-        precisions={"f16": ("auto",), "bf16": ("auto",)},
-        float32="multiplies 16 bits alone",
+        precisions={"f32": ("auto", "3xf16"), "f16": ("auto",), "bf16": ("auto",)},
+        float32="multiplies float32 as f16",
         operations=(BACKWARD,),
         layouts=(DENSE, PACKED),
         archs=(90,),
         units="warpgroups multiply",
     )
 
+    def template_for(self, problem: Problem) -> str:
+        return self.template_of_parts if is_split(problem) else self.template
+
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
         return GROUP * (1 + self.row_consumers), self.smem_bytes_of_rows(problem), self.rows
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
-        return replace(super().launch(problem, limits), tensor_maps=self.tensor_maps())
+        return replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         made = super().launches(problem, limits)
-        maps = self.tensor_maps()
+        if is_split(problem):
+            statistics, *others = made
+            return (statistics, *split_tile_launches(), *others)
+        maps = self.tensor_maps(problem)
         return tuple(replace(each, tensor_maps=maps) if each.role == QUERIES_ROLE else each for each in made)
+
+    def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
+        workspace = super().workspace_of(problem, main)
+        if not is_split(problem):
+            return workspace
+        tiles = tile_regions(chunks(problem.head_dim), chunks(problem.head_dim_v))
+        return Workspace((*workspace.regions, *tiles))
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)
+        d_widths, dv_widths = _widths(problem.head_dim), _widths(problem.head_dim_v)
         return {
             **super().constants(problem, limits),
+            "tile_rows": TILE_ROWS,
+            "split_threads": TILE_THREADS,
+            "unit_words": UNIT_WORDS,
+            "top_exponent": TOP_EXPONENT,
+            "least_exponent": LEAST_EXPONENT,
+            # Of each chunk its columns, which are summed at a time in parts.
+            "d_widths": d_widths,
+            "dv_widths": dv_widths,
+            "widths": (*d_widths, *dv_widths),
             "query_share": self.query_share(problem),
             "query_passes": self.query_passes(problem),
             "smem_of_rows": smem_of_rows,
@@ -80,3 +121,8 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "consumer_registers": consumer_registers(self.threads(), limits),
             "row_consumer_registers": consumer_registers(row_threads, limits),
         }
+
+
+def _widths(columns: int) -> tuple[int, ...]:
+    """Returns the columns of each chunk of rows of so many."""
+    return tuple(min(CHUNK, columns - first) for first in range(0, columns, CHUNK))

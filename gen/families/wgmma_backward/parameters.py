@@ -8,9 +8,10 @@ from math import gcd
 from ...launch import TensorMap
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...split_tiles import TILE_ROWS
 from ...variant import param
 from ..gradients import GradientVariant
-from ..wgmma.parameters import GROUP, GROUP_ROWS
+from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
 
 #: Columns of a step of products.
@@ -93,6 +94,9 @@ class Parameters(GradientVariant):
     def summed_columns(self, problem: Problem) -> int:
         return problem.head_dim if self.sums_queries else 0
 
+    def float32_products(self, problem: Problem) -> str:
+        return "3xf16" if is_split(problem) else ""
+
     def query_share(self, problem: Problem) -> tuple[int, int]:
         """Returns what a consumer makes of the gradients of the rows that pass by: so many times 64 rows, and
         so many columns at once, which may be more than there are; nothing of either where they cannot be
@@ -142,12 +146,17 @@ class Parameters(GradientVariant):
         """The keys that one copy brings."""
         return self.bc if self.sums_queries else gcd(self.keys, self.bc)
 
-    def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """Returns the arrays as the copy engine reads them, for both launches alike."""
+    def tensor_maps(self, problem: Problem) -> tuple[TensorMap, ...]:
+        """Returns the arrays as the copy engine reads them, for both launches alike; none where it takes
+        tiles in parts, which lie in the workspace as they shall in shared memory."""
+        if is_split(problem):
+            return ()
         of_rows = (TensorMap(name, self.row_box) for name in ("q", "dout"))
         return (*of_rows, *(TensorMap(name, self.key_box) for name in ("k", "v")))
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        if is_split(problem):
+            return self._smem_bytes_of_parts(problem)
         d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
         tiles = self.bc * (d + dv) + self.br * (self.q_stages * d + self.dout_stages * dv)
         if self.apart:
@@ -160,6 +169,17 @@ class Parameters(GradientVariant):
             sums = ITEM_BYTES["f32"] * self.consumers * share_tiles * GROUP_ROWS * columns
         statistics = ITEM_BYTES["f32"] * self.br * (self.q_stages + self.dout_stages)
         return _storage(CHUNK_BYTES * tiles + sums + statistics, 1 + 2 * (self.q_stages + self.dout_stages))
+
+    def _smem_bytes_of_parts(self, problem: Problem) -> int:
+        """The same where numbers are of two parts: each consumer has gradients of scores of its own."""
+        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
+        rows = self.consumers * (d + dv + 1) + self.q_stages * d + self.dout_stages * dv
+        sums = GROUP_ROWS * problem.head_dim * self.consumers if self.dq_path == BULK else 0
+        stages = self.q_stages + self.dout_stages
+        # Of each tile four words have its unit; of each warp one has that of its gradients of scores.
+        numbers = self.br * stages + 4 * (2 * self.consumers + stages) + 4 * self.consumers * self.parts
+        tiles = 2 * CHUNK_BYTES * TILE_ROWS * rows
+        return _storage(tiles + ITEM_BYTES["f32"] * (sums + numbers), 1 + 2 * stages)
 
     def smem_bytes_of_rows(self, problem: Problem) -> int:
         """Returns the bytes of shared memory of a block that keeps query rows; 0 without such blocks."""
@@ -176,6 +196,10 @@ class Parameters(GradientVariant):
     def needed_registers(self, problem: Problem) -> int:
         """Returns what a thread of a consumer needs where keys are kept: for sums, products and the rest."""
         d, dv = problem.head_dim // 2, problem.head_dim_v // 2
+        if is_split(problem):
+            # Products of scores and of their gradients, weights in parts, and what a chunk's columns gain.
+            added = min(CHUNK, max(problem.head_dim, problem.head_dim_v)) // 2
+            return d + dv + 3 * self.weighed_rows // 2 + added + _beside(problem)
         tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
         rows = self.weighed_rows
         products = rows + (rows // 4 if self.schedule != TOGETHER else 0)

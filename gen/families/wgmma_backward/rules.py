@@ -7,25 +7,26 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...variant import FIRST_PARAMETER, rule
-from ..wgmma.parameters import GROUP
+from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
+from ..wgmma.shared_memory import CHUNK
 from .parameters import (
     AHEAD,
     IN_SHARED,
     STEP,
     TOGETHER,
     WEIGHTS_FIRST,
-    Parameters,
     consumer_registers,
     launch_registers,
 )
+from .rules_of_parts import RulesOfParts
 
 #: Parameters of the launch that keeps query rows.
 _OF_ROWS = frozenset({"rows", "keys", "k_stages", "v_stages"})
 
 
 @dataclass(frozen=True)
-class RuledParameters(Parameters):
+class RuledParameters(RulesOfParts):
     """Parameters with the rules of their family."""
 
     @rule("alignment", after=FIRST_PARAMETER)
@@ -55,6 +56,8 @@ class RuledParameters(Parameters):
     def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
         columns = max(problem.head_dim, problem.head_dim_v, self.br, 0 if self.sums_queries else self.keys)
+        if is_split(problem):
+            columns = min(columns, CHUNK)  # at a time
         threads = max(self.threads(), GROUP * (1 + self.row_consumers))
         needed, given = columns // 2 + REGISTERS_BESIDE_SUMS, launch_registers(threads, limits)
         if needed > given:
@@ -83,7 +86,7 @@ class RuledParameters(Parameters):
     def _parts_are_weighed_ahead(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.parts == 1:
             return None
-        if self.schedule != AHEAD:
+        if self.schedule != AHEAD and not is_split(problem):
             return f"parts={self.parts}: schedule={self.schedule} weighs a tile as a whole"
         if self.weighed_rows % STEP:
             return f"parts={self.parts}: {self.br} rows are no parts of whole steps of {STEP}"
@@ -109,7 +112,7 @@ class RuledParameters(Parameters):
 
     @rule("divisibility", after="dq_path")
     def _gradients_of_queries_are_shared(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.sums_queries:
+        if not self.sums_queries or is_split(problem):
             return None
         if self.query_share(problem) == (0, 0):
             return (

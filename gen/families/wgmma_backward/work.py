@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...split_tiles import CHUNK_WORDS, TILE_ROWS, UNIT_WORDS
 from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, count_work
 from ..gradient_work import (
+    FLOAT_BYTES,
     READS_PER_SUM,
+    STATISTICS_BYTES,
     bytes_of_keys,
     bytes_of_rows,
     heads_of,
@@ -21,7 +24,8 @@ from ..gradient_work import (
     walk_of_keys,
     walk_of_rows,
 )
-from ..wgmma.parameters import GROUP, GROUP_ROWS
+from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
+from ..wgmma.shared_memory import chunks
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
 from .parameters import BULK, HEAVIEST_FIRST, WEIGHTS_FIRST
@@ -39,6 +43,9 @@ LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
 BULK_PASSES, THREAD_PASSES = 2.0, 2.3
 #: How much longer a tile takes whose products with weights come before those with gradients: by six pairs.
 WEIGHTS_FIRST_PACE = 1.01
+#: Products of two numbers in parts, and a lane's instructions to split one: its share of a key's largest,
+#: times the inverse of a unit, rounded, what that leaves, rounded.
+PRODUCTS_OF_PARTS, ALU_PER_SPLIT = 3, 5.0
 #: Instructions of a warp around one tile: barriers, descriptors, the loop.
 ALU_PER_TILE = 60
 
@@ -48,6 +55,10 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
     """Returns the work of a kernel of this family on a problem and a card."""
     moved = moved_by_statistics(problem)
     smem_bytes = variant.smem_bytes(problem, limits)
+    if is_split(problem):
+        moved += moved_by_sums(problem, problem.head_dim) + _moved_by_splitting(problem)
+        of_parts = _launch(_of_keys_in_parts(variant, problem), variant.threads(), smem_bytes, limits)
+        return LaunchesWork((of_parts,), others=4, moved_bytes=moved, by_warpgroups=True)
     of_keys = _launch(_of_keys(variant, problem), variant.threads(), smem_bytes, limits)
     if columns := variant.summed_columns(problem):
         moved += moved_by_sums(problem, columns)
@@ -93,6 +104,68 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
     )
     return _with_waits(block, problem, (variant.bc, br))
+
+
+def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:
+    """The same of float32 in parts: each consumer makes all five products of its own keys, three times, and
+    adds up what they make of queries by itself."""
+    d, dv, rows = problem.head_dim, problem.head_dim_v, TILE_ROWS
+    d_chunks, dv_chunks = chunks(d), chunks(dv)
+    both, steps, weighed = d + dv, rows / DEPTH, variant.weighed_rows
+    weights = GROUP_ROWS * rows / GROUP
+    # Products along columns read both factors, as those of queries do; other sums have weights in registers.
+    along = both / DEPTH * variant.parts
+    instructions = along + steps * (2 * d_chunks + dv_chunks)
+    factors = along * 2 * DEPTH * (GROUP_ROWS + weighed)
+    factors += steps * 2 * DEPTH * (both + GROUP_ROWS * d_chunks + d)
+    flops = 2 * GROUP_ROWS * rows * (2 * both + d)
+    compute = _multiplied(*(PRODUCTS_OF_PARTS * each for each in (flops, instructions, factors)))
+    # Weights and their gradients are split, these brought into another unit and stored; sums leave units.
+    sums, stored = d / 8, 2 * rows / DEPTH
+    passes = BULK_PASSES if variant.dq_path == BULK else THREAD_PASSES
+    compute += _weights(rows) + Counts(
+        ffma=both / 2,
+        alu=(2 * ALU_PER_SPLIT + 1) * weights + 1.5 * d,
+        shuffles=8 * variant.parts,
+        accesses=stored + sums,
+        wavefronts=4 * stored + 4 * sums * passes,
+        barriers=1 + variant.parts,
+        # Of each part for scores and for each chunk of sums, and then for those of queries.
+        shared_waits=variant.parts * (1 + d_chunks + dv_chunks) + d_chunks - 3,
+    )
+    warps = variant.consumers * GROUP_WARPS
+    passing = _bytes_of_tiles(problem) + STATISTICS_BYTES * rows
+    added = FLOAT_BYTES * rows * d
+    kept = variant.consumers * _bytes_of_tiles(problem)
+    block = BlockWork(
+        once=_moved(kept + bytes_of_keys(problem, variant.bc)),
+        per_tile=Counts(l2_bytes=passing + READS_PER_SUM * added * variant.consumers),
+        per_warp_tile=compute,
+        walks=walk_of_keys(problem, variant.bc, rows, warps),
+        heads=heads_of(problem, problem.num_kv_heads),
+        warps=warps,
+        heads_share_keys=False,
+        heads_interleaved=variant.order == HEAVIEST_FIRST,
+        moved_bytes=moved_by_keys(problem),
+        passing_bytes=problem.group * problem.seqlen_q / rows * (passing + added),
+        pace=WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0,
+        late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
+    )
+    return _with_waits(block, problem, (variant.bc, weighed))
+
+
+def _bytes_of_tiles(problem: Problem) -> float:
+    """The bytes of a tile of an array of keys' columns and of one of values', in parts."""
+    words = CHUNK_WORDS * (chunks(problem.head_dim) + chunks(problem.head_dim_v)) + 2 * UNIT_WORDS
+    return FLOAT_BYTES * words
+
+
+def _moved_by_splitting(problem: Problem) -> float:
+    """The bytes that the launches in front move: what passes by and what is kept, read, and written in
+    tiles."""
+    rows, keys = problem.num_q_heads * problem.total_q, problem.num_kv_heads * problem.total_k
+    read = FLOAT_BYTES * (problem.head_dim + problem.head_dim_v)
+    return (rows + keys) * (read + _bytes_of_tiles(problem) / TILE_ROWS)
 
 
 def _of_rows(variant: WgmmaBackward, problem: Problem) -> BlockWork:

@@ -37,6 +37,7 @@ from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.limits import PRESETS, preset
@@ -425,6 +426,15 @@ def test_how_float32_is_multiplied_is_told(
         assert "TF32" not in text and "float32 product" not in text
     else:
         assert words in text
+
+
+def test_what_parts_of_gradients_lose_is_told() -> None:
+    """No row of gradients is computed again."""
+    variant = WgmmaBackward(dq_path="bulk", ds_stages=1)
+    kernel = render(variant, Problem(backward=True, head_dim=64), PRESETS["h200"])
+    text = " ".join(emit_module(kernel, device="H200").split())
+    assert "each float32 product is three of f16" in text and "shares a power of two with them" in text
+    assert "computed again" not in text
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,16 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
     "mma-backward, parts": (MmaBackward(), replace(BACKWARD, dtype="f32")),
     "wgmma-backward": (WgmmaBackward(), BACKWARD),
     "wgmma-backward, plan": (WgmmaBackward(), replace(PACKED, backward=True)),
+    "wgmma-backward, parts": (
+        WgmmaBackward(schedule="weights_first", dq_path="bulk", ds_stages=1),
+        replace(BACKWARD, dtype="f32"),
+    ),
 }
 WAIT, NEXT = "wait_for_earlier_launches();", "let_next_launch_begin();"
 #: What launches leave each other, and what tells where it is.
 LEFT = (
-    r"workspace|plan\b|item|tile_list|result_of|rotated|(lse|delta|sums|parts|units)_of\(|"
+    r"workspace|plan\b|item|tile_list|result_of|rotated|(lse|delta|sums|parts|units|queries|outputs)_of\(|"
+    r"(keys|values)_of_head\(|"
     r"args\.[okv] |args\.d[qkv]"
 )
 

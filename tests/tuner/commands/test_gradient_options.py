@@ -72,6 +72,8 @@ def test_families_follow_the_operation() -> None:
     assert names(GRADIENTS, "a100") == ["mma-backward"]
     assert names(GRADIENTS, "h200") == ["mma-backward", "wgmma-backward"]
     assert names(replace(GRADIENTS, dtype="f32"), "gtx-1080") == ["simt-backward"]
+    of_parts = ["mma-backward", "simt-backward", "wgmma-backward"]
+    assert names(replace(GRADIENTS, dtype="f32"), "h200") == of_parts
     assert names(replace(GRADIENTS, backward=False), "a100") == ["mma"]
     with pytest.raises(NotServed) as told:
         serving_families(Problem(dtype="e4m3", backward=True), PRESETS["h200"])

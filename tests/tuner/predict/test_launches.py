@@ -42,8 +42,9 @@ def work_of(variant: Variant, problem: Problem) -> LaunchesWork:
         (SUMMED, PROBLEM, 5),
         (WgmmaBackward(br=128, dq_path="bulk"), PROBLEM, 5),
         (WgmmaBackward(bc=64, apart=True, dq_path="bulk"), replace(PROBLEM, head_dim=128, head_dim_v=128), 5),
+        (WgmmaBackward(dq_path="bulk", ds_stages=1), replace(PROBLEM, dtype="f32"), 15),
     ],
-    ids=[*WAYS, "sums in memory", "sums by wgmma", "sums by wgmma, apart"],
+    ids=[*WAYS, "sums in memory", "sums by wgmma", "sums by wgmma, apart", "sums by wgmma, of parts"],
 )
 def test_products_are_counted(variant: Variant, problem: Problem, products: int) -> None:
     """Of all pairs of rows and keys: five of the gradients, and two computed again where none is summed."""
