@@ -51,7 +51,7 @@ from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import CHUNK, chunks
-from .parameters import PRODUCER_REGISTERS, SECTION_SHARE, consumer_registers
+from .parameters import SECTION_SHARE, consumer_registers
 from .rules import RuledParameters
 
 
@@ -98,6 +98,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)
+        producer = self.producer_registers(problem)
         d_widths, dv_widths = _widths(problem.head_dim), _widths(problem.head_dim_v)
         return {
             **super().constants(problem, limits),
@@ -117,8 +118,8 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "section_bytes": int(SECTION_SHARE * limits.l2_bytes),
             "d_chunks": chunks(problem.head_dim),
             "dv_chunks": chunks(problem.head_dim_v),
-            "producer_registers": PRODUCER_REGISTERS,
-            "consumer_registers": consumer_registers(self.threads(), limits),
+            "producer_registers": producer,
+            "consumer_registers": consumer_registers(self.threads(), limits, producer),
             "row_consumer_registers": consumer_registers(row_threads, limits),
         }
 

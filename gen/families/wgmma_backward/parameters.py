@@ -18,9 +18,13 @@ from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, 
 STEP = 16
 #: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
 PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
+#: Where it finds tiles in the workspace, which takes more.
+PRODUCER_REGISTERS_OF_TILES = 40
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart add to memory.
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
+#: The first where numbers come in parts, which are made of nothing that is kept.
+REGISTERS_BESIDE_PARTS = 24
 #: When weights are multiplied: once their gradients are there, too, or beside the making of these; or that,
 #: with scores made a tile ahead, beside what is stored and added.
 TOGETHER, WEIGHTS_FIRST, AHEAD = "together", "weights_first", "ahead"
@@ -199,7 +203,8 @@ class Parameters(GradientVariant):
         if is_split(problem):
             # Products of scores and of their gradients, weights in parts, and what a chunk's columns gain.
             added = min(CHUNK, max(problem.head_dim, problem.head_dim_v)) // 2
-            return d + dv + 3 * self.weighed_rows // 2 + added + _beside(problem)
+            beside = _beside(problem) - REGISTERS_BESIDE + REGISTERS_BESIDE_PARTS
+            return d + dv + 3 * self.weighed_rows // 2 + added + beside
         tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
         rows = self.weighed_rows
         products = rows + (rows // 4 if self.schedule != TOGETHER else 0)
@@ -209,6 +214,10 @@ class Parameters(GradientVariant):
             addresses = REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS else 0
             return max(d, dv) + passing + addresses + _beside(problem)
         return d + dv + passing + _beside(problem)
+
+    def producer_registers(self, problem: Problem) -> int:
+        """Returns what a thread of the producer keeps."""
+        return PRODUCER_REGISTERS_OF_TILES if is_split(problem) else PRODUCER_REGISTERS
 
     def kept_registers(self, problem: Problem) -> int:
         """Returns how many registers of a consumer's thread have what stays."""
@@ -239,10 +248,10 @@ def launch_registers(threads: int, limits: DeviceLimits) -> int:
     return min(limits.registers_per_sm // threads // 8 * 8, limits.max_registers_per_thread)
 
 
-def consumer_registers(threads: int, limits: DeviceLimits) -> int:
-    """Returns what a thread of a consumer has once the producer has given up its own; 0 where a launch
-    gives all enough."""
+def consumer_registers(threads: int, limits: DeviceLimits, producer: int = PRODUCER_REGISTERS) -> int:
+    """Returns what a thread of a consumer has once the producer's have given up theirs but for so many; 0
+    where a launch gives all enough."""
     given, groups = launch_registers(threads, limits), threads // GROUP
     if given >= ENOUGH_REGISTERS:
         return 0
-    return min(MAX_CONSUMER_REGISTERS, (given * groups - PRODUCER_REGISTERS) // (groups - 1) // 8 * 8)
+    return min(MAX_CONSUMER_REGISTERS, (given * groups - producer) // (groups - 1) // 8 * 8)

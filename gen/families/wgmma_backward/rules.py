@@ -45,12 +45,14 @@ class RuledParameters(RulesOfParts):
 
     @rule("registers", after="dq_path")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return _lacks_registers(self.needed_registers(problem), self.threads(), limits)
+        needed, producer = self.needed_registers(problem), self.producer_registers(problem)
+        return _lacks_registers(needed, self.threads(), limits, producer)
 
     @rule("registers", after="keys")
     def _registers_fit_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
         threads = GROUP * (1 + self.row_consumers)
-        return _lacks_registers(self.needed_registers_of_rows(problem), threads, limits)
+        needed, producer = self.needed_registers_of_rows(problem), self.producer_registers(problem)
+        return _lacks_registers(needed, threads, limits, producer)
 
     @rule("registers", after="keys")
     def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -139,9 +141,9 @@ class RuledParameters(RulesOfParts):
         return None
 
 
-def _lacks_registers(needed: int, threads: int, limits: DeviceLimits) -> str | None:
-    """Why a consumer's thread spills."""
-    allowed = consumer_registers(threads, limits) or launch_registers(threads, limits)
+def _lacks_registers(needed: int, threads: int, limits: DeviceLimits, producer: int) -> str | None:
+    """Why a consumer's thread spills, beside a producer whose threads keep so many."""
+    allowed = consumer_registers(threads, limits, producer) or launch_registers(threads, limits)
     if needed > allowed:
         return f"about {needed} per thread of a consumer, of {threads} threads each has {allowed} at most"
     return None
