@@ -107,6 +107,15 @@ void load_from_block(float (&values)[n], const float* shared, int block, int lin
   emulation::read_block(values, shared, sizeof(values), block, "load_from_block", line);
 }
 
+// ---- mapa, st.async ----------------------------------------------------------------------------------------------
+
+// Where `place` of this block's shared memory is in a block of the cluster.
+inline unsigned place_in_block(unsigned place, unsigned block) { return block << emulation::kBlockShift | place; }
+// Four floats to a place there, and their bytes to a barrier of the same block.
+inline void send_to_block(unsigned place, const float (&four)[4], unsigned barrier, int line = __builtin_LINE()) {
+  emulation::send_to_block(place, four, barrier, "send_to_block", line);
+}
+
 // ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------
 
 template <int kRegisters>
@@ -147,6 +156,7 @@ void wgmma_wait(int line = __builtin_LINE()) {
 template <int n>
 void hold(float (&)[n]) {}
 inline void forget(unsigned long long&) {}
+inline void forget(int&) {}
 
 namespace emulation {
 

@@ -11,8 +11,11 @@ from ..wgmma.parameters import GROUP
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from .parameters import (
     AHEAD,
+    BY_HEAD,
     IN_SHARED,
+    PRODUCER_REGISTERS,
     STEP,
+    SUM_ROWS,
     TOGETHER,
     WEIGHTS_FIRST,
     Parameters,
@@ -44,7 +47,9 @@ class RuledParameters(Parameters):
 
     @rule("registers", after="dq_path")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return _lacks_registers(self.needed_registers(problem), self.threads(), limits)
+        return _lacks_registers(
+            self.needed_registers(problem), self.threads(), limits, self.producer_registers
+        )
 
     @rule("registers", after="keys")
     def _registers_fit_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -118,6 +123,50 @@ class RuledParameters(Parameters):
             )
         return None
 
+    @rule("combination", after="dq_path")
+    def _clusters_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_in_cluster:
+            return None
+        if problem.layout.is_packed:
+            return (
+                f"dq_path={self.dq_path}: a cluster walks all keys of a head, packed sequences have tiles "
+                "of their own"
+            )
+        if self.apart:
+            return f"dq_path={self.dq_path}: apart, columns of sums are made by turns, which no block awaits"
+        return None
+
+    @rule("combination", after="cluster")
+    def _blocks_of_clusters_share_sums(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_in_cluster:
+            return None if self.cluster == 1 else f"cluster={self.cluster}: with dq_path={self.dq_path} none"
+        if self.cluster == 1:
+            return f"dq_path={self.dq_path}: of one block there is no cluster"
+        if self.cluster > limits.max_cluster:
+            return f"clusters of {self.cluster} blocks, sm_{limits.arch} allows {limits.max_cluster}"
+        if not self.sums_of_block(problem):
+            return (
+                f"cluster={self.cluster}: blocks cannot share {self.br // SUM_ROWS} times {SUM_ROWS} rows of "
+                f"{problem.head_dim} columns"
+            )
+        return None
+
+    @rule("combination", after="heads")
+    def _turns_are_of_clusters(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_in_cluster:
+            return None
+        if self.sum_stages != 2:
+            return f"sum_stages={self.sum_stages}: with dq_path={self.dq_path} blocks send each other nothing"
+        if self.heads != 1:
+            return f"heads={self.heads}: with dq_path={self.dq_path} a block takes a tile of keys"
+        return None
+
+    @rule("combination", after="order")
+    def _clusters_start_by_head(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_in_cluster and self.order != BY_HEAD:
+            return f"order={self.order}: a cluster takes all tiles of a head"
+        return None
+
     @rule("combination", after="ds_stages")
     def _gradients_of_scores_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.sums_queries and self.ds_stages != 2:
@@ -136,9 +185,11 @@ class RuledParameters(Parameters):
         return None
 
 
-def _lacks_registers(needed: int, threads: int, limits: DeviceLimits) -> str | None:
+def _lacks_registers(
+    needed: int, threads: int, limits: DeviceLimits, kept: int = PRODUCER_REGISTERS
+) -> str | None:
     """Why a consumer's thread spills."""
-    allowed = consumer_registers(threads, limits) or launch_registers(threads, limits)
+    allowed = consumer_registers(threads, limits, kept) or launch_registers(threads, limits)
     if needed > allowed:
         return f"about {needed} per thread of a consumer, of {threads} threads each has {allowed} at most"
     return None
