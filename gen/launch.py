@@ -82,9 +82,10 @@ class Launch:
     there are, each of which then covers several tiles.
 
     ``cluster`` neighbouring tiles make a cluster, for whose sake the tiles of a head are filled up with empty
-    ones. With ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys.
-    ``splits`` blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query
-    heads that share keys, a block for each; those of one head of keys are filled up with empty ones.
+    ones; without ``rows_per_block`` it takes all of a head, and as many heads as a block would. With
+    ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys. ``splits``
+    blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query heads that
+    share keys, a block for each; those of one head of keys are filled up with empty ones.
 
     With ``keys_per_block`` each tile of rows has a block for each tile of so many keys, whichever are seen.
 
@@ -173,7 +174,7 @@ class Launch:
             # Each sequence's last tile may have a single row.
             return self.rows // Constant(self.rows_per_block, self._tile_name) + BATCH
         if self.rows_per_block is None:
-            return Constant(1)
+            return Constant(self.cluster, "kCluster" if self.cluster > 1 else "")
         if self.cluster > 1:
             rows = Constant(self.rows_per_block * self.cluster, "kClusterRows")
             return divided_up(self.rows, rows) * Constant(self.cluster, "kCluster")
@@ -210,7 +211,8 @@ class Launch:
         if self.heads_per_block > 1:
             together = Constant(self.heads_per_block, "kHeadsPerBlock")
             return divided_up(self.heads * BATCH, together) * self.tiles
-        tiles = self.heads if self.rows_per_block is None else self.tiles * self.heads
+        alone = self.rows_per_block is None and self.cluster == 1
+        tiles = self.heads if alone else self.tiles * self.heads
         if self.keys_per_block is not None:
             tiles = tiles * divided_up(KEYS, Constant(self.keys_per_block, "kPairKeys"))
         batches = Constant(1) if self.alike_batches else BATCH

@@ -52,6 +52,12 @@ class GradientVariant(Variant):
         return 0
 
     @property
+    def reads_sums(self) -> bool:
+        """Whether these begin at nothing, and a launch of their own reads them from there; else blocks of
+        keys write gradients themselves, and leave sums there where they come to a row more than once."""
+        return True
+
+    @property
     def statistics_tile(self) -> int:
         """The multiple of a head's rows for which there is room for what is known of them: where whole tiles
         of it are copied at once."""
@@ -72,7 +78,8 @@ class GradientVariant(Variant):
         statistics = statistics_launch(packed=problem.layout.is_packed)
         of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):
-            return (*planned, statistics, main, self._postprocess(problem), *of_buffers)
+            behind = (self._postprocess(problem),) if self.reads_sums else ()
+            return (*planned, statistics, main, *behind, *of_buffers)
         return (*planned, statistics, self._queries(problem), main, *of_buffers)
 
     def _queries(self, problem: Problem) -> Launch:
@@ -112,6 +119,7 @@ class GradientVariant(Variant):
             "statistics_threads": STATISTICS_THREADS,
             "statistics_lanes": statistics_lanes(problem.head_dim_v, self.access_width(problem)),
             "summed_columns": self.summed_columns(problem),
+            "reads_sums": self.reads_sums,
             "postprocess_rows": postprocess.rows_per_block,
             "postprocess_threads": postprocess.threads,
             # Floats that a lane adds to memory at once.

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "async_view.h"
@@ -25,11 +26,12 @@ class CopyEngine {
   void start() {
     loads_.clear();
     stores_.clear();
+    sends_.clear();
     std::fill(groups_.begin(), groups_.end(), 0);
     reluctant_ = scheduler_.random().next() % 2;
   }
 
-  bool busy() const { return !loads_.empty() || !stores_.empty(); }
+  bool busy() const { return !loads_.empty() || !stores_.empty() || !sends_.empty(); }
 
   static void check_map(Scheduler& caller, const CUtensorMap* map, const char* what, int line) {
     if (reinterpret_cast<uintptr_t>(map) % 64 == 0 && BoxMap::of(map).magic == BoxMap::kMagic) return;
@@ -58,6 +60,18 @@ class CopyEngine {
     start_store(describe(scheduler_, map, shared, corner, what, line));
   }
 
+  // Sixteen bytes of registers on their way to this block, which a thread of the cluster sends: no unit's access, but they,
+  // too, come at a later moment, and are counted by a barrier. Until then nothing is to be read where they go.
+  void send(Scheduler& caller, const void* shared, const void* values, const void* barrier_address, const char* what,
+            int line) {
+    PhaseBarriers::Barrier& barrier = barriers_.at(caller, barrier_address, what, line);
+    Send send{caller.place_of(shared, sizeof(Send::bytes), sizeof(Send::bytes), what, line), &barrier, caller.block(),
+              caller.current().index, what, line, {}};
+    memcpy(send.bytes, values, sizeof(send.bytes));
+    fill_uninitialized(scheduler_.memory() + send.place, sizeof(send.bytes));
+    sends_.push_back(send);
+  }
+
   // Adds floats to those in global memory, each of them at once, in whatever order.
   void add(void* global, const void* shared, size_t bytes, const char* what, int line) {
     BoxCopy copy = describe_bytes(global, shared, bytes, what, line);
@@ -81,15 +95,19 @@ class CopyEngine {
   // do without it. Whether any has ended.
   bool advance(bool others_ready) {
     if (scheduler_.random().next() % 32 == 0) reluctant_ = !reluctant_;
-    const size_t count = loads_.size() + stores_.size();
+    const size_t count = loads_.size() + stores_.size() + sends_.size();
     size_t landing = others_ready ? 0 : 1;
     if (!reluctant_) landing += scheduler_.random().next() % (count + others_ready);
     const bool any = landing > 0;
     for (; landing > 0; --landing) {
-      const size_t left = loads_.size() + stores_.size();
+      const size_t others = loads_.size() + stores_.size(), left = others + sends_.size();
       if (left == 0) break;
       const size_t i = scheduler_.random().next() % left;
-      i < loads_.size() ? land_load(i) : land_store(i - loads_.size());
+      if (i >= others) {
+        land_send(i - others);
+      } else {
+        i < loads_.size() ? land_load(i) : land_store(i - loads_.size());
+      }
     }
     return any;
   }
@@ -106,11 +124,11 @@ class CopyEngine {
 
   // Nor may a block end before all that it loads has come: another block may have that shared memory next.
   void check_block_end() {
-    if (loads_.empty()) return;
-    const BoxCopy& copy = loads_[0];
-    const std::string of = copy.block == scheduler_.block() ? "" : format(" of block %u", copy.block);
-    scheduler_.report(format("block %u ended with the %s of line %d by thread %u%s under way", scheduler_.block(),
-                             copy.what, copy.line, copy.thread, of.c_str()));
+    if (!loads_.empty()) {
+      report_under_way(loads_[0]);
+    } else if (!sends_.empty()) {
+      report_under_way(sends_[0]);
+    }
   }
 
  private:
@@ -126,6 +144,23 @@ class CopyEngine {
     bool adds = false;                          // a store, to what is there
     std::vector<unsigned char> source{};        // of a store, as it was
   };
+
+  // What is sent to this block.
+  struct Send {
+    size_t place;
+    PhaseBarriers::Barrier* barrier;
+    unsigned block, thread;  // that sent it
+    const char* what;
+    int line;
+    unsigned char bytes[16];
+  };
+
+  template <typename Copy>
+  void report_under_way(const Copy& copy) {
+    const std::string of = copy.block == scheduler_.block() ? "" : format(" of block %u", copy.block);
+    scheduler_.report(format("block %u ended with the %s of line %d by thread %u%s under way", scheduler_.block(),
+                             copy.what, copy.line, copy.thread, of.c_str()));
+  }
 
   static BoxCopy describe(Scheduler& caller, const CUtensorMap* map, const void* shared, const Corner& corner,
                           const char* what, int line) {
@@ -186,6 +221,14 @@ class CopyEngine {
     barriers_.bring(*copy.barrier, copy.map.bytes());
   }
 
+  void land_send(size_t i) {
+    std::swap(sends_[i], sends_.back());
+    const Send send = sends_.back();
+    sends_.pop_back();
+    memcpy(shared_bytes + send.place, send.bytes, sizeof(send.bytes));
+    barriers_.bring(*send.barrier, sizeof(send.bytes));
+  }
+
   void land_store(size_t i) {
     const BoxCopy copy = std::move(stores_[i]);
     stores_.erase(stores_.begin() + i);
@@ -217,6 +260,7 @@ class CopyEngine {
   PhaseBarriers& barriers_;
   AsyncView& view_;
   std::vector<BoxCopy> loads_, stores_;
+  std::vector<Send> sends_;
   std::vector<unsigned> groups_;  // committed, by thread
   bool reluctant_ = false;
 };

@@ -125,6 +125,15 @@ void store_to_block(float* shared, const float (&values)[n], int block, int line
   emulation::write_block(shared, values, sizeof(values), block, "store_to_block", line);
 }
 
+// ---- mapa, st.async ----------------------------------------------------------------------------------------------
+
+// Where `place` of this block's shared memory is in a block of the cluster.
+inline unsigned place_in_block(unsigned place, unsigned block) { return block << emulation::kBlockShift | place; }
+// Four floats to a place there, and their bytes to a barrier of the same block.
+inline void send_to_block(unsigned place, const float (&four)[4], unsigned barrier, int line = __builtin_LINE()) {
+  emulation::send_to_block(place, four, barrier, "send_to_block", line);
+}
+
 // ---- setmaxnreg, elect.sync --------------------------------------------------------------------------------------
 
 template <int kRegisters>
@@ -165,6 +174,7 @@ void wgmma_wait(int line = __builtin_LINE()) {
 template <int n>
 void hold(float (&)[n]) {}
 inline void forget(unsigned long long&) {}
+inline void forget(int&) {}
 
 namespace emulation {
 

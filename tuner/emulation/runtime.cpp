@@ -561,6 +561,16 @@ void read_block(void* values, const void* shared, size_t bytes, unsigned block, 
   memcpy(values, cluster->reach(block, what, line).memory() + place, bytes);
 }
 
+void send_to_block(unsigned shared, const void* values, unsigned barrier, const char* what, int line) {
+  const unsigned block = shared >> kBlockShift, place = shared & kPlaceMask;
+  if (barrier >> kBlockShift != block) {
+    running->fail(format("%s: %s in line %d to block %u, to be counted in block %u: a barrier counts what comes to its own",
+                         running->here().c_str(), what, line, block, barrier >> kBlockShift));
+  }
+  cluster->reach(block, what, line)
+      .engine.send(*running, shared_bytes + place, values, shared_bytes + (barrier & kPlaceMask), what, line);
+}
+
 void check_map(const CUtensorMap* map, const char* what, int line) { CopyEngine::check_map(*running, map, what, line); }
 bool is_memory(const void* address) {
   const auto holds = [&](const auto& each) { return address >= each.first && address < each.second; };

@@ -133,6 +133,11 @@ void wait_for_cluster(const char* what, int line);
 
 // Writes to where `shared` says in a block of the cluster all of whose threads have arrived once.
 void write_block(void* shared, const void* values, size_t bytes, unsigned block, const char* what, int line);
+// Where a place in shared memory is in a block of the cluster: as many bits lower down are the place's.
+constexpr unsigned kBlockShift = 24, kPlaceMask = (1u << kBlockShift) - 1;
+// Sends sixteen bytes to a place in a block, whose barrier counts them once they are there.
+void send_to_block(unsigned shared, const void* values, unsigned barrier, const char* what, int line);
+
 // Reads what is where `shared` says in a block of the cluster.
 void read_block(void* values, const void* shared, size_t bytes, unsigned block, const char* what, int line);
 

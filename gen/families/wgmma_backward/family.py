@@ -10,7 +10,10 @@ Gradients of queries are made by another launch, which keeps query rows and lets
 more of seven, for which nothing is added up in memory, and the same bits come out every run. Or by the blocks
 that keep keys: gradients of scores then also pass through shared memory, from which consumers take all keys'
 for rows, or columns, of their own; the copy engine, or the threads, add what comes out to sums in memory, in
-whatever order, and a last launch reads these.
+whatever order, and a last launch reads these. Or the blocks of a cluster, which keep neighbouring keys of a
+head and walk the same rows in step, send these sums to each other, and each adds up and writes a share: in
+one order, and without a launch or memory beside, but where a head has more keys, which the cluster then takes
+in turns, leaving sums in memory from one to the next.
 
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
@@ -51,7 +54,7 @@ from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import CHUNK, chunks
-from .parameters import SECTION_SHARE, consumer_registers
+from .parameters import ADDING_WARPS, SECTION_SHARE, SUM_COLUMNS, SUM_ROWS, consumer_registers
 from .rules import RuledParameters
 
 
@@ -79,7 +82,10 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         return GROUP * (1 + self.row_consumers), self.smem_bytes_of_rows(problem), self.rows
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
-        return replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))
+        launch = replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))
+        if self.sums_in_cluster:
+            return replace(launch, rows_per_block=None, heads_per_block=self.heads, cluster=self.cluster)
+        return launch
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         made = super().launches(problem, limits)
@@ -120,6 +126,9 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "dv_chunks": chunks(problem.head_dim_v),
             "producer_registers": producer,
             "consumer_registers": consumer_registers(self.threads(), limits, producer),
+            "sums_of_block": self.sums_of_block(problem) if self.sums_in_cluster else 0,
+            "sum_tile": (SUM_ROWS, SUM_COLUMNS),
+            "adding_warps": ADDING_WARPS,
             "row_consumer_registers": consumer_registers(row_threads, limits),
         }
 

@@ -20,6 +20,9 @@ STEP = 16
 PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
 #: Where it finds tiles in the workspace, which takes more.
 PRODUCER_REGISTERS_OF_TILES = 40
+#: What one keeps where the producer's other warps add up what blocks of a cluster send each other; and how
+#: many these are.
+ADDING_REGISTERS, ADDING_WARPS = 56, 3
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart add to memory.
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
@@ -32,8 +35,11 @@ TOGETHER, WEIGHTS_FIRST, AHEAD = "together", "weights_first", "ahead"
 #: in registers, or keys as well.
 IN_SHARED, VALUES, IN_REGISTERS = "shared", "values", "registers"
 #: Where the gradients of queries are made: by a launch that keeps these, the same bits every run, or by the
-#: blocks that keep keys, which add them up in memory, by the copy engine or by instructions of threads.
-LAUNCH, BULK, ATOMICS = "launch", "bulk", "atomics"
+#: blocks that keep keys, which add them up in memory, by the copy engine or by instructions of threads, or
+#: send them to each other within a cluster that walks a head's keys, the same bits every run.
+LAUNCH, BULK, ATOMICS, CLUSTER = "launch", "bulk", "atomics", "cluster"
+#: Rows and columns of the tiles in which tensor cores leave sums, each lane four neighbouring numbers.
+SUM_ROWS, SUM_COLUMNS = 16, 8
 #: In which order blocks start: all tiles of a head one behind the other, those of all heads by weight,
 #: or the heaviest of as many heads as have what passes by in L2 together.
 BY_HEAD, HEAVIEST_FIRST, BY_SECTION = "by_head", "heaviest_first", "by_section"
@@ -66,8 +72,12 @@ class Parameters(GradientVariant):
         LAUNCH,
         BULK,
         ATOMICS,
+        CLUSTER,
         doc="who makes queries' gradients: a launch, or blocks of keys by sums in memory",
     )
+    cluster: int = param(1, 2, 4, 8, doc="blocks that send each other queries' gradients", implied=True)
+    sum_stages: int = param(2, 1, doc="tiles of these in shared memory, on their way", implied=True)
+    heads: int = param(1, 2, 4, 8, doc="heads of keys that a cluster takes one after the other", implied=True)
     ds_stages: int = param(2, 1, doc="tiles of gradients of scores in shared memory, where blocks of keys do")
     rows: int = param(128, 64, 192, doc="query rows that a block of the other launch keeps")
     keys: int = param(64, 128, 80, 96, 112, 48, 32, doc="keys that pass by them")
@@ -92,8 +102,30 @@ class Parameters(GradientVariant):
 
     @property
     def sums_queries(self) -> bool:
-        """Whether blocks of keys add up the gradients of queries in memory."""
+        """Whether blocks of keys make the gradients of queries, each what its own keys add to them."""
         return self.dq_path != LAUNCH
+
+    @property
+    def sums_in_cluster(self) -> bool:
+        """Whether they add them up among themselves, and write them."""
+        return self.dq_path == CLUSTER
+
+    @property
+    def reads_sums(self) -> bool:
+        return not self.sums_in_cluster
+
+    def sums_of_block(self, problem: Problem) -> int:
+        """Returns how many tiles of 16 rows by 8 columns a block of a cluster adds up and writes of each
+        tile of rows that passes by; 0 where blocks cannot share it so that whoever makes some of it sends all
+        that a warp has of 64 rows to one of them."""
+        row_tiles, of_row = self.br // SUM_ROWS, problem.head_dim // SUM_COLUMNS
+        if row_tiles % self.cluster == 0:
+            return row_tiles // self.cluster * of_row
+        _, columns = self.query_share(problem)
+        shares = problem.head_dim // columns if columns and problem.head_dim % columns == 0 else 1
+        if row_tiles * shares % self.cluster == 0 and problem.head_dim % (4 * SUM_COLUMNS) == 0:
+            return row_tiles * of_row // self.cluster
+        return 0
 
     def summed_columns(self, problem: Problem) -> int:
         return problem.head_dim if self.sums_queries else 0
@@ -136,6 +168,12 @@ class Parameters(GradientVariant):
     def rows_per_block(self) -> int:
         return self.bc
 
+    def heads_per_block(self) -> int:
+        return self.heads
+
+    def key_shares(self) -> int:
+        return self.cluster
+
     def access_width(self, problem: Problem) -> int:
         """Returns as many elements as the copy engine's strides are multiples of: 16 bytes."""
         return CHUNK_BYTES // 8 // ITEM_BYTES[problem.dtype]
@@ -172,7 +210,12 @@ class Parameters(GradientVariant):
             share_tiles, columns = self.query_share(problem)
             sums = ITEM_BYTES["f32"] * self.consumers * share_tiles * GROUP_ROWS * columns
         statistics = ITEM_BYTES["f32"] * self.br * (self.q_stages + self.dout_stages)
-        return _storage(CHUNK_BYTES * tiles + sums + statistics, 1 + 2 * (self.q_stages + self.dout_stages))
+        barriers = 1 + 2 * (self.q_stages + self.dout_stages)
+        if self.sums_in_cluster:
+            sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
+            barriers += 1 + 2 * self.sum_stages
+            barriers += ADDING_WARPS * (self.cluster + 1)  # as large are two numbers of each block
+        return _storage(CHUNK_BYTES * tiles + sums + statistics, barriers)
 
     def _smem_bytes_of_parts(self, problem: Problem) -> int:
         """The same where numbers are of two parts: each consumer has gradients of scores of its own."""
@@ -217,6 +260,8 @@ class Parameters(GradientVariant):
 
     def producer_registers(self, problem: Problem) -> int:
         """Returns what a thread of the producer keeps."""
+        if self.sums_in_cluster:
+            return ADDING_REGISTERS
         return PRODUCER_REGISTERS_OF_TILES if is_split(problem) else PRODUCER_REGISTERS
 
     def kept_registers(self, problem: Problem) -> int:

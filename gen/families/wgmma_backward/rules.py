@@ -12,8 +12,10 @@ from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from ..wgmma.shared_memory import CHUNK
 from .parameters import (
     AHEAD,
+    BY_HEAD,
     IN_SHARED,
     STEP,
+    SUM_ROWS,
     TOGETHER,
     WEIGHTS_FIRST,
     consumer_registers,
@@ -121,6 +123,50 @@ class RuledParameters(RulesOfParts):
                 f"dq_path={self.dq_path}: {self.consumers} warpgroups cannot share {self.br} rows of "
                 f"{problem.head_dim} columns in tiles of 64 by 64"
             )
+        return None
+
+    @rule("combination", after="dq_path")
+    def _clusters_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_in_cluster:
+            return None
+        if problem.layout.is_packed:
+            return (
+                f"dq_path={self.dq_path}: a cluster walks all keys of a head, packed sequences have tiles "
+                "of their own"
+            )
+        if self.apart:
+            return f"dq_path={self.dq_path}: apart, columns of sums are made by turns, which no block awaits"
+        return None
+
+    @rule("combination", after="cluster")
+    def _blocks_of_clusters_share_sums(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_in_cluster:
+            return None if self.cluster == 1 else f"cluster={self.cluster}: with dq_path={self.dq_path} none"
+        if self.cluster == 1:
+            return f"dq_path={self.dq_path}: of one block there is no cluster"
+        if self.cluster > limits.max_cluster:
+            return f"clusters of {self.cluster} blocks, sm_{limits.arch} allows {limits.max_cluster}"
+        if not self.sums_of_block(problem):
+            return (
+                f"cluster={self.cluster}: blocks cannot share {self.br // SUM_ROWS} times {SUM_ROWS} rows of "
+                f"{problem.head_dim} columns"
+            )
+        return None
+
+    @rule("combination", after="heads")
+    def _turns_are_of_clusters(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_in_cluster:
+            return None
+        if self.sum_stages != 2:
+            return f"sum_stages={self.sum_stages}: with dq_path={self.dq_path} blocks send each other nothing"
+        if self.heads != 1:
+            return f"heads={self.heads}: with dq_path={self.dq_path} a block takes a tile of keys"
+        return None
+
+    @rule("combination", after="order")
+    def _clusters_start_by_head(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_in_cluster and self.order != BY_HEAD:
+            return f"order={self.order}: a cluster takes all tiles of a head"
         return None
 
     @rule("combination", after="ds_stages")

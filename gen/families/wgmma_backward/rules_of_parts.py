@@ -10,7 +10,7 @@ from ...split_tiles import TILE_ROWS
 from ...variant import FIRST_PARAMETER, rule
 from ..wgmma.parameters import is_split
 from ..wgmma.shared_memory import CHUNK
-from .parameters import IN_SHARED, LAUNCH, TOGETHER, WEIGHTS_FIRST, Parameters
+from .parameters import ATOMICS, BULK, IN_SHARED, TOGETHER, WEIGHTS_FIRST, Parameters
 
 #: Columns that the widths of warpgroups' products are multiples of.
 WIDTH_STEP = 8
@@ -71,9 +71,9 @@ class RulesOfParts(Parameters):
 
     @rule("combination", after="dq_path")
     def _parts_are_added_up(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if is_split(problem) and self.dq_path == LAUNCH:
+        if is_split(problem) and self.dq_path not in (BULK, ATOMICS):
             told = f"dq_path={self.dq_path}: float32 is added up in memory"
-            return f"{told}; family mma-backward has such a launch"
+            return f"{told}; family mma-backward has a launch for the same bits every run"
         return None
 
     @rule("combination", after="ds_stages")

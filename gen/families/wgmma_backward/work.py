@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...split_tiles import CHUNK_WORDS, TILE_ROWS, UNIT_WORDS
-from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, count_work
+from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, Walk, count_work
 from ..gradient_work import (
     FLOAT_BYTES,
     READS_PER_SUM,
@@ -28,7 +28,7 @@ from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.shared_memory import chunks
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
-from .parameters import BULK, HEAVIEST_FIRST, WEIGHTS_FIRST
+from .parameters import ATOMICS, HEAVIEST_FIRST, WEIGHTS_FIRST
 
 #: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
 GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
@@ -38,9 +38,9 @@ DEPTH = 16
 #: these are needed from a tile's first product to its last; gradients of outputs not at its end. By times of
 #: an H200.
 LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
-#: Passes of sums on their way to memory: written, and read by the copy engine, or sent by threads, which
-#: takes a little longer.
-BULK_PASSES, THREAD_PASSES = 2.0, 2.3
+#: Passes of sums on their way: written, and read by the copy engine or, in a cluster, by those who add them
+#: up; or sent to memory by threads, which takes a little longer.
+SHARED_PASSES, THREAD_PASSES = 2.0, 2.3
 #: How much longer a tile takes whose products with weights come before those with gradients: by six pairs.
 WEIGHTS_FIRST_PACE = 1.01
 #: Products of two numbers in parts, and a lane's instructions to split one: its share of a key's largest,
@@ -60,6 +60,9 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
         of_parts = _launch(_of_keys_in_parts(variant, problem), variant.threads(), smem_bytes, limits)
         return LaunchesWork((of_parts,), others=4, moved_bytes=moved, by_warpgroups=True)
     of_keys = _launch(_of_keys(variant, problem), variant.threads(), smem_bytes, limits)
+    if variant.sums_in_cluster:
+        moved += problem.num_q_heads * problem.total_q * problem.head_dim * ITEM_BYTES[problem.dtype]
+        return LaunchesWork((of_keys,), others=1, moved_bytes=moved, by_warpgroups=True)
     if columns := variant.summed_columns(problem):
         moved += moved_by_sums(problem, columns)
         return LaunchesWork((of_keys,), others=2, moved_bytes=moved, by_warpgroups=True)
@@ -85,17 +88,29 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         compute += Counts(accesses=br / 16, wavefronts=br / 2, barriers=1)
     warps = variant.consumers * GROUP_WARPS
     per_tile, sums = Counts(l2_bytes=bytes_of_rows(problem, br)), 0
+    once, heads = _moved(2 * bytes_of_keys(problem, variant.bc)), heads_of(problem, problem.num_kv_heads)
+    walks = walk_of_keys(problem, variant.bc, br, warps)
     if variant.sums_queries:
-        sums = ITEM_BYTES["f32"] * problem.seqlen_q * d
         compute += _queries(variant, problem)
+    if variant.sums_in_cluster:
+        turns = -(-problem.seqlen_k // (variant.bc * variant.cluster))
+        if turns > 1:
+            # What other keys have added is read, and left for those to come.
+            sums = ITEM_BYTES["f32"] * problem.seqlen_q * d
+            per_tile += Counts(l2_bytes=2 * ITEM_BYTES["f32"] * br * d / variant.cluster)
+        walks = (_of_cluster(walks, variant, warps),)
+        once, heads = once * (turns * variant.heads), -(-heads // variant.heads)
+    elif variant.sums_queries:
+        sums = ITEM_BYTES["f32"] * problem.seqlen_q * d
         per_tile += Counts(l2_bytes=READS_PER_SUM * ITEM_BYTES["f32"] * br * d)
     block = BlockWork(
-        once=_moved(2 * bytes_of_keys(problem, variant.bc)),
+        once=once,
         per_tile=per_tile,
         per_warp_tile=compute,
-        walks=walk_of_keys(problem, variant.bc, br, warps),
-        heads=heads_of(problem, problem.num_kv_heads),
+        walks=walks,
+        heads=heads,
         warps=warps,
+        cluster=variant.cluster,
         heads_share_keys=False,
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_keys(problem),
@@ -122,7 +137,7 @@ def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:
     compute = _multiplied(*(PRODUCTS_OF_PARTS * each for each in (flops, instructions, factors)))
     # Weights and their gradients are split, these brought into another unit and stored; sums leave units.
     sums, stored = d / 8, 2 * rows / DEPTH
-    passes = BULK_PASSES if variant.dq_path == BULK else THREAD_PASSES
+    passes = SHARED_PASSES if variant.dq_path != ATOMICS else THREAD_PASSES
     compute += _weights(rows) + Counts(
         ffma=both / 2,
         alu=(2 * ALU_PER_SPLIT + 1) * weights + 1.5 * d,
@@ -166,6 +181,15 @@ def _moved_by_splitting(problem: Problem) -> float:
     rows, keys = problem.num_q_heads * problem.total_q, problem.num_kv_heads * problem.total_k
     read = FLOAT_BYTES * (problem.head_dim + problem.head_dim_v)
     return (rows + keys) * (read + _bytes_of_tiles(problem) / TILE_ROWS)
+
+
+def _of_cluster(walks: tuple[Walk, ...], variant: WgmmaBackward, warps: int) -> Walk:
+    """The walk of all of a cluster's blocks, which take the tiles of some heads in turns: in step, so that
+    each takes as long as the one among them that has most to walk."""
+    tiles = [walk.tiles for walk in walks for _ in range(walk.blocks)]
+    turns = [max(tiles[i : i + variant.cluster]) for i in range(0, len(tiles), variant.cluster)]
+    walked = sum(turns) * variant.heads
+    return Walk(variant.cluster, walked, warps * walked, warps * walked)
 
 
 def _of_rows(variant: WgmmaBackward, problem: Problem) -> BlockWork:
@@ -213,8 +237,9 @@ def _queries(variant: WgmmaBackward, problem: Problem) -> Counts:
     stored = Counts(
         accesses=variant.br / DEPTH + sums,
         wavefronts=4 * variant.br / DEPTH
-        + 4 * sums * (BULK_PASSES if variant.dq_path == BULK else THREAD_PASSES),
-        barriers=3 - variant.ds_stages,
+        + 4 * sums * (THREAD_PASSES if variant.dq_path == ATOMICS else SHARED_PASSES),
+        # With room for one tile of a cluster's sums all blocks wait for who is last.
+        barriers=3 - variant.ds_stages + (variant.sums_in_cluster and variant.sum_stages == 1),
     )
     return _multiplied(flops, tiles * variant.bc / DEPTH, factors) + stored
 

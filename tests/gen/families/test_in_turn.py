@@ -79,6 +79,10 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
     "mma-backward, parts": (MmaBackward(), replace(BACKWARD, dtype="f32")),
     "wgmma-backward": (WgmmaBackward(), BACKWARD),
     "wgmma-backward, plan": (WgmmaBackward(), replace(PACKED, backward=True)),
+    "wgmma-backward, cluster": (
+        WgmmaBackward(dq_path="cluster", br=64, bc=64, cluster=2),
+        replace(BACKWARD, head_dim=64),
+    ),
     "wgmma-backward, parts": (
         WgmmaBackward(schedule="weights_first", dq_path="bulk", ds_stages=1),
         replace(BACKWARD, dtype="f32"),

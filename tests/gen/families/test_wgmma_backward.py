@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import repeats_bits
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -16,10 +18,12 @@ from flashgen.gen.scoring import Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.build.compile import cuda_toolchain
-from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.cases import Case
 from flashgen.tuner.evaluate.comparison import WrongResult
-from flashgen.tuner.evaluate.validate import validate
+from flashgen.tuner.evaluate.validate import check_case, validate
 
 from tests.gen.families.test_packed import SCORINGS
 from tests.support.depth import sampled
@@ -31,6 +35,8 @@ SMALL = WgmmaBackward(bc=64, br=32, rows=64, keys=32)
 APART = replace(SMALL, apart=True)
 COLUMNS = "sums by the copy engine, shared by columns"
 AHEAD = "scores of the next tile ahead"
+CLUSTER = "sums in a cluster, shared by rows"
+COLUMNS_IN_CLUSTER = "sums in a cluster, shared by columns, tiles ahead"
 PARTS = "tiles in parts, keys and values in registers"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
@@ -84,6 +90,26 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1),
         replace(PROBLEM, head_dim=256, head_dim_v=200),
     ),
+    CLUSTER: (
+        WgmmaBackward(br=128, dq_path="cluster", cluster=4, heads=2),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    COLUMNS_IN_CLUSTER: (
+        WgmmaBackward(dq_path="cluster", cluster=2, schedule="ahead", sum_stages=1),
+        replace(PROBLEM, head_dim=96, head_dim_v=72),
+    ),
+    "sums in a cluster of eight, half a row each": (
+        WgmmaBackward(dq_path="cluster", cluster=8, ds_stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=128, head_dim_v=128),
+    ),
+    "sums in a cluster, parts, keys and values in registers": (
+        WgmmaBackward(br=128, schedule="ahead", parts=2, kept="registers", dq_path="cluster", cluster=2),
+        replace(PROBLEM, head_dim=48, head_dim_v=64),
+    ),
+    "sums in a cluster of single consumers": (
+        WgmmaBackward(bc=64, br=64, dq_path="cluster", cluster=4, heads=4),
+        replace(PROBLEM, head_dim=40, head_dim_v=40),
+    ),
     "three consumers": (
         WgmmaBackward(bc=192, br=48, rows=192, order="heaviest_first"),
         replace(PROBLEM, head_dim=64, head_dim_v=64),
@@ -94,6 +120,7 @@ SCORED_BY = {
     "apart": APART,
     "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
     "ahead": replace(SMALL, schedule="ahead"),
+    "cluster": replace(SMALL, br=64, rows=128, keys=64, dq_path="cluster", cluster=2),
 }
 SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_BY]
 
@@ -171,6 +198,22 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
             (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
             (AHEAD, "if (other_head) place =", "if (false) place ="),
+            (CLUSTER, "sums_pipe.step += before;", ""),
+            (COLUMNS_IN_CLUSTER, "if (!turn.is_first) add(place);", ""),
+            (CLUSTER, "__popc(step.senders) * ", "kCluster * "),
+            (CLUSTER, "if (step.senders >> block & 1) add", "if (true) add"),
+            (CLUSTER, "barrier_wait(&smem.sums_room[stage], phases >> stage & 1);", ""),
+            (CLUSTER, "release(&smem.kept_empty);", "if (turn.is_first) release(&smem.kept_empty);"),
+            (
+                COLUMNS_IN_CLUSTER,
+                "place_in_block(all + first % kBlockSums * 512, block)",
+                "place_in_block(all, block)",
+            ),
+            (
+                COLUMNS_IN_CLUSTER,
+                "        kept_phase ^= 1;\n      }\n      int same",
+                "      }\n      int same",
+            ),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -191,7 +234,7 @@ def test_legal_variants_render(dims: tuple[int, int]) -> None:
     legal = enumerate_space(WgmmaBackward, problem, H200).legal
     assert len(legal) > 50
     for variant in legal[:: len(legal) // 10]:
-        assert_tidy(render(variant, problem, H200).source, variant.name, longest=132)
+        assert_tidy(render(variant, problem, H200).source, variant.name, longest=136)
 
 
 def test_what_cannot_run_is_told() -> None:
@@ -232,6 +275,86 @@ def test_sums_are_taken_by_whole_warpgroups() -> None:
     assert [each.role for each in kernel.launches] == ["statistics", "kernel", "postprocess"]
 
 
+def test_clusters_add_up_where_blocks_can_share() -> None:
+    wide = replace(PROBLEM, head_dim=64, head_dim_v=64)
+    clusters = WgmmaBackward(br=128, dq_path="cluster", cluster=4)
+    with pytest.raises(Illegal, match="dq_path=cluster: of one block there is no cluster"):
+        render(replace(clusters, cluster=1), wide, H200)
+    with pytest.raises(Illegal, match="cluster=2: with dq_path=bulk none"):
+        render(replace(clusters, dq_path="bulk", cluster=2), wide, H200)
+    with pytest.raises(Illegal, match="heads=2: with dq_path=launch a block takes a tile of keys"):
+        render(WgmmaBackward(heads=2), wide, H200)
+    with pytest.raises(Illegal, match="sum_stages=1: with dq_path=launch blocks send each other nothing"):
+        render(WgmmaBackward(sum_stages=1), wide, H200)
+    with pytest.raises(Illegal, match="cluster=8: blocks cannot share 4 times 16 rows of 40 columns"):
+        render(
+            WgmmaBackward(bc=64, dq_path="cluster", cluster=8),
+            replace(PROBLEM, head_dim=40, head_dim_v=40),
+            H200,
+        )
+    with pytest.raises(Illegal, match="order=heaviest_first: a cluster takes all tiles of a head"):
+        render(replace(clusters, order="heaviest_first"), wide, H200)
+    with pytest.raises(Illegal, match="dq_path=cluster: apart, columns of sums are made by turns"):
+        render(WgmmaBackward(bc=64, br=128, apart=True, dq_path="cluster", cluster=4), wide, H200)
+    with pytest.raises(
+        Illegal, match="dq_path=cluster: a cluster walks all keys of a head, packed sequences"
+    ):
+        render(clusters, replace(wide, varlen="uniform:64-512"), H200)
+
+
+def test_clusters_leave_no_sums_to_another_launch() -> None:
+    kernel = kernel_of(CLUSTER)
+    assert [each.role for each in kernel.launches] == ["statistics", "kernel"]
+    assert repeats_bits(kernel.launches)
+    assert "Sums begin at nothing" not in kernel.source
+    # Four blocks for two heads of keys each.
+    assert kernel.launch.blocks_per_cluster == 4
+    assert kernel.launch.grid_of({"batch": 3, "num_kv_heads": 3}) == 4 * 5
+
+
+#: Whole tiles of rows that see none of the keys, under a causal mask; several turns, which few rows see.
+EDGES = [
+    Case(2, 4, 2, 390, 40, "uniform", "bnhd", want_lse=True),
+    Case(1, 2, 2, 5, 1100, "normal", "padded", want_lse=True),
+    Case(1, 4, 2, 300, 1300, "normal", "bnhd", want_lse=True),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", sampled(EDGES, 1, thorough=3))
+def test_clusters_write_gradients_of_all_rows(case: Case) -> None:
+    """Also of those that see no keys, and of some of the keys in each of several turns."""
+    kernel = kernel_of(CLUSTER, causal=True)
+    device, rng = SimDevice("emulated", H200), np.random.default_rng(3)
+    build = device.toolchain().build(kernel)
+    assert check_case(device.open(), build, case, rng) < kernel.problem.tolerance
+    wrong = kernel.source.replace("if (turn.is_first || turn.is_last) return {0,", "if (false) return {0,")
+    assert wrong != kernel.source
+    if case is EDGES[0]:
+        build = device.toolchain().build(replace(kernel, source=wrong))
+        with pytest.raises((WrongResult, CorruptedMemory)):
+            check_case(device.open(), build, case, rng)
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+def test_clusters_make_the_same_bits_every_run(causal: bool) -> None:
+    """In whatever order blocks come along; of keys for two turns."""
+    kernel = kernel_of(COLUMNS_IN_CLUSTER, causal=causal)
+    problem, rng = kernel.problem, np.random.default_rng(0)
+    shapes = ((1, 4, 150, problem.head_dim), (1, 2, 300, problem.head_dim))
+    q, k, v = reference.random_inputs("normal", *shapes, scale=0.1, rng=rng, dtype=problem.dtype)
+    v = np.ascontiguousarray(v[..., : problem.head_dim_v])
+    expected = reference.attention(q, k, v, scale=0.1, scores=problem.scores)
+    dout = rng.standard_normal(expected.o.shape, dtype=np.float32).astype(q.dtype)
+    given = {"q": q, "k": k, "v": v, "dout": dout, "o": expected.o.astype(q.dtype)}
+    given["lse"] = expected.lse.astype(np.float32)
+    build = SimDevice("emulated", H200).toolchain().build(kernel)
+    first, *others = (SimRunner(H200, seed=seed).differentiate(build, given, scale=0.1) for seed in range(4))
+    for other in others:
+        assert all(other[name].tobytes() == first[name].tobytes() for name in ("dq", "dk", "dv"))
+
+
 def test_the_workspace_is_filled_up_to_whole_tiles() -> None:
     kernel = kernel_of("f16")
     # Two numbers of each of 12 heads' 128 rows: 100, filled up to tiles of 32.
@@ -254,6 +377,13 @@ FULL = {
         64,
     ),
     "96, values in registers": (WgmmaBackward(schedule="ahead", kept="values", dq_path="bulk"), 96, 96),
+    "64, cluster": (WgmmaBackward(br=128, dq_path="cluster", cluster=4), 64, 64),
+    "64, cluster, parts": (
+        WgmmaBackward(br=128, schedule="ahead", parts=2, kept="registers", dq_path="cluster", cluster=2),
+        64,
+        64,
+    ),
+    "128, cluster": (WgmmaBackward(dq_path="cluster", cluster=4, heads=2), 128, 128),
     "256, sums": (WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1), 256, 256),
     "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
 }

@@ -590,14 +590,12 @@ __device__ __forceinline__ void start_sums(
   wgmma_commit();
 }
 
-// Adds it to the sums, in columns from kFirst on, by the weights' units and, where these are without it, that of what they
-// weighed.
+// Adds it to the sums, in columns from kFirst on, by units of the thread's keys times that of what was weighed.
 template <int kFirst, int kColumns, int kAll>
-__device__ __forceinline__ void add_to_rows(
-    float (&sum)[kAll], float (&added)[kColumns], const float (&units)[2], float unit = 1.0f) {
+__device__ __forceinline__ void add_to_rows(float (&sum)[kAll], float (&added)[kColumns], const float (&units)[2]) {
   hold(added);
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) sum[kFirst / 2 + i] = fmaf(added[i] * unit, units[i / 2 % 2], sum[kFirst / 2 + i]);
+  for (int i = 0; i < kColumns; ++i) sum[kFirst / 2 + i] = fmaf(added[i], units[i / 2 % 2], sum[kFirst / 2 + i]);
 }
 
 // Two numbers of f16 by as many others.
@@ -660,13 +658,12 @@ __device__ __forceinline__ void start_queries(
 
 // Adds some columns of a warp's rows to sums in memory, from their units to what they are.
 template <int kColumns>
-__device__ __forceinline__ void add_queries(float* place, float (&added)[kColumns], float unit, float k_unit, bool is_there) {
+__device__ __forceinline__ void add_queries(float* place, float (&added)[kColumns], float unit, bool is_there) {
   hold(added);
   if (!is_there) return;
 #pragma unroll
   for (int i = 0; i < kColumns; i += 4) {
-    const float four[4] = {
-        added[i] * unit * k_unit, added[i + 1] * unit * k_unit, added[i + 2] * unit * k_unit, added[i + 3] * unit * k_unit};
+    const float four[4] = {added[i] * unit, added[i + 1] * unit, added[i + 2] * unit, added[i + 3] * unit};
     add_to_sums(place + i * 32, four);
   }
 }
@@ -847,19 +844,26 @@ __device__ __forceinline__ void load_tile(Chunk (&tile)[kChunks], float (&unit)[
   bulk_load(unit, source + sizeof(tile) / 4, sizeof(unit), full);
 }
 
+// What a block keeps, and the rows that see some of it: of all heads that share the keys, one head behind the other.
+struct Walk {
+  int batch, kv_head, first_key, first_row, end_row;
+};
+
+// Found by the producer and by consumers each, so that nothing is held while registers change hands.
+__device__ __forceinline__ Walk find_walk(const AttentionArgs& args) {
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc;
+  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  int first_row, end_row;
+  find_rows(args, batch, first_key, min(first_key + kBc, args.seqlen_k), first_row, end_row);
+  return {batch, kv_head, first_key, first_row - first_row % kPassingRows, end_row};
+}
+
 // Gradients of keys and values: the block keeps kBc of them, each consumer 64, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f32_d128v96_backward_kernel(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -881,8 +885,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   if (warp < 4) {
-    give_registers<24>();
-    if (warp != 0 || first_row >= end_row || !elect_one()) return;
+    give_registers<40>();
+    if (warp != 0) return;
+    const Walk walk = find_walk(args);
+    const int batch = walk.batch, kv_head = walk.kv_head, first_key = walk.first_key, end_row = walk.end_row;
+    if (walk.first_row >= end_row || !elect_one()) return;
+    const int group = args.num_q_heads / args.num_kv_heads;
     barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v) + sizeof(smem.k_unit) + sizeof(smem.v_unit));
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       // Who has no keys takes others', which nothing is seen of.
@@ -893,7 +901,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       load_tile(smem.v[consumer], smem.v_unit[consumer], values, &smem.kept_full);
     }
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int first = first_row; first < end_row; first += kPassingRows) {
+      for (int first = walk.first_row; first < end_row; first += kPassingRows) {
         const long long tile = first / kTileRows;
         Barrier* const q_full = &smem.q_full[q_pipe.stage];
         barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
@@ -913,7 +921,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     return;
   }
-  take_registers<240>();
+  take_registers<232>();
+  const Walk walk = find_walk(args);
+  const int batch = walk.batch, kv_head = walk.kv_head, first_key = walk.first_key;
+  const int first_row = walk.first_row, end_row = walk.end_row;
+  const int group = args.num_q_heads / args.num_kv_heads, end_key = min(first_key + kBc, args.seqlen_k);
   const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
   const int own_first_key = first_key + consumer * 64;
   const int own_key = own_first_key + warp % 4 * 16 + lane / 4;  // the thread's first
@@ -925,7 +937,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // All products of sums add to the same registers, and begin anew where they are told so: were that known when a kernel is
   // built, they could be others each time, and too many.
   const bool never = args.seqlen_q < 0;
-  const float scale = args.scale * kLog2e;
   float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
   if (first_row < end_row) barrier_wait(&smem.kept_full, 0);
 #pragma unroll 1
@@ -943,7 +954,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<kDvSteps>(gradient, v_desc, dout_desc);
         const float q_unit = smem.q_unit[q_pipe.stage][0], dout_unit = smem.dout_unit[dout_pipe.stage][0];
-        const float score_scale = scale * (q_unit * smem.k_unit[consumer][0]);
+        const float scale = args.scale * kLog2e * (q_unit * smem.k_unit[consumer][0]);
         const float gradient_unit = dout_unit * smem.v_unit[consumer][0];
         wgmma_wait<0>();
         hold(s);
@@ -963,7 +974,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
                 gradient[at] *= gradient_unit;
-                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, score_scale, e ? lse.y : lse.x,
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
                                e ? delta.y : delta.x);
               }
             }
@@ -985,6 +996,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         wgmma_wait<0>();
         add_to_rows<64>(sum_v, added_32, weights.units);
         start_sums(added, gradients, q_desc, never);
+        // Of units whose product is nothing, what is lost is below 2^-94.
+        const float k_units[2] = {gradients.units[0] * q_unit, gradients.units[1] * q_unit};
         // All warps agree on a unit, for sums over keys; and nobody needs the gradients of the tile before any more.
         const float own_unit = fmaxf(gradients.units[0], gradients.units[1]);
         const unsigned of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(own_unit));
@@ -993,12 +1006,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const float unit = largest_of(smem.largest[consumer][part]);
         store_gradients(smem.gradients[consumer], part * kWeighedRows, gradients, unit);
         wgmma_wait<0>();
-        add_to_rows<0>(sum_k, added, gradients.units, q_unit);
+        add_to_rows<0>(sum_k, added, k_units);
         start_sums(added, gradients, q_desc + 1 * kNextChunk, never);
         wgmma_wait<0>();
-        add_to_rows<64>(sum_k, added, gradients.units, q_unit);
+        add_to_rows<64>(sum_k, added, k_units);
       }
-      const float unit = largest_of(smem.largest[consumer][own_row / kWeighedRows]), k_unit = smem.k_unit[consumer][0];
+      const float row_unit = largest_of(smem.largest[consumer][own_row / kWeighedRows]) * smem.k_unit[consumer][0];
       fence_proxy_async();
       named_barrier_sync(consumers_barrier, kWarpgroup);
       float added[32], added_32[16];
@@ -1010,10 +1023,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       float* const place = query_sum_at(query_sums_of(args, batch, head), (first + own_row) / 16, 0);
       const bool is_there = first + own_row < args.seqlen_q;
       wgmma_wait<0>();
-      add_queries(place, added, unit, k_unit, is_there);
+      add_queries(place, added, row_unit, is_there);
       start_queries(added, gradients_desc, k_desc + 1 * kNextChunk, never);
       wgmma_wait<0>();
-      add_queries(place + 64 * 16, added, unit, k_unit, is_there);
+      add_queries(place + 64 * 16, added, row_unit, is_there);
     }
   }
   write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, own_first_key,

@@ -563,14 +563,12 @@ __device__ __forceinline__ void start_sums(
   wgmma_commit();
 }
 
-// Adds it to the sums, in columns from kFirst on, by the weights' units and, where these are without it, that of what they
-// weighed.
+// Adds it to the sums, in columns from kFirst on, by units of the thread's keys times that of what was weighed.
 template <int kFirst, int kColumns, int kAll>
-__device__ __forceinline__ void add_to_rows(
-    float (&sum)[kAll], float (&added)[kColumns], const float (&units)[2], float unit = 1.0f) {
+__device__ __forceinline__ void add_to_rows(float (&sum)[kAll], float (&added)[kColumns], const float (&units)[2]) {
   hold(added);
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) sum[kFirst / 2 + i] = fmaf(added[i] * unit, units[i / 2 % 2], sum[kFirst / 2 + i]);
+  for (int i = 0; i < kColumns; ++i) sum[kFirst / 2 + i] = fmaf(added[i], units[i / 2 % 2], sum[kFirst / 2 + i]);
 }
 
 // Two numbers of f16 by as many others.
@@ -631,12 +629,12 @@ __device__ __forceinline__ void start_queries(
 
 // Brings some columns of a warp's rows to shared memory, as they shall lie in memory, from their units to what they are.
 template <int kColumns>
-__device__ __forceinline__ void stage_queries(float* staged, float (&added)[kColumns], float unit, float k_unit) {
+__device__ __forceinline__ void stage_queries(float* staged, float (&added)[kColumns], float unit) {
   hold(added);
 #pragma unroll
   for (int i = 0; i < kColumns; i += 4) {
-    *reinterpret_cast<float4*>(staged + i * 32 + threadIdx.x % 32 * 4) = make_float4(
-        added[i] * unit * k_unit, added[i + 1] * unit * k_unit, added[i + 2] * unit * k_unit, added[i + 3] * unit * k_unit);
+    *reinterpret_cast<float4*>(staged + i * 32 + threadIdx.x % 32 * 4) =
+        make_float4(added[i] * unit, added[i + 1] * unit, added[i + 2] * unit, added[i + 3] * unit);
   }
 }
 
@@ -816,19 +814,26 @@ __device__ __forceinline__ void load_tile(Chunk (&tile)[kChunks], float (&unit)[
   bulk_load(unit, source + sizeof(tile) / 4, sizeof(unit), full);
 }
 
+// What a block keeps, and the rows that see some of it: of all heads that share the keys, one head behind the other.
+struct Walk {
+  int batch, kv_head, first_key, first_row, end_row;
+};
+
+// Found by the producer and by consumers each, so that nothing is held while registers change hands.
+__device__ __forceinline__ Walk find_walk(const AttentionArgs& args) {
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc;
+  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  int first_row, end_row;
+  find_rows(args, batch, first_key, min(first_key + kBc, args.seqlen_k), first_row, end_row);
+  return {batch, kv_head, first_key, first_row - first_row % kPassingRows, end_row};
+}
+
 // Gradients of keys and values: the block keeps kBc of them, each consumer 64, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f32_d64_backward_kernel(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -850,8 +855,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   if (warp < 4) {
-    give_registers<24>();
-    if (warp != 0 || first_row >= end_row || !elect_one()) return;
+    give_registers<40>();
+    if (warp != 0) return;
+    const Walk walk = find_walk(args);
+    const int batch = walk.batch, kv_head = walk.kv_head, first_key = walk.first_key, end_row = walk.end_row;
+    if (walk.first_row >= end_row || !elect_one()) return;
+    const int group = args.num_q_heads / args.num_kv_heads;
     barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v) + sizeof(smem.k_unit) + sizeof(smem.v_unit));
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       // Who has no keys takes others', which nothing is seen of.
@@ -862,7 +871,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       load_tile(smem.v[consumer], smem.v_unit[consumer], values, &smem.kept_full);
     }
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int first = first_row; first < end_row; first += kPassingRows) {
+      for (int first = walk.first_row; first < end_row; first += kPassingRows) {
         const long long tile = first / kTileRows;
         Barrier* const q_full = &smem.q_full[q_pipe.stage];
         barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
@@ -882,7 +891,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     return;
   }
-  take_registers<240>();
+  take_registers<232>();
+  const Walk walk = find_walk(args);
+  const int batch = walk.batch, kv_head = walk.kv_head, first_key = walk.first_key;
+  const int first_row = walk.first_row, end_row = walk.end_row;
+  const int group = args.num_q_heads / args.num_kv_heads, end_key = min(first_key + kBc, args.seqlen_k);
   const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
   const int own_first_key = first_key + consumer * 64;
   const int own_key = own_first_key + warp % 4 * 16 + lane / 4;  // the thread's first
@@ -890,7 +903,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int consumers_barrier = 1 + consumer;  // named: all warps of the consumer have come
   const unsigned long long k_desc = descriptor(smem.k[consumer], sizeof(Chunk)), v_desc = descriptor(smem.v[consumer]);
   const unsigned long long gradients_desc = descriptor(smem.gradients[consumer]);
-  const float scale = args.scale * kLog2e;
   float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
   if (first_row < end_row) barrier_wait(&smem.kept_full, 0);
 #pragma unroll 1
@@ -906,7 +918,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
       start_products<kDvSteps>(gradient, v_desc, dout_desc);
       const float q_unit = smem.q_unit[q_pipe.stage][0], dout_unit = smem.dout_unit[dout_pipe.stage][0];
-      const float score_scale = scale * (q_unit * smem.k_unit[consumer][0]);
+      const float scale = args.scale * kLog2e * (q_unit * smem.k_unit[consumer][0]);
       const float gradient_unit = dout_unit * smem.v_unit[consumer][0];
       wgmma_wait<1>();
       hold(s);
@@ -924,7 +936,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int h = 0; h < 2; ++h) {
               const int at = i + 2 * h + e, key = own_key + 8 * h;
               float factor = 1.0f;
-              weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, score_scale, e ? lse.y : lse.x, 0.0f);
+              weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
             }
           }
         }
@@ -955,6 +967,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       dout_pipe.advance();
       float added_k[32];
       start_sums(added_k, gradients, q_desc);
+      // Of units whose product is nothing, what is lost is below 2^-94.
+      const float k_units[2] = {gradients.units[0] * q_unit, gradients.units[1] * q_unit};
       // All warps agree on a unit, for sums over keys; and nobody needs the gradients of the tile before any more.
       const float own_unit = fmaxf(gradients.units[0], gradients.units[1]);
       const unsigned of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(own_unit));
@@ -962,13 +976,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       named_barrier_sync(consumers_barrier, kWarpgroup);
       const float unit = largest_of(smem.largest[consumer]);
       store_gradients(smem.gradients[consumer], gradients, unit);
-      const float k_unit = smem.k_unit[consumer][0];
+      const float row_unit = unit * smem.k_unit[consumer][0];
       fence_proxy_async();
       named_barrier_sync(consumers_barrier, kWarpgroup);
       float added_q[32];
       start_queries(added_q, gradients_desc, k_desc);
       wgmma_wait<1>();
-      add_to_rows<0>(sum_k, added_k, gradients.units, q_unit);
+      add_to_rows<0>(sum_k, added_k, k_units);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
       float* const place = query_sum_at(sums, (first + own_row) / 16, 0);
@@ -977,7 +991,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (lane == 0) tma_wait_read<0>();  // what was there has gone
       __syncwarp();
       wgmma_wait<0>();
-      stage_queries(staged, added_q, unit, k_unit);
+      stage_queries(staged, added_q, row_unit);
       fence_proxy_async();
       __syncwarp();
       if (lane == 0 && is_there) bulk_add(place, staged, sizeof(smem.shares[0][0]));

@@ -920,6 +920,86 @@ def test_a_block_reads_no_other_cluster():
         warpgroups.run(warpgroups.emulated(body, blocks=4, cluster=2), words, words)
 
 
+SENDING_BODY = """
+  // Two blocks send each other numbers, three times, through one place: who has read it says so.
+  const unsigned rank = blockIdx.x, other = 1 - rank;
+  unsigned long long* full = reinterpret_cast<unsigned long long*>(shared_bytes);
+  unsigned long long* room = full + 1;
+  float* floats = reinterpret_cast<float*>(shared_bytes + 128);
+  const unsigned place = unsigned(__cvta_generic_to_shared(floats + 4 * i));
+  if (i == 0) {
+    barrier_init(full, 1);
+    barrier_init(room, 128);
+  }
+  cluster_sync();
+  float told = 1000 * rank + i;
+  for (unsigned r = 0; r < 3; ++r) {
+    const float four[4] = {told, told + 1, told + 2, told + 3};
+    if (r > 0) barrier_wait(room, (r - 1) % 2);
+    send_to_block(place_in_block(place, other), four,
+                  place_in_block(unsigned(__cvta_generic_to_shared(full)), other));
+    if (i == 0) barrier_expect(full, 128 * 16);
+    barrier_wait(full, r % 2);
+    const float* came = floats + 4 * ((i + 1) % 128);
+    told = came[0] + came[3] - 3;
+    if (r < 2) barrier_arrive_at(room, other);
+  }
+  out[128 * rank + i] = unsigned(told);
+  cluster_sync();
+"""
+
+
+def floats_sent(body: str, seed: int) -> bool:
+    build = warpgroups.emulated(body, blocks=2, cluster=2, smem=4096)
+    found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros((2, 128), np.uint32), seed=seed)
+    told = 1000 * np.arange(2)[:, None] + np.arange(128)
+    for _ in range(3):
+        told = 2 * np.roll(told[::-1], -1, axis=1)
+    return bool((found.reshape(2, 128) == told).all())
+
+
+def test_blocks_of_a_cluster_send_each_other_floats():
+    assert all(floats_sent(SENDING_BODY, seed) for seed in range(8))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("barrier_wait(full, r % 2);", "__syncthreads();"),
+        ("if (r > 0) barrier_wait(room, (r - 1) % 2);", ""),
+        ("barrier_expect(full, 128 * 16)", "barrier_expect(full, 128 * 8)"),
+        ("(__cvta_generic_to_shared(full)), other)", "(__cvta_generic_to_shared(full)), rank)"),
+        ("(floats + 4 * i));", "(floats + 4 * i)) + 8;"),
+        ("place_in_block(place, other)", "place_in_block(place, 2)"),
+    ],
+)
+def test_what_is_sent_wrongly_is_caught(right, wrong):
+    assert right in SENDING_BODY
+
+    def caught(seed: int) -> bool:
+        try:
+            return not floats_sent(SENDING_BODY.replace(right, wrong), seed)
+        except LaunchError:
+            return True
+
+    assert any(caught(seed) for seed in range(8))
+
+
+def test_a_block_does_not_end_before_what_is_sent_to_it_has_come():
+    body = """
+  unsigned long long* full = reinterpret_cast<unsigned long long*>(shared_bytes);
+  if (i == 0) barrier_init(full, 1);
+  cluster_sync();
+  const float four[4] = {};
+  if (i == 0 && blockIdx.x == 0) send_to_block(place_in_block(64, 1), four, place_in_block(0, 1));
+  cluster_sync();
+"""
+    build, words = warpgroups.emulated(body, blocks=2, cluster=2), np.zeros(1, np.uint32)
+    with pytest.raises(LaunchError, match=r"block 1 ended with the send_to_block of line \d+ by thread 0 of"):
+        for seed in range(20):
+            warpgroups.run(build, words, words, seed=seed)
+
+
 def test_clusters_that_not_every_card_forms_must_be_asked_for():
     words = np.zeros(1, np.uint32)
     with pytest.raises(LaunchError, match="a cluster of 16 blocks, more than 8 only after cudaFuncSetAttr"):
