@@ -30,8 +30,10 @@ MOST_DRAWS = 20_000
 
 
 def held(family: str, dtype: str) -> dict[str, Any]:
-    """Values without which hardly a variant of `mma` is legal on old cards: float32 as parts of f16, one
-    buffer of keys."""
+    """Values without which hardly a variant is legal: of `mma` on old cards float32 as parts of f16 and one
+    buffer of keys, of float32's gradients on Hopper what parts ask for."""
+    if family == "wgmma-backward" and dtype == "f32":
+        return {"dq_path": "bulk", "ds_stages": 1}
     if family != "mma":
         return {}
     precision = "3xf16" if dtype == "f32" else "auto"

@@ -43,6 +43,9 @@ LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
 SHARED_PASSES, THREAD_PASSES = 2.0, 2.3
 #: How much longer a tile takes whose products with weights come before those with gradients: by six pairs.
 WEIGHTS_FIRST_PACE = 1.01
+#: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step: of
+#: 24 kernels of an H200, at 512 and 2048 rows.
+CLUSTER_PACE = 1.65
 #: Products of two numbers in parts, and a lane's instructions to split one: its share of a key's largest,
 #: times the inverse of a unit, rounded, what that leaves, rounded.
 PRODUCTS_OF_PARTS, ALU_PER_SPLIT = 3, 5.0
@@ -115,10 +118,16 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_keys(problem),
         passing_bytes=problem.group * (bytes_of_rows(problem, problem.seqlen_q) + sums),
-        pace=WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0,
+        pace=_pace(variant),
         late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
     )
     return _with_waits(block, problem, (variant.bc, br))
+
+
+def _pace(variant: WgmmaBackward) -> float:
+    if variant.sums_in_cluster:
+        return CLUSTER_PACE
+    return WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0
 
 
 def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:

@@ -47,6 +47,14 @@ REACHED_LATER = {
         "wgmma-backward": (1.059, 1.118),
         SEVERAL: (1.036, 1.118),
     },
+    # Of several families the worst are of few keys, and of a mask, that mma serves better than was thought.
+    "measured_h200_serving.json": {
+        "latent": (1.004, 1.046),
+        "mma": (1.033, 1.346),
+        "wgmma": (1.034, 1.234),
+        "wgmma-backward": (1.036, 1.178),
+        SEVERAL: (1.099, 2.247),
+    },
 }
 #: What is promised of all of them together.
 PROMISED_MEAN, PROMISED_WORST = 1.05, 1.15
