@@ -43,8 +43,8 @@ LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
 SHARED_PASSES, THREAD_PASSES = 2.0, 2.3
 #: How much longer a tile takes whose products with weights come before those with gradients: by six pairs.
 WEIGHTS_FIRST_PACE = 1.01
-#: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step: of
-#: 24 kernels of an H200, at 512 and 2048 rows.
+#: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
+#: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
 #: Products of two numbers in parts, and a lane's instructions to split one: its share of a key's largest,
 #: times the inverse of a unit, rounded, what that leaves, rounded.
