@@ -52,7 +52,7 @@ class Kernel:
     @property
     def oldest_arch(self) -> int | None:
         """The first compute capability, times ten, that has all instructions of it; None where any has."""
-        of_variant = self.variant.oldest_arch(self.arch)
+        of_variant = self.variant.oldest_arch(self.problem, self.arch)
         if not any(each.dependent for each in self.launches):
             return of_variant
         return max(of_variant or 0, DEPENDENT_ARCH)

@@ -179,9 +179,9 @@ class Variant:
         rows = problem.seqlen_q * (problem.group if self.packs_heads() else 1)
         return 4.0 * self.partial_floats(problem) * min(1.0, rows / (self.rows_per_block() or rows))
 
-    def oldest_arch(self, arch: int) -> int | None:
-        """Returns the first compute capability, times ten, with the instructions of what is rendered for
-        ``arch``; None where any card has them."""
+    def oldest_arch(self, problem: Problem, arch: int) -> int | None:
+        """Returns the first compute capability, times ten, with the instructions of what is rendered of a
+        problem for ``arch``; None where any card has them."""
         return None
 
     def knows_page_size(self, problem: Problem) -> bool:

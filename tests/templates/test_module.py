@@ -1224,7 +1224,7 @@ def test_a_kernel_of_the_tensor_core_family(driver: Driver, tmp_path: Path, torc
 def test_a_card_without_the_tensor_cores(driver: Driver, tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Cores(Wide):
-        def oldest_arch(self, arch: int) -> int:
+        def oldest_arch(self, problem: Problem, arch: int) -> int:
             return 80 if arch >= 80 else 75
 
     kernel = make_kernel(GridOf(128, 4096, 64), dtype="f16", head_dim_v=16)

@@ -14,6 +14,8 @@ from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, T
 TF32, F16 = "tf32", "f16"
 #: How partial results meet for `Mma.merge`.
 BY_HALVES, AT_ONCE = "by_halves", "at_once"
+#: From which architecture on an instruction makes f16 of e4m3.
+WIDENS_FROM = 89
 #: Lanes that have sums of a row each.
 PARTIAL_SUMS = 4
 
@@ -170,10 +172,15 @@ class Parameters(Variant):
     def float32_products(self, problem: Problem) -> str:
         return self.arithmetic(problem) if problem.dtype == "f32" else ""
 
-    def oldest_arch(self, arch: int) -> int:
+    def oldest_arch(self, problem: Problem, arch: int) -> int:
         """Returns 90 where blocks form clusters. What is rendered for sm_80 and newer uses the deeper
-        products and the types that came with it."""
-        return 90 if self.blocks_per_tile() > 1 else 80 if arch >= 80 else 75
+        products and the types that came with it; for sm_89 and newer, of keys of eight bits, the
+        instruction that widens these."""
+        if self.blocks_per_tile() > 1:
+            return 90
+        if problem.has_key_scales and arch >= WIDENS_FROM:
+            return WIDENS_FROM
+        return 80 if arch >= 80 else 75
 
     def in_pairs(self, problem: Problem) -> bool:
         """Tells whether an operand's registers hold two numbers each."""

@@ -11,7 +11,7 @@ from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_wal
 from .decoding import decodes
 from .family import Mma
 from .layouts import PADDED
-from .parameters import AT_ONCE
+from .parameters import AT_ONCE, WIDENS_FROM
 
 #: Floating-point operations of an m16n8k16 product.
 WIDE_FLOPS = 2 * 16 * 8 * 16
@@ -38,9 +38,9 @@ ROOMY = 38
 ACCESSES_PER_MISSING = 3.5
 #: Scores are masked by a comparison and a selection each.
 ALU_PER_MASKED = 2
-#: Slots that four numbers of e4m3 take to become f16: by two conversions at half the rate, from some
-#: architecture on; by their bits before.
-WIDENING, WIDENING_BY_BITS, WIDENS_FROM = 4, 14, 89
+#: Slots that four numbers of e4m3 take to become f16: by two conversions at half the rate, where there are
+#: such; by their bits else.
+WIDENING, WIDENING_BY_BITS = 4, 14
 #: Key tiles that float32 sums apart before it adds them to the output.
 TILES_PER_SUM = 4
 

@@ -48,7 +48,7 @@ class Parameters(GradientVariant):
     def rows_per_block(self) -> int:
         return self.bc
 
-    def oldest_arch(self, arch: int) -> int:
+    def oldest_arch(self, problem: Problem, arch: int) -> int:
         """Returns 90 where four sums are added to memory at once, 80 where products are sixteen deep."""
         if self.dq_path == ATOMICS and arch >= VECTOR_SUMS:
             return VECTOR_SUMS

@@ -160,7 +160,7 @@ def test_the_module_carries_its_data(kernel: Kernel, emit: Callable[..., str], t
     assert (tuned.name, tuned.source) == (kernel.problem.name, module.SOURCE)
     assert (tuned.head_dim, tuned.head_dim_v) == (kernel.problem.head_dim, kernel.problem.head_dim_v)
     assert tuned.tolerance == kernel.problem.tolerance
-    assert tuned.oldest_arch == kernel.variant.oldest_arch(90)
+    assert tuned.oldest_arch == kernel.variant.oldest_arch(kernel.problem, 90)
     assert launch.symbol == kernel.symbol
     assert tuple(TensorMap(*each) for each in launch.maps) == kernel.launch.tensor_maps
     for name in (field.name for field in dataclasses.fields(kernel.launch)):
@@ -454,9 +454,9 @@ def test_what_families_say_of_their_instructions_is_in_their_sources(arch: int, 
         },
     ).legal
     kernel = render(legal[0], problem, card)
-    assert ("mma.sync" in kernel.source) == (kernel.variant.oldest_arch(arch) is not None)
+    assert ("mma.sync" in kernel.source) == (kernel.variant.oldest_arch(kernel.problem, arch) is not None)
     assert ("wgmma" in kernel.source) == bool(kernel.variant.arch_suffix)
-    assert variant.oldest_arch(arch) in (None, arch, 80)
+    assert variant.oldest_arch(kernel.problem, arch) in (None, arch, 80)
 
 
 @pytest.mark.parametrize(

@@ -354,3 +354,10 @@ def test_nvcc_takes_it(card: str, tmp_path, monkeypatch) -> None:
     variant = replace(FEW, key_warps=2, stages=1 if card == "t4" else 2)
     build = toolchain.build(render(variant, problem, limits))
     assert build.registers <= 255 and build.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("card", "oldest"), [("a100", 80), ("l4", 89), ("h200", 89)])
+def test_the_instruction_that_widens_is_asked_for(card: str, oldest: int) -> None:
+    kernel = render(FEW, replace(DECODING, dtype="bf16"), PRESETS[card])
+    assert kernel.oldest_arch == oldest
+    assert ("e4m3x2" in kernel.source) == (oldest == 89)
