@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring import Scoring
+from flashgen.gen.variant import Variant
 from flashgen.tuner.cards.dtypes import BUFFER_DTYPES
 
+from .scored_attention import assert_close, attend, built, is_legal
 from .scorings import drawn_values
 
 SCORINGS = {
@@ -62,3 +65,36 @@ def laid(array: np.ndarray, dtype: str, layout: str) -> np.ndarray:
     view = np.lib.stride_tricks.as_strided(memory, array.shape, strides)
     view[...] = array
     return view
+
+
+def problem_of(scoring: Scoring, dtype: str = "bf16", **more: Any) -> Problem:
+    """A small problem of grouped heads."""
+    sizes = {
+        "batch": 2,
+        "head_dim": 16,
+        "seqlen_q": 300,
+        "seqlen_k": 300,
+        "num_q_heads": 4,
+        "num_kv_heads": 2,
+    }
+    return Problem(dtype=dtype, scoring=scoring, **{**sizes, **more})
+
+
+def in_all_ways(walks: Mapping[str, Variant], dtypes: Mapping[str, float]) -> list[tuple[str, str, str, str]]:
+    """Legal settings, by the names of scoring, walk, type and layout, in which any two values of these stand
+    together: a quarter of all there are."""
+    return [
+        (name, walk, dtype, layout)
+        for i, name in enumerate(SCORINGS)
+        for j, walk in enumerate(walks)
+        for k, dtype in enumerate(dtypes)
+        for n, layout in enumerate(LAYOUTS)
+        if (i + j + k + n) % 4 == 0 and is_legal(walks[walk], problem_of(SCORINGS[name], dtype))
+    ]
+
+
+def assert_right(variant: Variant, problem: Problem, layout: str, tolerance: float) -> None:
+    """A kernel is as near to float64 as that at ragged lengths, its arrays lying so."""
+    build = built(variant, problem)
+    for rows, keys in ((150, 173), (70, 320), (200, 75)):
+        assert_close(*attend(build, rows, keys, values_laid(problem, rows, keys, layout)), tolerance)
