@@ -80,8 +80,8 @@ def test_any_two_values_together_are_right(shard):
 @pytest.mark.thorough
 def test_the_cover_leaves_nothing_out():
     singles = set().union(*map(traits, settings()))
-    # Tangents and stages of biases are of changed scores; float32 has a cover of its own, and weights of eight
-    # bits have tests.
+    # Tangents and stages of biases are of changed scores; float32 has a cover of its own, and weights of
+    # eight bits have tests.
     chosen = [p for p in Wgmma.parameters() if p.name not in ("tangent", "bias_stages")]
     choices = {(p.name, choice) for p in chosen for choice in p.choices}
     assert singles >= choices - {("split_by", "tiles"), ("weights", "e4m3")}
