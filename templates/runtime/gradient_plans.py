@@ -21,10 +21,10 @@ from .plans import (
     _Arguments,
     _Beside,
     _clipped,
-    _configuration,
     _encode_map,
     _KeptMaps,
     _Maps,
+    _starts,
     _tell_of_launch,
     _workspace_words,
 )
@@ -283,16 +283,7 @@ class _ReadyGradients:
         )
         """The addresses of each function's parameters: the arguments, then the maps where there are any."""
         self.starts = tuple(
-            tuple(
-                functools.partial(
-                    _driver()["cuLaunchKernelEx"],
-                    ctypes.byref(_configuration(launch, blocks or 1, handle, follows)),
-                    ctypes.c_void_p(function),
-                    parameters,
-                    None,
-                )
-                for follows in (False, True)
-            )
+            _starts(launch, blocks or 1, handle, function, parameters)
             for blocks, launch, function, parameters in zip(
                 plan.blocks, launches, functions, self.parameters, strict=True
             )

@@ -303,6 +303,21 @@ def _configuration(launch: Launch, blocks: int, handle: int, follows: bool) -> _
     return _Config((blocks, 1, 1), (launch.threads, 1, 1), launch.smem_bytes, handle, *attributes)
 
 
+def _starts(launch: Launch, blocks: int, handle: int, function: int, parameters: Any) -> tuple[Any, Any]:
+    """What makes a launch as the first of a call, and behind another; each returns what the driver does."""
+    first, behind = (
+        functools.partial(
+            _driver()["cuLaunchKernelEx"],
+            ctypes.byref(_configuration(launch, blocks, handle, follows)),
+            ctypes.c_void_p(function),
+            parameters,
+            None,
+        )
+        for follows in (False, True)
+    )
+    return first, behind
+
+
 class _Ready:
     """The launches of a call but for addresses: what the driver is passed, kept with its plan, as making it
     takes longer than the launch itself. The driver copies the arguments, so that the next call may write its
@@ -394,16 +409,7 @@ class _Step:
         addresses = [ctypes.addressof(self.arguments.buffer)] + [0] * bool(self.launch.maps)
         self.parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         """The addresses of the kernel's parameters: the arguments, then the maps where there are any."""
-        self.start, self.follow = (
-            functools.partial(
-                _driver()["cuLaunchKernelEx"],
-                ctypes.byref(_configuration(self.launch, plan.blocks[index], handle, follows)),
-                ctypes.c_void_p(function),
-                self.parameters,
-                None,
-            )
-            for follows in (False, True)
-        )
+        self.start, self.follow = _starts(self.launch, plan.blocks[index], handle, function, self.parameters)
         """What makes the launch as the first of a call, and behind another."""
 
 

@@ -172,7 +172,7 @@ def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_keys(problem),
         passing_bytes=problem.group * problem.seqlen_q / rows * (passing + added),
-        pace=WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0,
+        pace=_pace(variant),
         late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
     )
     return _with_waits(block, problem, (variant.bc, weighed))
