@@ -89,8 +89,8 @@ def contender_names() -> list[str]:
 
 
 def make_plan(options: BenchOptions, folder: Path) -> Plan:
-    """Plans a row for each workload with the kernel that serves it, the nearest where none was tuned for just
-    that."""
+    """Plans a row for each workload with the kernel that serves it, the best of those for others where none
+    was tuned for just that."""
     limits = options.device.limits
     known = [e for e in library.entries(library.folders(options.out)) if not e.predicted]
     plan = Plan([], [], [], [])

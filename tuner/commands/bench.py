@@ -117,7 +117,8 @@ def bench_command(words: BenchWords, json_: Json = False) -> None:
     Example: [bold]flashgen bench llm decode --minutes 5 --plots plots[/bold]
 
     Medians of CUDA events in turns, the L2 flushed before each call. Each workload is served by the kernel
-    tuned for just it, else by the nearest. What fails leaves an empty cell, and its reason in the JSON.
+    tuned for just it, else by the best of those for others. What fails leaves an empty cell, and its reason
+    in the JSON.
     """
     from ..bench import figures
     from ..bench.reference_times import with_reference

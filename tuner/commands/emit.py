@@ -121,8 +121,8 @@ def emit_command(words: EmitWords, json_: Json = False) -> None:
     Example: [bold]flashgen emit best.py --device h200 --d 64[/bold]
 
     Chosen are, in this order: measured before predicted kernels, the same card before one of the same compute
-    capability, few query rows or many, the same mask, the nearest lengths and number of heads. With --set,
-    that variant is rendered untuned. Of a .cu, --main makes a program and --cmake a library.
+    capability, what was tuned for just that, what should take the least time on it. With --set, that variant
+    is rendered untuned. Of a .cu, --main makes a program and --cmake a library.
 
     With --suite, lists or several kernels, as in [bold]flashgen emit llm.py --suite llm[/bold], the module
     holds the best for each and calls the one that was tuned for the nearest shape. Lists without lengths,

@@ -7,19 +7,19 @@ The order of choice, which `find` documents to the user as well:
    automatic precision serves that alone: what is asked for by name is what was tuned by that name.
 2. Measured kernels come before predicted ones.
 3. The same card comes before another of the same compute capability; any other card's kernel is not used.
-4. A kernel tuned for few query rows, 16 at most, comes first where few are asked for, else one for many.
-5. A kernel tuned under the same mask comes before one tuned under the other (a kernel serves both). One row
-   sees all keys, whatever the mask.
-6. Then the nearest in query rows, in the keys that each sees and in the number of heads over the batch, by
-   ratio. Where no sizes
-   were asked for: the last that was tuned here; of the shipped ones, the nearest to the default sizes.
+4. Where sizes were asked for, what was tuned for just these, under the same mask (one row sees all keys,
+   whatever the mask), else the kernel that should take the least time on them: by the cost model, and by how
+   far that was from what was measured of each. Those of which it says nothing come last, the nearest in query
+   rows, keys that each sees and heads over the batch first.
+5. Where none were asked for, a kernel tuned under the same mask before one tuned under the other (a kernel
+   serves both), then the last that was tuned here; of the shipped ones, the nearest to the default sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
 from typing import Any
 
 from ...gen.lengths import lengths_words
@@ -29,6 +29,7 @@ from ...gen.scoring_words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, numbers_distance, scores_differ, shape_distance
+from .expected import Errors
 from .library import Entry, is_shipped
 
 
@@ -103,24 +104,22 @@ def find(
     if not usable:
         return None
 
-    def rank(entry: Entry) -> tuple[Any, ...]:
+    def by_numbers(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
         shipped = is_shipped(entry)
-        return (
-            entry.predicted,
-            not same_card(entry.slug, limits.slug),
-            not any_shape and tuned.has_few_queries != problem.has_few_queries,
-            masks_differ(tuned, problem),
-            any_shape and shipped,
-            (numbers_distance if any_shape and not shipped else shape_distance)(tuned, problem),
-        )
+        distance = (shape_distance if shipped else numbers_distance)(tuned, problem)
+        return (*_kind(entry, limits), masks_differ(tuned, problem), shipped, distance)
 
-    least = min(map(rank, usable))
-    last = max((e for e in usable if rank(e) == least), key=lambda e: e.kernel.tuned_at)
+    rank = by_numbers if any_shape else _by_time(usable, problem, limits)
+    ranks = {entry: rank(entry) for entry in usable}
+    least = min(ranks.values())
+    last = max((e for e in usable if ranks[e] == least), key=lambda e: e.kernel.tuned_at)
     # Of several families, or runs with parameters held, that tuned for the very same: the fastest.
     same = [e for e in usable if (e.slug, e.kernel.problem) == (last.slug, last.kernel.problem)]
     entry = min(same, key=lambda e: (e.kernel.measurement.median_us, e is not last))
-    predicted, other_card, _, other_mask, _, distance = least
+    predicted, other_card = _kind(entry, limits)
+    other_mask = masks_differ(entry.kernel.problem, problem)
+    distance = shape_distance(entry.kernel.problem, problem)
     remarks = []
     if other_card:
         remarks.append(f"tuned on another card of sm_{limits.arch}, {entry.kernel.device}")
@@ -133,10 +132,39 @@ def find(
         remarks.append(f"tuned for {theirs}, asked for {ours}")
     how = _words(entry)
     if remarks:
-        how = f"nothing was tuned for just this; the nearest match is {how} ({'; '.join(remarks)})"
+        how = f"nothing was tuned for just this; the best match is {how} ({'; '.join(remarks)})"
     elif predicted:
         how = f"{how}; nothing was measured for it"
     return Match(entry, how, exact=not remarks)
+
+
+def _kind(entry: Entry, limits: DeviceLimits) -> tuple[bool, bool]:
+    """Whether an entry was predicted, and whether it is of another card: what comes before all else."""
+    return entry.predicted, not same_card(entry.slug, limits.slug)
+
+
+def _by_time(
+    known: Sequence[Entry], problem: Problem, limits: DeviceLimits
+) -> Callable[[Entry], tuple[Any, ...]]:
+    """Returns the order of kernels for sizes that were asked for; of one variant, tuned for several, the
+    nearest tells the time."""
+    errors = Errors(known, limits)
+
+    def away(entry: Entry) -> tuple[bool, float]:
+        tuned = entry.kernel.problem
+        return masks_differ(tuned, problem), shape_distance(tuned, problem)
+
+    def kernel(entry: Entry) -> tuple[Any, ...]:
+        return (*_kind(entry, limits), entry.kernel.variant)
+
+    nearest = {kernel(each): each for each in sorted(known, key=away, reverse=True)}
+    expected = {made: errors.expect(each, problem) for made, each in nearest.items()}
+
+    def rank(entry: Entry) -> tuple[Any, ...]:
+        told = expected[kernel(entry)]
+        return (*_kind(entry, limits), any(away(entry)), told.us if told else inf, *away(entry))
+
+    return rank
 
 
 def nearest_variants(

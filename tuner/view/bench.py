@@ -114,7 +114,7 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         notes.append("TB/s: of keys and values, read once.")
     nearest = [row.name for row in rows if row.ours and not row.exact]
     if nearest:
-        notes.append(f"\\* by the nearest kernel, tuned for another shape: {', '.join(nearest)}.")
+        notes.append(f"\\* by a kernel tuned for another shape: {', '.join(nearest)}.")
     if any(c.scaled_from for row in rows for n, c in row.cells.items() if n in shown):
         notes.append("~ scaled from a shorter length.")
     doubts = [(row.name, why) for row in rows for why in row.disturbances]

@@ -15,6 +15,7 @@ from flashgen.tuner.cards.slug import same_card
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.shelf import choice, emitting, library
 from flashgen.tuner.shelf.emitting import card_meant
+from flashgen.tuner.shelf.expected import Errors
 from flashgen.tuner.shelf.library import Entry
 
 from tests.support.tuned_kernels import H100, H200, LADDER, entry, tuned
@@ -191,27 +192,40 @@ def test_nearest_in_lengths_and_heads():
         assert match is not None and match.entry == best
 
 
-def test_few_rows_before_mask_and_shape():
-    def rows(count: int, keys: int = 8192, **others) -> Entry:
-        return entry(Problem(seqlen_q=count, seqlen_k=keys, **others))
+def test_one_row_sees_all_keys_under_either_mask_and_several_do_not():
+    def rows(count: int, **others) -> Entry:
+        return entry(Problem(seqlen_q=count, seqlen_k=8192, **others))
 
-    one, many = rows(1), rows(128, 128, causal=True)
-    for shape, best in (
-        (Problem(seqlen_q=1, seqlen_k=128, causal=True), one),
-        (Problem(seqlen_q=16, seqlen_k=128, causal=True), one),
-        (Problem(seqlen_q=17, seqlen_k=8192), many),
-        (Problem(), many),
-    ):
-        match = choice.find([one, many], shape, H200)
-        assert match is not None and match.entry == best and not match.exact
-    # One row sees all keys under either mask, several do not.
-    match = choice.find([one], Problem(seqlen_q=1, seqlen_k=8192, causal=True), H200)
+    match = choice.find([rows(1)], Problem(seqlen_q=1, seqlen_k=8192, causal=True), H200)
     assert match is not None and match.exact and "mask" not in match.how
     masked, plain = rows(4, causal=True), rows(8)
     match = choice.find([masked, plain], Problem(seqlen_q=4, seqlen_k=8192), H200)
     assert match is not None and match.entry == plain
     match = choice.find([masked, plain], Problem(seqlen_q=1, seqlen_k=8192), H200)
     assert match is not None and match.entry == masked and "mask" not in match.how
+
+
+def test_what_was_tuned_for_other_sizes_serves_where_it_should_be_fastest():
+    """Not where it is nearest: sixteen rows are slow by what suits four, and fast where heads are packed."""
+    shipped = [each for each in library.entries([library.shipped_folder()]) if not each.predicted]
+    four, two = (
+        next(
+            each for each in shipped if each.kernel.problem.name == f"bf16_d128_causal_b32_h32_kv8_n{n}_m8192"
+        )
+        for n in (4, 2)
+    )
+    assert (four.kernel.variant.family, two.kernel.variant.family) == ("mma", "wgmma")
+    sixteen = replace(four.kernel.problem, seqlen_q=16)
+    match = choice.find([four, two], sixteen, H200)
+    assert match is not None and match.entry == two and not match.exact
+    assert "the best match is bf16_d128_causal_b32_h32_kv8_n2_m8192" in match.how
+    assert "seqlen 2x8192, asked for batch 32, heads 32/8, seqlen 16x8192" in match.how
+    times = Errors([four, two], H200)
+    by_four, by_two = (times.expect(each, sixteen) for each in (four, two))
+    assert by_four is not None and by_two is not None and by_two.us < by_four.us
+    # What was tuned for just this is what was measured of it.
+    of_four = times.expect(four, four.kernel.problem)
+    assert of_four is not None and of_four.us == pytest.approx(four.kernel.measurement.median_us)
 
 
 def test_of_any_shape_the_last_tuned():
