@@ -48,10 +48,10 @@ class StandInCard(CudaCard):
         return self.made_by
 
 
-def _first_of_each(problem, limits, families, means) -> Iterator[candidates.Candidate]:
+def _first_of_each(problem, families, errors) -> Iterator[candidates.Candidate]:
     for family in families:
         with contextlib.suppress(Illegal):
-            family().check(problem, limits)
+            family().check(problem, errors.limits)
             yield candidates.Candidate(family(), 1e6, 1e6, "issue")
 
 
