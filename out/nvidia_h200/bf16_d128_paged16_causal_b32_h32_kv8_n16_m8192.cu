@@ -45,6 +45,8 @@
 
 #include <cuda_bf16.h>
 #include <cuda.h>
+#include <cuda_pipeline.h>
+
 #if defined(FLASHGEN_DEBUG) && !defined(__CUDACC_RTC__)
 #include <cstdio>
 #endif
@@ -231,6 +233,24 @@ __device__ __forceinline__ void fence_proxy_async() {
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
 }
 
 // Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, to shared memory, zeros for
@@ -654,7 +674,7 @@ __device__ __forceinline__ long long packed_offset(int row, int group, long long
 }
 
 // Brings a consumer's 64 rows of Q to shared memory, as products read them, from `first_row` on; zeros for rows from
-// `num_rows` on.
+// `num_rows` on. All of a thread's copies are under way at once.
 __device__ __forceinline__ void copy_queries(
     QChunk* staged, const AttentionArgs& args, const Tile& tile, int first_row, int group, int num_rows, int consumer) {
   constexpr int kVectors = 8 * kDChunks;  // of a row, of 16 bytes each
@@ -663,13 +683,12 @@ __device__ __forceinline__ void copy_queries(
   for (int i = 0; i < 64 * kVectors / kWarpgroup; ++i) {
     const int place = i * kWarpgroup + threadIdx.x % kWarpgroup;
     const int row = place / kVectors, piece = place % kVectors;
-    uint4 eight = make_uint4(0, 0, 0, 0);
-    if (first_row + row < num_rows && piece * 8 < kD) {
-      const long long at = packed_offset(first_row + row, group, args.q_stride_row, args.q_stride_head) + piece * 8;
-      eight = __ldg(reinterpret_cast<const uint4*>(q + at));
-    }
-    *reinterpret_cast<uint4*>(staged[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * 8) = eight;
+    const long long at = packed_offset(first_row + row, group, args.q_stride_row, args.q_stride_head) + piece * 8;
+    copy_async<16>(staged[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * 8, q + at,
+                   first_row + row < num_rows && piece * 8 < kD);
   }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
@@ -1068,4 +1087,4 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 16, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": true, "br": 64, "splits": 1, "workspace_splits": 1, "bc": 80, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 256, "smem_bytes": 99328, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "cd717fba6ebfb1e5", "figures": [1758, 1131]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 16, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": true, "br": 64, "splits": 1, "workspace_splits": 1, "bc": 80, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "k_stages": 2, "v_stages": 2, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 256, "smem_bytes": 99328, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "594ec1961086f2b5", "figures": [1758, 1131]}
