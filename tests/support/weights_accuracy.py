@@ -1,25 +1,29 @@
-"""Prints what weights of eight bits cost in accuracy, on the emulated H200: the table of docs/accuracy.md.
+"""Prints what numbers of eight bits cost in accuracy, on the emulated H200: the tables of docs/accuracy.md.
 
     python tests/support/weights_accuracy.py
 
 Errors per head, ‖o - ref‖ / ‖ref‖ against float64, on average over heads: of the inputs as rounded to the
-type, with a scale for each tensor, and of them as they were.
+type, with a scale for each tensor, and of them as they were. Then what `flashgen.quantize` makes of that: the
+mean of these errors and the root of the mean square of o - ref, of inputs as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import flashgen
 import numpy as np
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import EIGHT, Problem
 from flashgen.gen.render import render
+from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.front.quantize import Quantized
 
 H200 = PRESETS["h200"]
-HEADS, ROWS, HEAD_DIM, MOST = 4, 64, 64, 448.0
+HEADS, ROWS, HEAD_DIM = 4, 64, 64
 KERNELS = {
     "bf16": (Problem(dtype="bf16", head_dim=HEAD_DIM), Wgmma(br=64, bc=128)),
     "e4m3": (Problem(dtype="e4m3", head_dim=HEAD_DIM), Wgmma(br=64, bc=128)),
@@ -49,10 +53,31 @@ INPUTS: dict[str, tuple[Callable, Callable, float]] = {
 }
 
 
-def rounded(x: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Numbers of the type, and what they are to be multiplied by."""
-    scale = float(np.abs(x).max()) / MOST if dtype == "e4m3" else 1.0
-    return (x / scale).astype(np.float32).astype(numpy_dtype(dtype)), scale
+def around_some(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Every column has a mean of its own, as those of keys often have."""
+    return gaussian(rng, n) + 4 * rng.standard_normal((1, HEADS, 1, HEAD_DIM))
+
+
+#: Inputs that a scale for each tensor alone serves badly: how q and k are drawn, and v is.
+UNEVEN: dict[str, tuple[Callable, Callable]] = {
+    "with outliers": (with_outliers, with_outliers),
+    "outliers in q and k": (with_outliers, gaussian),
+    "means of columns": (around_some, gaussian),
+}
+#: What `flashgen.quantize` does about it.
+WAYS: dict[str, dict[str, bool]] = {
+    "as they are": {},
+    "rotate": {"rotate": True},
+    "smooth": {"smooth": True},
+    "both": {"rotate": True, "smooth": True},
+}
+
+
+def of_type(arrays: tuple[np.ndarray, ...], dtype: str, **how: bool) -> Quantized:
+    """q, k and v as numbers of the type, and what they are to be multiplied by."""
+    if dtype == "e4m3":
+        return flashgen.quantize(*arrays, **how)
+    return Quantized(*(x.astype(np.float32).astype(numpy_dtype(dtype)) for x in arrays), (1.0, 1.0, 1.0))
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
@@ -65,13 +90,14 @@ def error(o: np.ndarray, ref: np.ndarray) -> float:
     return float((np.linalg.norm(o - ref, axis=(-2, -1)) / np.linalg.norm(ref, axis=(-2, -1))).mean())
 
 
-def main() -> None:
-    device = SimDevice("h200", H200)
-    toolchain = device.toolchain()
-    builds = {
-        name: (toolchain.build(render(variant, problem, H200)), problem.dtype)
-        for name, (problem, variant) in KERNELS.items()
-    }
+def attended(device: SimDevice, build: Build, inputs: Quantized, scale: float) -> np.ndarray:
+    """What a kernel makes of them."""
+    of_q, of_k, of_v = inputs.scales
+    o, _ = device.open().attend(build, inputs.q, inputs.k, inputs.v, scale=scale * of_q * of_k)
+    return o.astype(np.float64) * of_v
+
+
+def print_costs(device: SimDevice, builds: Mapping[str, tuple[Build, str]]) -> None:
     titles = [*builds, *(f"{name}, and its inputs" for name in builds)]
     print("| inputs | keys |", " | ".join(titles), "|")
     print("| :-- |" + " --: |" * (1 + len(titles)))
@@ -83,13 +109,41 @@ def main() -> None:
             true = attention(*arrays, scale)
             own, all_of_it = [], []
             for build, dtype in builds.values():
-                (q, of_q), (k, of_k), (v, of_v) = (rounded(x, dtype) for x in arrays)
-                o, _ = device.open().attend(build, q, k, v, scale=scale * of_q * of_k)
-                found = o.astype(np.float64) * of_v
-                wide = (x.astype(np.float64) * of for x, of in ((q, of_q), (k, of_k), (v, of_v)))
+                inputs = of_type(arrays, dtype)
+                found = attended(device, build, inputs, scale)
+                wide = (x.astype(np.float64) * of for x, of in zip(inputs[:3], inputs.scales, strict=True))
                 own.append(error(found, attention(*wide, scale)))
                 all_of_it.append(error(found, true))
             print(f"| {name} | {n} |", " | ".join(f"{x:.1e}" for x in (*own, *all_of_it)), "|", flush=True)
+
+
+def print_gains(device: SimDevice, builds: Mapping[str, tuple[Build, str]]) -> None:
+    print("\n| inputs | keys | type |", " | ".join(WAYS), "|")
+    print("| :-- | --: | :-- |" + " --: |" * len(WAYS))
+    for name, (keys_of, values_of) in UNEVEN.items():
+        for n in (1024, 8192):
+            rng = np.random.default_rng(n)
+            arrays = keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n)
+            true = attention(*arrays, HEAD_DIM**-0.5)
+            for kernel in ("e4m3", "eight"):
+                build, dtype = builds[kernel]
+                told = []
+                for how in WAYS.values():
+                    found = attended(device, build, of_type(arrays, dtype, **how), HEAD_DIM**-0.5)
+                    square = np.sqrt(np.square(found - true).mean())
+                    told.append(f"{error(found, true):.1e}, {square:.1e}")
+                print(f"| {name} | {n} | {kernel} |", " | ".join(told), "|", flush=True)
+
+
+def main() -> None:
+    device = SimDevice("h200", H200)
+    toolchain = device.toolchain()
+    builds = {
+        name: (toolchain.build(render(variant, problem, H200)), problem.dtype)
+        for name, (problem, variant) in KERNELS.items()
+    }
+    print_costs(device, builds)
+    print_gains(device, builds)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ _OFFERED = {
     "autotune": "flashgen.tuner.front.tuning",
     "load": "flashgen.tuner.front.sharing",
     "pack": "flashgen.tuner.front.sharing",
+    "quantize": "flashgen.tuner.front.quantize",
 }
 
 

@@ -141,7 +141,10 @@ def test_kernels_are_right_in_any_order_to_the_bit(way):
         ),
         ("last_tile = first_tile + num_tiles * (split + 1) / kSplits;", ""),
         ("+ row % group * head_stride", "+ row % group * head_stride * (row < 60)"),
-        ("first_row + row < num_rows && piece * 8 < kD);", "first_row + row < num_rows - 1 && piece * 8 < kD);"),
+        (
+            "first_row + row < num_rows && piece * 8 < kD);",
+            "first_row + row < num_rows - 1 && piece * 8 < kD);",
+        ),
         ("first_row + row < num_rows && piece * 8 < kD);", "first_row + row < num_rows);"),
         ("__pipeline_wait_prior(0);", ""),
         ("__pipeline_commit();", ""),
