@@ -41,8 +41,12 @@ LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
 #: Passes of sums on their way: written, and read by the copy engine or, in a cluster, by those who add them
 #: up; or sent to memory by threads, which takes a little longer.
 SHARED_PASSES, THREAD_PASSES = 2.0, 2.3
-#: How much longer a tile takes whose products with weights come before those with gradients: by six pairs.
-WEIGHTS_FIRST_PACE = 1.01
+#: How much longer a tile takes whose products with weights come before those with gradients, by six pairs;
+#: and of parts, where the first are split meanwhile, by eight.
+WEIGHTS_FIRST_PACE, WEIGHTS_FIRST_PACE_OF_PARTS = 1.01, 0.95
+#: How much longer a tile of parts takes whose block has one consumer: nobody multiplies while it splits. By
+#: four kernels of an H200.
+ALONE_PACE = 1.14
 #: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
 #: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
@@ -172,8 +176,8 @@ def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_keys(problem),
         passing_bytes=problem.group * problem.seqlen_q / rows * (passing + added),
-        pace=_pace(variant),
-        late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
+        pace=(WEIGHTS_FIRST_PACE_OF_PARTS if variant.schedule == WEIGHTS_FIRST else 1.0)
+        * (ALONE_PACE if variant.consumers == 1 else 1.0),
     )
     return _with_waits(block, problem, (variant.bc, weighed))
 
