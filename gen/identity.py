@@ -32,8 +32,6 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     # Before the samples had keys split over a workspace, and packed sequences and pages.
     "mma": ("3aaa0a2c55812199",),
     "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
-    # The last: before the sample had weights of eight bits.
-    "wgmma": ("0a8dff97c1dcfdcc", "6b39798514a894d2"),
     # Before the sample had packed sequences; the last: before it had clusters.
     "wgmma-backward": ("8c71992ab6b09926", "4c9ec8828285879c"),
 }

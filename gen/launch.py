@@ -36,6 +36,8 @@ BUFFER_ROLE = "gradient_of_"
 QUERY_PARTS_ROLE, KEY_PARTS_ROLE = "query_parts", "key_parts"
 #: And of those that split them into whole tiles of parts.
 QUERY_TILES_ROLE, KEY_TILES_ROLE = "query_tiles", "key_tiles"
+#: And of that which does so to keys and values by tiles as they are walked.
+WALKED_TILES_ROLE = "walked_tiles"
 #: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
 _TILE_NAMES = {
     LISTS_ROLE: "kListRows",

@@ -14,7 +14,7 @@ from typing import Any
 from ..arguments import KEY_SCALE_AXES, KEY_SCALES
 from ..buffer_gradients import buffer_gradients, scattered_arrays
 from ..kernel import Kernel
-from ..launch import LISTS_ROLE, PLAN_ROLE, Launch
+from ..launch import KEYS, LISTS_ROLE, PLAN_ROLE, Launch
 from ..layout import DENSE, PACKED
 from ..plan import Plan
 from ..problem import Problem
@@ -449,7 +449,8 @@ def _values(made: Made, *, alone: bool, one_scoring: bool) -> dict[str, Any]:
         "measurement": to_literal(carried),
         "vector": variant.access_width(problem),
         "key_vector": variant.key_access_width(problem) if problem.has_key_scales else 0,
-        "counted": ", ".join(counted_by(problem)),
+        "counted": ", ".join(counted_by(kernel)),
+        "counts_keys": counts_keys(kernel),
         "plan_ints": plan.ints.python(_GRID_OF_NEW) if plan is not None else "",
         "workspace": [each.floats.python(_GRID_OF_NEW) for each in kernel.workspace.regions]
         if kernel.workspace
@@ -475,12 +476,18 @@ def _values(made: Made, *, alone: bool, one_scoring: bool) -> dict[str, Any]:
     }
 
 
-def counted_by(problem: Problem) -> tuple[str, ...]:
-    """Returns the sizes by which a problem's blocks are counted, as the runtime has them."""
+def counts_keys(kernel: Kernel) -> bool:
+    """Tells whether a kernel that makes no gradients has launches whose blocks are counted by keys."""
+    return not kernel.problem.backward and any(KEYS.name in each.sizes_of_grid for each in kernel.launches)
+
+
+def counted_by(kernel: Kernel) -> tuple[str, ...]:
+    """Returns the sizes by which a kernel's blocks are counted, as the runtime has them."""
+    problem = kernel.problem
     packed, heads = problem.layout.is_packed, ("batch", "num_q_heads", "num_kv_heads")
     if problem.backward:
         return (*heads, "seqlen_q", "seqlen_k", *(("total_q", "total_k") if packed else ()))
-    return (*heads, "total_q" if packed else "seqlen_q")
+    return (*heads, "total_q" if packed else "seqlen_q", *((KEYS.name,) if counts_keys(kernel) else ()))
 
 
 #: Grids are as if there were a new row for each query: blocks that append take more where there are more.

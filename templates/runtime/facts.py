@@ -138,6 +138,8 @@ class Tuned:
     `counted` names; each begins at a multiple of 256 bytes."""
     plan_ints: Callable[..., int] | None = None
     """The 32-bit integers of the plan of packed sequences, of what blocks are counted by."""
+    counts_keys: bool = False
+    """Whether blocks or workspace are counted by keys, too, of a kernel that makes no gradients."""
     deterministic: bool = True
     """Whether it makes the same bits every time."""
     source: str = dataclasses.field(repr=False)
@@ -234,7 +236,7 @@ class Tuned:
     @functools.cached_property
     def counted(self) -> tuple[str, ...]:
         """The sizes of arrays by which blocks are counted: of gradients the keys, too."""
-        keys = ("seqlen_k",) if self.problem.get("backward") else ()
+        keys = ("seqlen_k",) if self.counts_keys or self.problem.get("backward") else ()
         totals = ("total_q", "total_k") if keys and self.problem.get("varlen") else ()
         return ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", *keys, *totals)
 

@@ -85,14 +85,15 @@ class _Plan(NamedTuple):
     """The kernel that serves."""
     masked: bool
     blocks: tuple[int, ...]
-    """The blocks of each of the kernel's launches; empty where there is nothing to compute."""
+    """The blocks of each of the kernel's launches, of which those of none are left out; empty where there is
+    nothing to compute."""
     strides: tuple[int, ...]
     """The strides of q, k, v and o by batch, head and row, in elements and 0 along dimensions of one
     entry."""
     workspace_words: int
     """The 32-bit words that a call needs for what its launches leave each other."""
     sizes: dict[str, int]
-    grid: tuple[int, int, int, int]
+    grid: tuple[int, ...]
     """The sizes by which blocks are counted."""
     misfit_bits: int
     """The bits that no address may have: those below the size of an access; all where strides do not suit
@@ -154,20 +155,23 @@ def _make_plan(
         o_strides = output.strides
     strides = (*choosing, *o_strides)
     sizes = table.sizes(query, key, layout)
-    grid = table.sizes_of_grid(sizes)
+    grid: tuple[int, ...] = table.sizes_of_grid(sizes)
+    if tuned.counts_keys:
+        grid = (*grid, num_keys)
     tiles = [launch.tiles(*grid) for launch in tuned.launches]
     _, heads, num_rows = query.shape
     rows = num_rows * (heads // max(kv_heads, 1)) if tuned.main.pack_heads else num_rows
     if max(*tiles, rows, num_keys) > _INT_MAX:
         raise ValueError(f"{max(tiles)} blocks exceed what a CUDA grid holds, {_INT_MAX}: split the batch")
+    computes = tuned.main.tiles(*grid) > 0
     return _Plan(
         tuned=tuned,
         masked=masked,
         blocks=tuple(launch.blocks(n) for launch, n in zip(tuned.launches, tiles, strict=True))
-        if all(tiles)
+        if computes
         else (),
         strides=strides,
-        workspace_words=_workspace_words(tuned, grid) if all(tiles) else 0,
+        workspace_words=_workspace_words(tuned, grid) if computes else 0,
         sizes=sizes,
         grid=grid,
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
@@ -336,7 +340,11 @@ class _Ready:
         # Functions found by index have no argument types, and take ctypes' own objects as they are: in half
         # the time.
         self.ask_context = functools.partial(_driver()["cuCtxGetCurrent"], ctypes.byref(self.context))
-        self.steps = tuple(_Step(plan, index, function, handle) for index, function in enumerate(functions))
+        self.steps = tuple(
+            _Step(plan, index, function, handle)
+            for index, function in enumerate(functions)
+            if plan.blocks[index]
+        )
         self.in_order = _looked_up(self.steps)
         """What each call asks of the steps, looked up before."""
         names = _beside(plan.tuned.launches[0].arguments)

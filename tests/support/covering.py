@@ -73,8 +73,12 @@ TURING_NUMBERS = (NUMBERS[0], NUMBERS[3])
 WGMMA_NUMBERS = NUMBERS[:2]
 #: Less than a step, rows that no step divides, one chunk, several of each kind.
 E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
+#: What kernels have whose float32 no launches in front split: those that do have a cover of their own.
+SPLIT_IN_PLACE: dict[str, Any] = {"split": "in_place", "summed_columns": 0}
 #: Of float32 in parts: less than a step, chunks of both kinds, split together, apart and read twice.
 PARTS_HEAD_DIMS = ((8, 8), (40, 40), (64, 64), (72, 40), (96, 96), (128, 128), (64, 128), (160, 160))
+#: Of those that launches in front split: rows of half pieces too, and chunks summed together and apart.
+IN_FRONT_HEAD_DIMS = ((8, 8), (36, 24), (64, 64), (72, 40), (128, 128), (64, 160), (192, 96), (256, 256))
 
 
 def pairwise(
@@ -258,7 +262,7 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
 
 def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
-    held = {"weights": "f16", "bias_stages": 0}
+    held = {"weights": "f16", "bias_stages": 0, **SPLIT_IN_PLACE}
     return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
@@ -266,15 +270,27 @@ def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
     held |= {"pack_heads": False, "splits": 1, "weights": "f16", "bias_stages": 0}
+    held |= SPLIT_IN_PLACE
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
 def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of float32 in parts, which changes nothing about the order of tiles."""
+    return _in_parts(cards, PARTS_HEAD_DIMS, SPLIT_IN_PLACE, seed)
+
+
+def in_front_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """The same of float32 that launches in front split."""
+    return _in_parts(cards, IN_FRONT_HEAD_DIMS, {"split": "in_front", "split_by": "rows"}, seed)
+
+
+def _in_parts(
+    cards: Sequence[DeviceLimits], head_dims: Sequence[tuple[int, int]], split: Assignment, seed: int
+) -> list[Setting]:
     held = {"o_apart": False, "p_in_shared": False, "q_in_registers": False, "poly_exp": 0, "tail": 0}
     held |= {"cluster_over": "rows", "cluster": 1, "pack_heads": False, "splits": 1, "weights": "f16"}
-    held |= {"bias_stages": 0}
+    held |= {"bias_stages": 0, **split}
     # Weights of more keys, in two parts, fit no registers.
     without = {("bc", 224), ("bc", 256)}
     numbers, loose = [("f32", "3xf16")], WGMMA_LOOSE | {"section"}
-    return cover(Wgmma, cards, numbers, PARTS_HEAD_DIMS, loose=loose, held=held, without=without, seed=seed)
+    return cover(Wgmma, cards, numbers, head_dims, loose=loose, held=held, without=without, seed=seed)

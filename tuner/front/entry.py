@@ -8,7 +8,7 @@ from typing import Any
 
 from ...gen.arguments import KEY_SCALE_AXES, KEY_SCALES, struct_of
 from ...gen.buffer_gradients import buffer_gradients, scattered_arrays
-from ...gen.emit.module import counted_by
+from ...gen.emit.module import counted_by, counts_keys
 from ...gen.emit.options import scoring_options
 from ...gen.kernel import Kernel
 from ...gen.launch import LISTS_ROLE, PLAN_ROLE
@@ -33,7 +33,7 @@ def entry_of(kernel: Kernel, card: str, measurement: Mapping[str, Any] | None = 
     """
     problem, variant = kernel.problem, kernel.variant
     regions = kernel.workspace.regions if kernel.workspace else ()
-    names, plan = counted_by(problem), Plan.of_launches(kernel.launches)
+    names, plan = counted_by(kernel), Plan.of_launches(kernel.launches)
     return _made(
         problem,
         variant={"family": variant.family, **variant.to_dict()},
@@ -47,6 +47,7 @@ def entry_of(kernel: Kernel, card: str, measurement: Mapping[str, Any] | None = 
         arch_suffix=variant.arch_suffix,
         workspace=tuple(_counting(each.floats, names) for each in regions),
         plan_ints=None if plan is None else _counting(plan.ints, names),
+        counts_keys=counts_keys(kernel),
         deterministic=kernel.is_deterministic,
         source=kernel.source,
     )

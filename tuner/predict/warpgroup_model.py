@@ -145,8 +145,12 @@ def predict_groups(
         coefficients.left_bytes_per_cycle,
         next_launch_us(limits) + coefficients.share_us * work.shares,
     )
+    in_front = work.bytes_in_front / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
+    in_front += work.launches_in_front * next_launch_us(limits)
+    if in_front:
+        parts["splitting in front"] = in_front
     return Prediction(
-        median_us=busy + combining + coefficients.launch_us,
+        median_us=busy + combining + in_front + coefficients.launch_us,
         limiter=max(parts, key=lambda name: parts[name]),
         parts_us=parts,
         blocks_per_sm=resident,
@@ -182,6 +186,8 @@ def _chain_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
     """Cycles of one warpgroup's tile when nothing is in its way."""
     late = {1: coefficients.late_after_one, 2: coefficients.late_after_two}.get(work.stages, 0.0)
     outputs = coefficients.exposed_outputs * work.output_cycles if work.chained else 0.0
+    # Columns that are summed behind others stand beside nothing of the warpgroup's own.
+    outputs += work.late_outputs * (work.output_cycles - outputs)
     softmax = _exp_cycles(work) + coefficients.score_latency * work.scores + coefficients.tile_latency
     return work.score_cycles + outputs + softmax + work.split_slots + work.asked_slots + late
 

@@ -12,7 +12,7 @@ from ...gen.buffer_gradients import buffer_gradients
 from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
 from ...gen.kernel import Kernel
-from ...gen.launch import APPEND_ROLE, MAIN_ROLE, Launch, TensorMap
+from ...gen.launch import APPEND_ROLE, MAIN_ROLE, WALKED_TILES_ROLE, Launch, TensorMap
 from ...gen.problem import Problem
 from ...gen.split_rows import split_launches
 from ...gen.split_tiles import split_tile_launches
@@ -108,7 +108,7 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> L
         **numbers,
         packed=problem.layout.is_packed,
         role=role,
-        of_keys=problem.backward and role == MAIN_ROLE,
+        of_keys=role == WALKED_TILES_ROLE or (problem.backward and role == MAIN_ROLE),
         rotates=role == APPEND_ROLE and problem.append is not None and bool(problem.append.rotary),
         tensor_maps=tuple(TensorMap(*map(_value, _call(each).args)) for each in maps.elts),
     )

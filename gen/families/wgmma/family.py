@@ -29,7 +29,11 @@ of their own (``bias_stages``), told by a warp that has nothing else to copy.
 
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.
-Every eight rows have a unit of their own, a power of two that brings them into the range of f16.
+Every eight rows have a unit of their own, a power of two that brings them into the range of f16. Or launches
+in front split it once for all blocks (``split``), into tiles that lie in memory as products read them, each
+in a unit of its own: blocks copy bytes, scores leave their unit as they are scaled, and no warp has anything
+to split but weights. Of wide rows a tile's outputs are then summed some columns at a time
+(``summed_columns``), which relieves registers.
 """
 
 from __future__ import annotations
@@ -38,13 +42,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...expression import loads_of
-from ...launch import Launch
+from ...launch import MAIN_ROLE, Launch
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...problem import EIGHT, Problem
 from ...serves import Serves
+from ...split_tiles import (
+    ARRAYS_OF_OUTPUTS,
+    TILE_ROWS,
+    UNIT_WORDS,
+    WALKED_TILE_THREADS,
+    walked_regions,
+    walked_tile_launches,
+)
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import tile_predicate
+from ...workspace import Workspace
 from ..arithmetic import (
     EIGHT_BITS_EXPONENT,
     EIGHT_BITS_LAG,
@@ -68,6 +81,7 @@ from .registers import (
 )
 from .rules import RuledParameters
 from .shared_memory import (
+    ALIGNMENT,
     RAW_STAGES,
     bytes_of_storage,
     chunks,
@@ -95,6 +109,8 @@ class Wgmma(RuledParameters):
     )
 
     def template_for(self, problem: Problem) -> str:
+        if self.splits_in_front:
+            return "families/wgmma/split_in_front_f32.cu.jinja"
         if is_split(problem):
             return "families/wgmma/split_f32.cu.jinja"
         if self.has_small_weights():
@@ -130,7 +146,35 @@ class Wgmma(RuledParameters):
             wanted_blocks=self.wanted_by_plan(problem, limits),
         )
 
+    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
+        made = super().launches(problem, limits)
+        if not self.splits_in_front:
+            return made
+        main = next(i for i, each in enumerate(made) if each.role == MAIN_ROLE)
+        return (*made[:main], *walked_tile_launches(self.bc), *made[main:])
+
+    def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
+        if self.splits_in_front:
+            return Workspace(walked_regions(self.bc, qk_chunks(problem), chunks(problem.head_dim_v)))
+        return super().workspace_of(problem, main)
+
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
+        return {
+            **self._constants(problem, limits),
+            **(self._constants_in_front() if self.splits_in_front else {}),
+        }
+
+    def _constants_in_front(self) -> dict[str, Any]:
+        """What the template of kernels needs beside, whose tiles come by copies of bytes."""
+        return {
+            "split_arrays": ARRAYS_OF_OUTPUTS,
+            "split_threads": WALKED_TILE_THREADS,
+            "tile_rows": TILE_ROWS,
+            "unit_words": UNIT_WORDS,
+            "smem_alignment": ALIGNMENT,
+        }
+
+    def _constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
         scores, ahead = problem.scores, tiles_ahead(self, problem, limits)
         along_keys, arrays = scores.along_keys, tile_arrays(scores) if ahead or self.bias_stages else ()

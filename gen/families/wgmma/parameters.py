@@ -20,6 +20,7 @@ FREE, PRODUCTS, EXPONENTIALS = "free", "products", "exponentials"
 OVERLAPPED, CHAINED = "overlapped", "chained"
 F16, E4M3 = "f16", "e4m3"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
+IN_PLACE, IN_FRONT = "in_place", "in_front"
 #: How hyperbolic tangents of scores are taken.
 POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"
 
@@ -38,6 +39,12 @@ class Parameters(Variant):
     )
     workspace_splits: int = param(
         1, *SHARES, doc="blocks of no cluster that do so by way of the workspace", implied=True
+    )
+    split: str = param(
+        IN_PLACE,
+        IN_FRONT,
+        doc="who splits float32: the blocks that read it, or launches in front of them",
+        implied=True,
     )
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
@@ -65,6 +72,13 @@ class Parameters(Variant):
     )
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")
+    summed_columns: int = param(
+        0,
+        64,
+        128,
+        doc="columns of outputs that a tile's products are summed for at a time, 0 all",
+        implied=True,
+    )
     schedule: str = param(OVERLAPPED, CHAINED, doc="the next scores: before these outputs, or behind them")
     q_in_registers: bool = param(False, True, doc="keep Q in registers, which relieves shared memory")
     order_of_groups: str = param(
@@ -111,6 +125,11 @@ class Parameters(Variant):
     def has_small_weights(self) -> bool:
         """Tells whether weights are of eight bits, so that products want values transposed."""
         return self.weights == E4M3
+
+    @property
+    def splits_in_front(self) -> bool:
+        """Whether launches in front leave float32 in parts, which blocks copy as they lie."""
+        return self.split == IN_FRONT
 
     def packs_heads(self) -> bool:
         return self.pack_heads

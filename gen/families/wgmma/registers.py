@@ -15,6 +15,8 @@ CONVERTED_TOGETHER = 4
 #: What a thread of the producer keeps: the least that there is; where it also turns values into f16; and
 #: where it splits float32, which spills with 56.
 COPYING_REGISTERS, CONVERTING_REGISTERS, SPLITTING_REGISTERS = 24, 56, 72
+#: Where it copies tiles that it finds in memory itself, at least: some of its loops spill with fewer.
+FINDING_REGISTERS = 32
 #: Where another warp brings arrays: of all tiles of keys, or of those on a list.
 BRINGING_REGISTERS, LISTING_REGISTERS = 32, 40
 #: And where it transposes values: some of its loops spill with the fewer, which consumers may need more.
@@ -23,6 +25,9 @@ TRANSPOSING_REGISTERS = (56, 40)
 MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 240, 248
 #: What ptxas wants for one product beside its sums, of the registers that a launch gives.
 REGISTERS_BESIDE_SUMS = 30
+#: Columns up to which rows of float32 are narrow, and beyond which they are wide; keys of a tile that are
+#: few.
+NARROW_ROWS, WIDE_ROWS, FEW_KEYS = 128, 192, 32
 #: Keys per tile of float32 beyond which its products are serialized for want of registers.
 MANY_KEYS = 128
 
@@ -36,13 +41,19 @@ def launch_registers(variant: Parameters, limits: DeviceLimits) -> int:
 def producer_registers(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
     """Returns what a thread of the producer keeps of what the launch gives."""
     if is_split(problem):
-        return SPLITTING_REGISTERS
+        return _finding_registers(variant, limits) if variant.splits_in_front else SPLITTING_REGISTERS
     if variant.has_small_weights():
         many, few = TRANSPOSING_REGISTERS
         return many if needed_registers(variant, problem) <= _left(variant, limits, many) else few
     if variant.bias_stages:
         return LISTING_REGISTERS if problem.scores.needs_lists else BRINGING_REGISTERS
     return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
+
+
+def _finding_registers(variant: Parameters, limits: DeviceLimits) -> int:
+    """Returns the least that it keeps, and what consumers cannot share out evenly."""
+    all_of_launch = launch_registers(variant, limits) * (1 + variant.consumers)
+    return all_of_launch - variant.consumers * _left(variant, limits, FINDING_REGISTERS)
 
 
 def consumer_registers(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
@@ -59,8 +70,33 @@ def _left(variant: Parameters, limits: DeviceLimits, kept: int) -> int:
     return spare // variant.consumers // 8 * 8
 
 
+def _needed_in_front(variant: Parameters, problem: Problem) -> int:
+    """The same where launches in front split float32: weights have two parts, of a tile's outputs some
+    columns are summed apart."""
+    outputs = (problem.head_dim_v + (variant.summed_columns or problem.head_dim_v)) // 2
+    return outputs + variant.bc + _rest_in_front(variant, problem)
+
+
+def _rest_in_front(variant: Parameters, problem: Problem) -> int:
+    """What else its loops need and, in blocks that stay, what keeps their place among tiles: of wide rows
+    more. By what nvcc 13 spills."""
+    widest = max(problem.head_dim, problem.head_dim_v)
+    # The last columns, where they are fewer, have registers of their own.
+    few_at_last = variant.summed_columns > 0 and problem.head_dim_v % variant.summed_columns > 0
+    if widest > WIDE_ROWS and variant.persistent:
+        rest = 64
+    elif widest > WIDE_ROWS and variant.bc <= FEW_KEYS and not few_at_last:
+        rest = 40
+    else:
+        rest = 44 if widest > NARROW_ROWS or few_at_last else 36
+    # Of a single K tile the compiler keeps the descriptors of all steps at hand.
+    return rest + (24 if variant.k_stages == 1 and problem.head_dim > NARROW_ROWS else 0)
+
+
 def needed_registers(variant: Parameters, problem: Problem) -> int:
     """Returns how many a consumer's thread needs not to spill: for outputs, scores, weights and the rest."""
+    if variant.splits_in_front:
+        return _needed_in_front(variant, problem)
     steps = -(-problem.head_dim // 16)
     queries = 4 * steps if variant.q_in_registers else 0
     # Of a single K tile the compiler keeps the descriptors of all steps at hand.

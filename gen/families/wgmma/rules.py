@@ -116,10 +116,32 @@ class RuledParameters(Parameters):
             reason = "rows of packed heads lie apart"
         return f"bias_stages={self.bias_stages}: {reason}" if reason else None
 
+    @rule("combination", after="split")
+    def _what_is_split_in_front(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.splits_in_front:
+            return None
+        if not is_split(problem):
+            return f"split={self.split}: {problem.dtype} is not split"
+        if problem.layout is not DENSE or problem.append is not None:
+            return f"split={self.split}: made for queries and keys that lie there whole, with one length each"
+        return None
+
+    @rule("combination", after="summed_columns")
+    def _columns_are_summed_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.summed_columns:
+            return None
+        if not self.splits_in_front:
+            return f"summed_columns={self.summed_columns}: not made for split={self.split}"
+        if self.summed_columns >= problem.head_dim_v:
+            return f"summed_columns={self.summed_columns}: {problem.head_dim_v} columns of values are no more"
+        return None
+
     @rule("combination", after="split_by")
     def _what_is_split(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.split_by != ROWS and not is_split(problem):
             return f"split_by={self.split_by}: {problem.dtype} is not split"
+        if self.split_by != ROWS and self.splits_in_front:
+            return f"split_by={self.split_by}: no block splits anything (split={self.split})"
         stages = min(self.k_stages, self.v_stages)
         if self.split_by == TILES and stages == 1:
             return f"split_by=tiles: with {stages} stage of K or V no other tile is there to split"
@@ -140,6 +162,8 @@ class RuledParameters(Parameters):
         for name in ("o_apart", "p_in_shared", "q_in_registers", "poly_exp", "tail"):
             if value := getattr(self, name):
                 return f"{name}={value}: not made for {problem.dtype} in parts"
+        if self.cluster > 1 and self.splits_in_front:
+            return f"cluster={self.cluster}: each block copies tiles in parts for itself"
         if self.cluster > 1:
             return f"cluster={self.cluster}: each block splits {problem.dtype} for itself"
         return None

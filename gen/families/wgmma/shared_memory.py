@@ -20,6 +20,8 @@ BARRIER_BYTES = 8
 SWIZZLED_ROWS = 8
 #: Rows of float32 that share a unit: as many as are swizzled alike.
 UNIT_ROWS = SWIZZLED_ROWS
+#: Bytes that come with a tile which is split already: its unit, and what fills up the least that is copied.
+UNIT_BYTES = 16
 #: Tiles of values of eight bits that wait to be turned into f16, or transposed.
 RAW_STAGES = 2
 #: What the four lanes of a row read at once of float32.
@@ -66,8 +68,11 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
         kv_chunks = variant.k_stages * d + variant.v_stages * dv
         units = ITEM_BYTES["f32"] * variant.bc // UNIT_ROWS
         tiles = 2 * CHUNK_BYTES * (variant.br * variant.q_stages * d + variant.bc * kv_chunks)
-        tiles += units * (variant.k_stages + variant.v_stages)
-        barriers += variant.k_stages + variant.v_stages
+        if variant.splits_in_front:
+            tiles += UNIT_BYTES * (variant.q_stages * variant.consumers + variant.k_stages + variant.v_stages)
+        else:
+            tiles += units * (variant.k_stages + variant.v_stages)
+            barriers += variant.k_stages + variant.v_stages
     else:
         tiles = bytes_of_tiles(variant, problem)
     if problem.has_scales:
@@ -119,7 +124,10 @@ def piece(variant: Parameters, problem: Problem) -> int:
 
 
 def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
-    """Returns the arrays as the copy engine moves them, a box of a tile at a time."""
+    """Returns the arrays as the copy engine moves them, a box of a tile at a time; none where tiles lie in
+    memory as products read them."""
+    if variant.splits_in_front:
+        return ()
     columns = CHUNK_BYTES // ITEM_BYTES[problem.dtype]
     share = piece(variant, problem)
     values = TensorMap("v", share, columns if is_split(problem) else CHUNK)

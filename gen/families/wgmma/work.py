@@ -24,7 +24,7 @@ from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, UNIT
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
-from .shared_memory import UNIT_ROWS, partial_bytes, tensor_maps, tiles_ahead
+from .shared_memory import CHUNK, UNIT_ROWS, chunks, partial_bytes, qk_chunks, tensor_maps, tiles_ahead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,9 @@ BOX_COLUMNS, HELD_BOXES = 32, 4
 #: Issue slots beside what 16 bits take: per score to leave its key's unit and be split, per eight keys for
 #: their units; of the warps that split, per four elements of a lane.
 SPLIT_SCORE_SLOTS, UNIT_SLOTS, SPLITTING_SLOTS = 5, 3, 27
+#: And where a tile has one unit, per score to be split, and per score to leave its keys' unit where something
+#: changes it.
+SPLIT_WEIGHT_SLOTS, LEAVE_UNIT_SLOTS = 3, 1
 #: Keys and columns of values that a warp transposes at once, and the issue slots that this takes: a load,
 #: four permutations of bytes, a store and addresses.
 TRANSPOSED_KEYS, TRANSPOSED_COLUMNS, TRANSPOSING_SLOTS = 32, 16, 8
@@ -119,6 +122,12 @@ class GroupWork(Work):
     splitter_slots: float = 0.0
     """Issue slots of a scheduler that the producer's warps take to split or transpose a tile, by consumer's
     warp."""
+    late_outputs: float = 0.0
+    """Part of a tile's outputs whose products a warpgroup starts only once others of them have ended."""
+    launches_in_front: int = 0
+    """Launches that split float32 before blocks read it."""
+    bytes_in_front: float = 0.0
+    """Bytes that they read and write."""
     asked_slots: float = 0.0
     """Issue slots of a consumer's warp that masks and changes of scores take for a tile."""
     asked_functions: float = 0.0
@@ -183,18 +192,10 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         split = {"split_slots": dv / 2, "splitter_slots": blocks * TRANSPOSING_SLOTS / (4 * groups)}
     if problem.dtype == "f32":
         products, score_size = PARTS_PRODUCTS, 1.0
-        boxes = [-(-columns // BOX_COLUMNS) for columns in (problem.head_dim, dv)]
-        fours = bc / UNIT_ROWS * 2 * sum(boxes)  # of a warp's lanes
-        # They arrive, are read and written; the widest rows are read twice.
-        passes = 4 if max(boxes) > HELD_BOXES else 3
         factor_bytes = PARTS_PRODUCTS * 2 * (bc * dv + d * (bc + GROUP_ROWS))
-        weight_bytes = passes * fours * 512 / groups
-        split = {
-            "split_rounds": sum(_split_rounds(variant, each) for each in boxes),
-            "split_waits": 1 / SPLITTERS if variant.split_by == "tiles" else 1.0,
-            "split_slots": scores * SPLIT_SCORE_SLOTS + bc / UNIT_ROWS * UNIT_SLOTS + dv / 2,
-            "splitter_slots": fours * SPLITTING_SLOTS / (4 * groups),
-        }
+        weight_bytes, split = (_split_in_front if variant.splits_in_front else _split_in_place)(
+            variant, problem, scores
+        )
     return GroupWork(
         groups=groups,
         score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
@@ -337,6 +338,44 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
             1.0 if changing else partial
         )
     return counts
+
+
+def _split_in_place(variant: Wgmma, problem: Problem, scores: float) -> tuple[float, dict[str, Any]]:
+    """Bytes of shared memory and what else a tile costs a warpgroup that its block splits."""
+    bc, groups, dv = variant.bc, variant.consumers, problem.head_dim_v
+    boxes = [-(-columns // BOX_COLUMNS) for columns in (problem.head_dim, dv)]
+    fours = bc / UNIT_ROWS * 2 * sum(boxes)  # of a warp's lanes
+    # They arrive, are read and written; the widest rows are read twice.
+    passes = 4 if max(boxes) > HELD_BOXES else 3
+    return passes * fours * 512 / groups, {
+        "split_rounds": sum(_split_rounds(variant, each) for each in boxes),
+        "split_waits": 1 / SPLITTERS if variant.split_by == "tiles" else 1.0,
+        "split_slots": scores * SPLIT_SCORE_SLOTS + bc / UNIT_ROWS * UNIT_SLOTS + dv / 2,
+        "splitter_slots": fours * SPLITTING_SLOTS / (4 * groups),
+    }
+
+
+def _split_in_front(variant: Wgmma, problem: Problem, scores: float) -> tuple[float, dict[str, Any]]:
+    """The same of one that launches in front have split: it arrives; and what these cost."""
+    bc, dv = variant.bc, problem.head_dim_v
+    d_columns, dv_columns = (CHUNK * each for each in (qk_chunks(problem), chunks(dv)))
+    item = ITEM_BYTES["f32"]  # that of two parts, too
+    rows, keys = (
+        problem.batch * heads * length
+        for heads, length in (
+            (problem.num_q_heads, problem.seqlen_q),
+            (problem.num_kv_heads, problem.seqlen_k),
+        )
+    )
+    read = rows * problem.head_dim + keys * (problem.head_dim + dv)
+    written = rows * d_columns + keys * (d_columns + dv_columns)
+    leaving = LEAVE_UNIT_SLOTS if problem.scores.change is not None else 0
+    return item * bc * (d_columns + dv_columns) / variant.consumers, {
+        "split_slots": scores * (SPLIT_WEIGHT_SLOTS + leaving) + dv / 2,
+        "late_outputs": max(0.0, 1 - variant.summed_columns / dv) if variant.summed_columns else 0.0,
+        "launches_in_front": 2,
+        "bytes_in_front": item * (read + written),
+    }
 
 
 def _copies(variant: Wgmma, problem: Problem) -> float:

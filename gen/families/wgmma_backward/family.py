@@ -43,6 +43,7 @@ from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
 from ...split_tiles import (
+    ARRAYS_OF_GRADIENTS,
     TILE_ROWS,
     TILE_THREADS,
     UNIT_WORDS,
@@ -110,6 +111,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             **super().constants(problem, limits),
             "tile_rows": TILE_ROWS,
             "split_threads": TILE_THREADS,
+            "split_arrays": ARRAYS_OF_GRADIENTS,
             "unit_words": UNIT_WORDS,
             "top_exponent": TOP_EXPONENT,
             "least_exponent": LEAST_EXPONENT,

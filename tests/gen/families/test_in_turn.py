@@ -69,6 +69,8 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
     "mma, planned lists": (Mma(br=64, bc=32), replace(PACKED, scoring=LISTED.scoring)),
     "wgmma, split": (replace(GROUPS, workspace_splits=3), DENSE),
     "wgmma, plan": (GROUPS, PACKED),
+    "wgmma, split in front": (replace(GROUPS, split="in_front"), replace(DENSE, dtype="f32")),
+    "wgmma, split in front of lists": (replace(GROUPS, split="in_front"), replace(LISTED, dtype="f32")),
     "latent, split": (Latent(workspace_splits=4), replace(LATENT, dtype="bf16")),
     "simt-backward": (SimtBackward(), replace(BACKWARD, dtype="f32")),
     "simt-backward, bias": (
@@ -161,7 +163,12 @@ def test_launches_in_turn_compute_what_they_should(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "role"),
-    [("mma, split", COMBINE_ROLE), ("wgmma, plan", MAIN_ROLE), ("mma, planned caches", PLAN_ROLE)],
+    [
+        ("mma, split", COMBINE_ROLE),
+        ("wgmma, plan", MAIN_ROLE),
+        ("wgmma, split in front", MAIN_ROLE),
+        ("mma, planned caches", PLAN_ROLE),
+    ],
 )
 def test_a_launch_that_does_not_wait_is_caught(name: str, role: str) -> None:
     kernel = kernel_of(name)

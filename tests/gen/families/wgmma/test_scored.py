@@ -47,7 +47,10 @@ WALKS = {
     "apart": replace(MAIN, o_apart=True, p_in_shared=True, k_stages=3, v_stages=3),
     "in registers": replace(MAIN, q_in_registers=True, q_stages=2, schedule="chained"),
     "by tiles": replace(MAIN, split_by="tiles"),
+    "in front": replace(MAIN, split="in_front", schedule="chained", bc=48),
 }
+#: Those of float32 alone.
+OF_PARTS = ("by tiles", "in front")
 #: Of rows and keys: ragged; rows that see nothing under a causal mask; more keys; blocks of which no row sees
 #: any, or few rows of the last.
 SHAPES = ((150, 170), (200, 75), (70, 300), (129, 40))
@@ -101,7 +104,7 @@ def test_blocks_that_stay_take_every_tile_of_a_window_once(walk, num_sms):
 
 
 @needs_compiler
-@pytest.mark.parametrize("walk", sampled([walk for walk in WALKS if walk != "by tiles"], 1))
+@pytest.mark.parametrize("walk", sampled([walk for walk in WALKS if walk not in OF_PARTS], 1))
 def test_keys_hidden_by_a_large_number_leave_nothing(walk):
     problem = problem_of(Scoring(bias="f32"), "f16", batch=1)
     rows, keys = 20, 150
@@ -360,7 +363,7 @@ def test_what_is_added_to_a_row_may_hide_it(dtype):
 # -- ramps, which products take along -----------------------------------------------------------------------
 
 ALIBI = Scoring(alibi=True)
-SIXTEEN_BITS = [walk for walk in WALKS if walk != "by tiles"]
+SIXTEEN_BITS = [walk for walk in WALKS if walk not in OF_PARTS]
 
 
 def sloped(walk: str, slopes, dtype: str = "bf16", *, scale: float = SCALE, queries: float = 1.0, rows=150):
