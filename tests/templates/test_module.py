@@ -1201,6 +1201,29 @@ def test_blocks_that_meet_in_a_workspace(driver: Driver, tmp_path: Path, torch: 
     assert kernel.workspace_bytes(sizes) == -(-plan_words // 256) * 256
 
 
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_launches_in_front_are_counted_by_keys(driver: Driver, tmp_path: Path, torch: Any, kind: str) -> None:
+    """As are the tiles that they leave in the workspace; without keys there is no launch for these."""
+    problem = Problem(dtype="f32", head_dim=D)
+    kernel = render(Wgmma(br=64, bc=16, split="in_front"), problem, preset("h200"))
+    driver.library.fake_reset(D, 9, 0, 232448)
+    driver.library.fake_kernel(D, DRIVER_TYPES["f32"])
+    front = Emitted(load_kernel(tmp_path, kernel), problem, driver)
+    tuned = front.module.KERNELS[0]
+    assert tuned.counted == ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
+    for keys in (33, 0):
+        sizes = dict(zip(tuned.counted, (2, 6, 2, 70, keys), strict=True))
+        words = [each(*sizes.values()) for each in tuned.workspace]
+        assert 4 * sum(-(-each // 64) * 64 for each in words) == kernel.workspace_bytes(sizes)
+        q, k, v = front.arrays(batch=2, heads=6, kv_heads=2, lengths=(70, keys))
+        given = (Tensor(q), Tensor(k), Tensor(v)) if kind == "torch" else (q, k, v)
+        before = len(driver.launches())
+        front.module.attention(*given)
+        blocks = [launch.blocks for launch in driver.launches()[before:]]
+        assert blocks == [each for launch in kernel.launches if (each := launch.grid_of(sizes))]
+        assert len(blocks) == (3 if keys else 2)
+
+
 def test_a_kernel_of_the_tensor_core_family(driver: Driver, tmp_path: Path, torch: Any) -> None:
     problem = Problem(dtype="bf16", head_dim=40, head_dim_v=72, seqlen_q=49, seqlen_k=49)
     variant = Mma(br=64, bc=56, heads=2, q_in_registers=False)

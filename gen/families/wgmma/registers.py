@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...limits import WARP, DeviceLimits
 from ...problem import Problem
-from .parameters import Parameters, is_split
+from .parameters import CHAINED, Parameters, is_split
+from .shared_memory import CHUNK
 
 #: Warps of the producer that convert or split what comes: all but the one that copies.
 SPLITTERS = 3
@@ -87,8 +88,11 @@ def _rest_in_front(variant: Parameters, problem: Problem) -> int:
         rest = 64
     elif widest > WIDE_ROWS and variant.bc <= FEW_KEYS and not few_at_last:
         rest = 40
+    elif widest > NARROW_ROWS or few_at_last:
+        rest = 44
     else:
-        rest = 44 if widest > NARROW_ROWS or few_at_last else 36
+        keeps_more = widest > CHUNK or (variant.persistent and variant.schedule == CHAINED)
+        rest = 36 if keeps_more else 32
     # Of a single K tile the compiler keeps the descriptors of all steps at hand.
     return rest + (24 if variant.k_stages == 1 and problem.head_dim > NARROW_ROWS else 0)
 

@@ -39,6 +39,10 @@ WAYS: dict[str, tuple[Wgmma, dict[str, int]]] = {
         replace(FRONT, br=192, bc=48, schedule="chained", order_of_groups="exponentials", persistent=False),
         {"head_dim": 64, "head_dim_v": 64},
     ),
+    "three consumers": (
+        replace(FRONT, br=192, bc=64, order_of_groups="products", k_stages=3, v_stages=2),
+        {"head_dim": 64, "head_dim_v": 64},
+    ),
     "one consumer": (
         replace(FRONT, br=64, bc=16, k_stages=3, v_stages=3, rescale="always"),
         {"head_dim": 36, "head_dim_v": 24},
