@@ -46,7 +46,8 @@ BY_HEAD, HEAVIEST_FIRST, BY_SECTION = "by_head", "heaviest_first", "by_section"
 #: When consumers await each other's gradients of scores: once they have stored theirs, or with other products
 #: begun in between.
 AT_ONCE, LATE = "at_once", "late"
-#: What a mask is told by: of each row the keys that it sees, or of each key that is kept the rows that see it.
+#: What a mask is told by: of each row the keys that it sees, or of each key that is kept the rows that see
+#: it.
 OF_ROWS, OF_KEYS = "of_rows", "of_keys"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6

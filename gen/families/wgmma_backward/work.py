@@ -258,7 +258,8 @@ def _queries(variant: WgmmaBackward, problem: Problem) -> Counts:
         accesses=variant.br / DEPTH + sums,
         wavefronts=4 * variant.br / DEPTH
         + 4 * sums * (THREAD_PASSES if variant.dq_path == ATOMICS else SHARED_PASSES),
-        # Late, gradients are there once they are awaited. With room for one tile of a cluster's sums all blocks wait for who is last.
+        # Late, gradients are there once they are awaited. With room for one tile of a cluster's sums all
+        # blocks wait for who is last.
         barriers=3
         - variant.ds_stages
         - (variant.meeting == LATE)

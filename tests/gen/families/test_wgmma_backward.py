@@ -460,8 +460,8 @@ FULL = {
 
 
 def test_other_products_are_begun_where_there_are_any() -> None:
-    late = WgmmaBackward(br=128, dq_path="bulk", meeting="late")
-    assert render(late, PROBLEM, H200)
+    late, wide = WgmmaBackward(dq_path="bulk", meeting="late"), replace(PROBLEM, head_dim=128, head_dim_v=128)
+    assert "gradients_full" in render(late, wide, H200).source
     for others, told in (
         ({"dq_path": "launch"}, "with dq_path=launch consumers await each other at once"),
         ({"schedule": "ahead"}, "schedule=ahead with a tile as a whole has no part to begin"),
@@ -470,7 +470,7 @@ def test_other_products_are_begun_where_there_are_any() -> None:
         ({"bc": 64, "apart": True}, "apart, warpgroups await each other's weights as well"),
     ):
         with pytest.raises(Illegal, match="meeting=late: .*" + told):
-            render(replace(late, **others), PROBLEM, H200)
+            render(replace(late, **others), wide, H200)
 
 
 def test_rows_of_keys_are_found_where_masks_ask() -> None:

@@ -1,11 +1,9 @@
-// attention_bf16_d128_backward_window: gradients of flash attention, bf16, head dim 128, tuned with a causal mask.
+// attention_bf16_d128_backward: gradients of flash attention, bf16, head dim 128, tuned with a causal mask.
 //
 // dq, dk and dv of o = softmax(scale * q k^T) v, from dout, o and the log-sum-exp of each row, and from dlse, the gradient of
 // that, where it is not null. Tensors are (batch, heads, seqlen, head_dim) by strides with a contiguous head dim; a causal
 // mask is aligned bottom-right; several query heads may share one key/value head, whose gradients are sums over them.
 // Lengths, strides, heads and scale are run-time arguments.
-//
-// Masks and scores: window. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma-backward:
 //   bc = 128                   keys that a block keeps, whose gradients it makes
@@ -55,11 +53,9 @@ struct AttentionArgs {
   long long dk_stride_batch, dk_stride_head, dk_stride_row;
   long long dv_stride_batch, dv_stride_head, dv_stride_row;
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
-  int window_left;  // keys before a row's place that it sees; negative: all
-  int window_right;  // keys after it that it sees; negative: all
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 312, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -369,19 +365,12 @@ struct PipelineState {
   }
 };
 
-// What a row sees of the keys: [first_key_of, end_key_of), nothing where the one is not below the other.
-__device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) {
-  int begin = 0;
-  begin = max(begin, (args.window_left < 0 ? 0 : row + args.seqlen_k - args.seqlen_q - args.window_left));
-  return min(begin, args.seqlen_k);
+// What a row sees of the keys ends there.
+__device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, int row) {
+  return kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
 }
 
-__device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, int row) {
-  int end = args.seqlen_k;
-  if (kCausal) end = min(end, row + args.seqlen_k - args.seqlen_q + 1);
-  end = min(end, (args.window_right < 0 ? args.seqlen_k : row + args.seqlen_k - args.seqlen_q + args.window_right + 1));
-  return max(0, end);
-}
+__device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) { return 0; }
 
 // The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
 __device__ __forceinline__ void find_rows(
@@ -640,7 +629,7 @@ __device__ __forceinline__ void add_shares(
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
-    attention_bf16_d128_backward_window_statistics(const AttentionArgs args) {
+    attention_bf16_d128_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
   // Neighbouring elements, moved by one access.
@@ -697,7 +686,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 
 // Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_bf16_d128_backward_window_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+    attention_bf16_d128_backward_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
   const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
@@ -851,7 +840,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
 extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
-    attention_bf16_d128_backward_window_postprocess(const AttentionArgs args) {
+    attention_bf16_d128_backward_postprocess(const AttentionArgs args) {
   wait_for_earlier_launches();
   const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
@@ -898,7 +887,7 @@ static cudaError_t encode_map(
 }
 
 // Returns how many bytes args->workspace must have room for.
-extern "C" long long attention_bf16_d128_backward_window_workspace_bytes(const AttentionArgs* args) {
+extern "C" long long attention_bf16_d128_backward_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
@@ -932,12 +921,11 @@ static int launch_statistics(const AttentionArgs* args, cudaStream_t stream, boo
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = 0;
   const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d128_backward_window_statistics,
-          cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+      cudaFuncSetAttribute(attention_bf16_d128_backward_statistics, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(unsigned(blocks), 256, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_window_statistics, *args);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_statistics, *args);
 }
 
 static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
@@ -970,11 +958,11 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d128_backward_window_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+      cudaFuncSetAttribute(attention_bf16_d128_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_window_kernel, *args, maps);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_kernel, *args, maps);
 }
 
 static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
@@ -985,17 +973,16 @@ static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bo
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   constexpr size_t smem_bytes = 0;
   const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d128_backward_window_postprocess,
-          cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+      cudaFuncSetAttribute(attention_bf16_d128_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_window_postprocess, *args);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_postprocess, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
 // suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_bf16_d128_backward_window(const AttentionArgs* args, cudaStream_t stream) {
+extern "C" int attention_bf16_d128_backward(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
     return cudaErrorInvalidValue;
