@@ -34,7 +34,7 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
     # The last: before the sample had weights of eight bits.
     "wgmma": ("0a8dff97c1dcfdcc", "6b39798514a894d2"),
-    # Before the sample had packed sequences; before it had clusters; the last: before others were awaited late.
+    # Before the sample had packed sequences; before it had clusters; the last: before it had late meetings.
     "wgmma-backward": ("8c71992ab6b09926", "4c9ec8828285879c", "ce73647c39f747e5"),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.

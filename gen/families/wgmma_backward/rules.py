@@ -203,14 +203,18 @@ class RuledParameters(RulesOfParts):
         if self.ranges == OF_ROWS:
             return None
         told = f"ranges={self.ranges}: "
-        if problem.scores.is_plain and not problem.causal:
-            return told + "without a mask all rows see all keys"
         if is_split(problem) or self.apart:
             return (
                 told + "where tiles come in parts or weights go to others, rows tell the keys that they see"
             )
         if self.dq_path not in (BULK, ATOMICS):
             return told + f"with dq_path={self.dq_path} no block has the same keys for all its rows"
+        return None
+
+    @rule("combination", after="ranges", advisory=True)
+    def _a_mask_is_told(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.ranges != OF_ROWS and problem.scores.is_plain and not problem.causal:
+            return f"ranges={self.ranges}: without a mask all rows see all keys"
         return None
 
     @rule("combination", after="min_blocks")

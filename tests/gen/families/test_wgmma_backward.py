@@ -476,8 +476,8 @@ def test_other_products_are_begun_where_there_are_any() -> None:
 def test_rows_of_keys_are_found_where_masks_ask() -> None:
     of_keys, causal = WgmmaBackward(br=128, dq_path="bulk", ranges="of_keys"), replace(PROBLEM, causal=True)
     assert "keys_of(" not in render(of_keys, causal, H200).source
-    with pytest.raises(Illegal, match="ranges=of_keys: without a mask all rows see all keys"):
-        render(of_keys, PROBLEM, H200)
+    assert render(of_keys, PROBLEM, H200)  # of no use, but legal
+    assert "without a mask all rows see all keys" in (of_keys.advice(PROBLEM, H200) or "")
     with pytest.raises(Illegal, match="ranges=of_keys: with dq_path=launch no block has the same keys"):
         render(replace(of_keys, dq_path="launch"), causal, H200)
     with pytest.raises(Illegal, match="ranges=of_keys: where tiles come in parts or weights go to others"):
