@@ -132,6 +132,9 @@ GRADIENTS: tuple[Tuned, ...] = (
             "k_stages": 2,
             "v_stages": 2,
             "order": "by_head",
+            "meeting": "at_once",
+            "ranges": "of_rows",
+            "min_blocks": 1,
         },
         device={
             "name": "NVIDIA H200",

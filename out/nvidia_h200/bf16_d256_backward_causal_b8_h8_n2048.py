@@ -133,6 +133,9 @@ GRADIENTS: tuple[Tuned, ...] = (
             "k_stages": 2,
             "v_stages": 1,
             "order": "by_section",
+            "meeting": "at_once",
+            "ranges": "of_rows",
+            "min_blocks": 1,
         },
         device={
             "name": "NVIDIA H200",

@@ -127,7 +127,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "d_chunks": chunks(problem.head_dim),
             "dv_chunks": chunks(problem.head_dim_v),
             "producer_registers": producer,
-            "consumer_registers": consumer_registers(self.threads(), limits, producer),
+            "consumer_registers": consumer_registers(self.threads(), limits, producer, self.min_blocks),
             "sums_of_block": self.sums_of_block(problem) if self.sums_in_cluster else 0,
             "sum_tile": (SUM_ROWS, SUM_COLUMNS),
             "adding_warps": ADDING_WARPS,

@@ -43,6 +43,12 @@ SUM_ROWS, SUM_COLUMNS = 16, 8
 #: In which order blocks start: all tiles of a head one behind the other, those of all heads by weight,
 #: or the heaviest of as many heads as have what passes by in L2 together.
 BY_HEAD, HEAVIEST_FIRST, BY_SECTION = "by_head", "heaviest_first", "by_section"
+#: When consumers await each other's gradients of scores: once they have stored theirs, or with other products
+#: begun in between.
+AT_ONCE, LATE = "at_once", "late"
+#: What a mask is told by: of each row the keys that it sees, or of each key that is kept the rows that see
+#: it.
+OF_ROWS, OF_KEYS = "of_rows", "of_keys"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -89,6 +95,19 @@ class Parameters(GradientVariant):
         BY_SECTION,
         doc="blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds",
     )
+    meeting: str = param(
+        AT_ONCE,
+        LATE,
+        doc="when consumers await each other's gradients of scores: at once, or with other products begun",
+        implied=True,
+    )
+    ranges: str = param(
+        OF_ROWS,
+        OF_KEYS,
+        doc="what masks are told by: the keys that each row sees, or the rows that see each key",
+        implied=True,
+    )
+    min_blocks: int = param(1, 2, doc="blocks per SM, of those that keep keys", implied=True)
 
     @property
     def consumers(self) -> int:
@@ -211,6 +230,8 @@ class Parameters(GradientVariant):
             sums = ITEM_BYTES["f32"] * self.consumers * share_tiles * GROUP_ROWS * columns
         statistics = ITEM_BYTES["f32"] * self.br * (self.q_stages + self.dout_stages)
         barriers = 1 + 2 * (self.q_stages + self.dout_stages)
+        if self.meeting == LATE:
+            barriers += self.ds_stages
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages
@@ -238,7 +259,7 @@ class Parameters(GradientVariant):
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         """Returns what a launch gives each thread before the warpgroups share them out."""
-        return launch_registers(self.threads(), limits)
+        return launch_registers(self.threads() * self.min_blocks, limits)
 
     def needed_registers(self, problem: Problem) -> int:
         """Returns what a thread of a consumer needs where keys are kept: for sums, products and the rest."""
@@ -289,14 +310,16 @@ def _storage(tile_bytes: int, barriers: int) -> int:
 
 
 def launch_registers(threads: int, limits: DeviceLimits) -> int:
-    """Returns what a launch of blocks of so many threads gives each before warpgroups share them out."""
+    """Returns what a launch gives each of so many threads of an SM before warpgroups share them out."""
     return min(limits.registers_per_sm // threads // 8 * 8, limits.max_registers_per_thread)
 
 
-def consumer_registers(threads: int, limits: DeviceLimits, producer: int = PRODUCER_REGISTERS) -> int:
-    """Returns what a thread of a consumer has once the producer's have given up theirs but for so many; 0
-    where a launch gives all enough."""
-    given, groups = launch_registers(threads, limits), threads // GROUP
+def consumer_registers(
+    threads: int, limits: DeviceLimits, producer: int = PRODUCER_REGISTERS, blocks: int = 1
+) -> int:
+    """Returns what a thread of a consumer has once the producer's have given up theirs but for so many, of
+    blocks that an SM has so many of; 0 where a launch gives all enough."""
+    given, groups = launch_registers(threads * blocks, limits), threads // GROUP
     if given >= ENOUGH_REGISTERS:
         return 0
     return min(MAX_CONSUMER_REGISTERS, (given * groups - producer) // (groups - 1) // 8 * 8)

@@ -12,8 +12,12 @@ from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from ..wgmma.shared_memory import CHUNK
 from .parameters import (
     AHEAD,
+    AT_ONCE,
+    ATOMICS,
+    BULK,
     BY_HEAD,
     IN_SHARED,
+    OF_ROWS,
     STEP,
     SUM_ROWS,
     TOGETHER,
@@ -174,6 +178,69 @@ class RuledParameters(RulesOfParts):
         if not self.sums_queries and self.ds_stages != 2:
             return f"ds_stages={self.ds_stages}: with dq_path={self.dq_path} they stay in registers"
         return None
+
+    @rule("combination", after="meeting")
+    def _consumers_have_other_products(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.meeting == AT_ONCE:
+            return None
+        told = f"meeting={self.meeting}: "
+        if is_split(problem):
+            return told + "consumers of float32 in parts add for their own keys, and await nobody"
+        if self.dq_path not in (BULK, ATOMICS):
+            return told + f"with dq_path={self.dq_path} consumers await each other at once, or never"
+        if self.apart:
+            return told + "apart, warpgroups await each other's weights as well"
+        if self.consumers == 1:
+            return told + "a lone consumer awaits nobody"
+        if self.ds_stages == 1:
+            return told + "ds_stages=1 leaves a tile no room beside those that are awaited"
+        if self.schedule == AHEAD and self.parts == 1:
+            return told + f"schedule={self.schedule} with a tile as a whole has no part to begin"
+        return None
+
+    @rule("combination", after="ranges")
+    def _masks_are_told_by_keys_that_stay(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.ranges == OF_ROWS:
+            return None
+        told = f"ranges={self.ranges}: "
+        if is_split(problem) or self.apart:
+            return (
+                told + "where tiles come in parts or weights go to others, rows tell the keys that they see"
+            )
+        if self.dq_path not in (BULK, ATOMICS):
+            return told + f"with dq_path={self.dq_path} no block has the same keys for all its rows"
+        return None
+
+    @rule("combination", after="ranges", advisory=True)
+    def _a_mask_is_told(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.ranges != OF_ROWS and problem.scores.is_plain and not problem.causal:
+            return f"ranges={self.ranges}: without a mask all rows see all keys"
+        return None
+
+    @rule("combination", after="min_blocks")
+    def _blocks_share_an_sm(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.min_blocks == 1:
+            return None
+        told = f"min_blocks={self.min_blocks}: "
+        if is_split(problem) or self.dq_path not in (BULK, ATOMICS):
+            return told + "for blocks of 16-bit keys that add queries' gradients up in memory"
+        smem, given = self.smem_bytes(problem, limits), self.registers(problem, limits)
+        if (room := limits.blocks_per_sm(self.threads(), given, smem)) < self.min_blocks:
+            return told + f"{smem} bytes of shared memory leave room for {room}"
+        if columns := self._columns_beyond(problem, given):
+            return told + f"one product of {columns} columns takes more than the {given} of a launch"
+        allowed = consumer_registers(
+            self.threads(), limits, self.producer_registers(problem), self.min_blocks
+        )
+        if (needed := self.needed_registers(problem)) > allowed:
+            return told + f"about {needed} per thread of a consumer, which has {allowed} at most"
+        return None
+
+    def _columns_beyond(self, problem: Problem, given: int) -> int:
+        """Returns the columns of a product whose sums so many registers do not hold; 0 where they hold
+        all."""
+        columns = max(problem.head_dim, problem.head_dim_v, self.br)
+        return columns if columns // 2 + REGISTERS_BESIDE_SUMS > given else 0
 
     @rule("combination", after="v_stages")
     def _kept_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -28,10 +28,13 @@ from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.shared_memory import chunks
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
-from .parameters import ATOMICS, HEAVIEST_FIRST, WEIGHTS_FIRST
+from .parameters import ATOMICS, HEAVIEST_FIRST, LATE, OF_KEYS, WEIGHTS_FIRST
 
 #: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
 GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
+#: How much of what masks take is left where the rows that see a key are known for all of a block's tiles: by
+#: instructions of compiled kernels, 0.4 of windows and 0.7 of causal masks.
+SHARE_OF_KEYS = 0.6
 #: Columns that an instruction multiplies along.
 DEPTH = 16
 #: How much of a tile's way is waited for where there is room for one alone, as a part of that of queries:
@@ -66,7 +69,8 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
         moved += moved_by_sums(problem, problem.head_dim) + _moved_by_splitting(problem)
         of_parts = _launch(_of_keys_in_parts(variant, problem), variant.threads(), smem_bytes, limits)
         return LaunchesWork((of_parts,), others=4, moved_bytes=moved, by_warpgroups=True)
-    of_keys = _launch(_of_keys(variant, problem), variant.threads(), smem_bytes, limits)
+    blocks = _of_keys(variant, problem)
+    of_keys = _launch(blocks, variant.threads(), smem_bytes, limits, variant.min_blocks)
     if variant.sums_in_cluster:
         moved += problem.num_q_heads * problem.total_q * problem.head_dim * ITEM_BYTES[problem.dtype]
         return LaunchesWork((of_keys,), others=1, moved_bytes=moved, by_warpgroups=True)
@@ -78,8 +82,10 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
     return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved, by_warpgroups=True)
 
 
-def _launch(work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits) -> LaunchWork:
-    return LaunchWork(work, threads, smem_bytes, limits.registers_per_sm // threads // 8 * 8)
+def _launch(
+    work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits, blocks: int = 1
+) -> LaunchWork:
+    return LaunchWork(work, threads, smem_bytes, limits.registers_per_sm // (threads * blocks) // 8 * 8)
 
 
 def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
@@ -125,7 +131,8 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         pace=_pace(variant),
         late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
     )
-    return _with_waits(block, problem, (variant.bc, br))
+    share = SHARE_OF_KEYS if variant.ranges == OF_KEYS else 1.0
+    return _with_waits(block, problem, (variant.bc, br), share)
 
 
 def _pace(variant: WgmmaBackward) -> float:
@@ -251,8 +258,12 @@ def _queries(variant: WgmmaBackward, problem: Problem) -> Counts:
         accesses=variant.br / DEPTH + sums,
         wavefronts=4 * variant.br / DEPTH
         + 4 * sums * (THREAD_PASSES if variant.dq_path == ATOMICS else SHARED_PASSES),
-        # With room for one tile of a cluster's sums all blocks wait for who is last.
-        barriers=3 - variant.ds_stages + (variant.sums_in_cluster and variant.sum_stages == 1),
+        # Late, gradients are there once they are awaited. With room for one tile of a cluster's sums all
+        # blocks wait for who is last.
+        barriers=3
+        - variant.ds_stages
+        - (variant.meeting == LATE)
+        + (variant.sums_in_cluster and variant.sum_stages == 1),
     )
     return _multiplied(flops, tiles * variant.bc / DEPTH, factors) + stored
 
@@ -280,10 +291,10 @@ def _weights(passing: int) -> Counts:
     )
 
 
-def _with_waits(block: BlockWork, problem: Problem, tiles: tuple[int, int]) -> BlockWork:
+def _with_waits(block: BlockWork, problem: Problem, tiles: tuple[int, int], share: float = 1.0) -> BlockWork:
     """The same with what masks and changes of scores ask of a warp, and with a tile's waits; ``tiles`` are
-    what a block keeps and what passes by."""
-    masked = masked_share(problem, *tiles, block.mean_tiles)
+    what a block keeps and what passes by, ``share`` how much of a mask's instructions they take."""
+    masked = masked_share(problem, *tiles, block.mean_tiles) * share
     asked = scoring_counts(problem, 2, tiles[1] / 4, masked=masked, warp_rows=LANE_ROWS, approximate=True)
     compute = block.per_warp_tile + asked
     return replace(block, per_tile=block.per_tile + Counts(barriers=0.5), per_warp_tile=compute)

@@ -51,6 +51,18 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         ),
         replace(PACKED, head_dim=64, head_dim_v=40),
     ),
+    "bulk, in parts, late, rows of keys": (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            dq_path="bulk",
+            meeting="late",
+            ranges="of_keys",
+        ),
+        replace(PACKED, head_dim=64, head_dim_v=40),
+    ),
+    "bulk, two blocks on an SM": (replace(SUMS, min_blocks=2), PACKED),
     "atomics": (replace(SUMS, dq_path="atomics", schedule="weights_first"), replace(PACKED, dtype="f16")),
     "atomics, by columns": (
         WgmmaBackward(dq_path="atomics", schedule="ahead", ds_stages=1),

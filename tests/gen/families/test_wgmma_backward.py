@@ -38,6 +38,9 @@ AHEAD = "scores of the next tile ahead"
 CLUSTER = "sums in a cluster, shared by rows"
 COLUMNS_IN_CLUSTER = "sums in a cluster, shared by columns, tiles ahead"
 PARTS = "tiles in parts, keys and values in registers"
+LATE = "others awaited once keys' sums are started, rows of keys"
+LATE_PARTS = "others awaited beside the next tile"
+SHARED_SM = "two blocks on an SM, rows of keys"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
@@ -90,6 +93,36 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1),
         replace(PROBLEM, head_dim=256, head_dim_v=200),
     ),
+    LATE: (
+        WgmmaBackward(dq_path="bulk", schedule="weights_first", meeting="late", ranges="of_keys"),
+        replace(PROBLEM, head_dim=96, head_dim_v=72),
+    ),
+    LATE_PARTS: (
+        WgmmaBackward(
+            br=128, schedule="ahead", parts=2, kept="registers", dq_path="bulk", meeting="late", dout_stages=3
+        ),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    "late, parts by threads, rows of keys": (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="values",
+            dq_path="atomics",
+            meeting="late",
+            ranges="of_keys",
+        ),
+        replace(PROBLEM, dtype="f16", head_dim=40, head_dim_v=64),
+    ),
+    "late, sums by threads": (
+        WgmmaBackward(dq_path="atomics", meeting="late", q_stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=128, head_dim_v=128),
+    ),
+    SHARED_SM: (
+        WgmmaBackward(bc=64, br=64, dq_path="bulk", ranges="of_keys", min_blocks=2),
+        replace(PROBLEM, head_dim=64, head_dim_v=64),
+    ),
     CLUSTER: (
         WgmmaBackward(br=128, dq_path="cluster", cluster=4, heads=2),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
@@ -120,6 +153,10 @@ SCORED_BY = {
     "apart": APART,
     "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
     "ahead": replace(SMALL, schedule="ahead"),
+    "rows of keys": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk", ranges="of_keys"),
+    "late": WgmmaBackward(
+        br=128, schedule="ahead", parts=2, dq_path="bulk", meeting="late", ranges="of_keys"
+    ),
     "cluster": replace(SMALL, br=64, rows=128, keys=64, dq_path="cluster", cluster=2),
 }
 SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_BY]
@@ -198,6 +235,24 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
             (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
             (AHEAD, "if (other_head) place =", "if (false) place ="),
+            (LATE, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
+            (LATE, "row >= see.begin && ", "row > see.begin && "),
+            (LATE, "const RowRange see = h ? rows_of_other", "const RowRange see = h ? rows_of_own"),
+            (
+                LATE,
+                "if (end_key_of(args, batch, middle) > key)",
+                "if (end_key_of(args, batch, middle) >= key)",
+            ),
+            (LATE, "gradients_full[i], 4 * kConsumers)", "gradients_full[i], 4)"),
+            (LATE_PARTS, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
+            (
+                LATE_PARTS,
+                "add_shares(args, place, first_before + ",
+                "add_shares(args, place + 16 * kD, first + ",
+            ),
+            (LATE_PARTS, "gradients_full[i], 4 * kConsumers)", "gradients_full[i], 4)"),
+            (LATE_PARTS, "if (other_head) place =", "if (false) place ="),
+            (SHARED_SM, "own_key + 8, first_row, end_row", "own_key + 8, first_row, end_row - 1"),
             (CLUSTER, "sums_pipe.step += before;", ""),
             (COLUMNS_IN_CLUSTER, "if (!turn.is_first) add(place);", ""),
             (CLUSTER, "__popc(step.senders) * ", "kCluster * "),
@@ -376,6 +431,21 @@ FULL = {
         64,
         64,
     ),
+    "64, parts, late": (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="registers",
+            dq_path="bulk",
+            meeting="late",
+            ranges="of_keys",
+        ),
+        64,
+        64,
+    ),
+    "128, late": (WgmmaBackward(dq_path="bulk", meeting="late"), 128, 128),
+    "64, two blocks": (WgmmaBackward(bc=64, br=64, dq_path="bulk", min_blocks=2), 64, 64),
     "96, values in registers": (WgmmaBackward(schedule="ahead", kept="values", dq_path="bulk"), 96, 96),
     "64, cluster": (WgmmaBackward(br=128, dq_path="cluster", cluster=4), 64, 64),
     "64, cluster, parts": (
@@ -387,6 +457,41 @@ FULL = {
     "256, sums": (WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1), 256, 256),
     "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
 }
+
+
+def test_other_products_are_begun_where_there_are_any() -> None:
+    late, wide = WgmmaBackward(dq_path="bulk", meeting="late"), replace(PROBLEM, head_dim=128, head_dim_v=128)
+    assert "gradients_full" in render(late, wide, H200).source
+    for others, told in (
+        ({"dq_path": "launch"}, "with dq_path=launch consumers await each other at once"),
+        ({"schedule": "ahead"}, "schedule=ahead with a tile as a whole has no part to begin"),
+        ({"ds_stages": 1}, "ds_stages=1 leaves a tile no room"),
+        ({"bc": 64}, "a lone consumer awaits nobody"),
+        ({"bc": 64, "apart": True}, "apart, warpgroups await each other's weights as well"),
+    ):
+        with pytest.raises(Illegal, match="meeting=late: .*" + told):
+            render(replace(late, **others), wide, H200)
+
+
+def test_rows_of_keys_are_found_where_masks_ask() -> None:
+    of_keys, causal = WgmmaBackward(br=128, dq_path="bulk", ranges="of_keys"), replace(PROBLEM, causal=True)
+    assert "keys_of(" not in render(of_keys, causal, H200).source
+    assert render(of_keys, PROBLEM, H200)  # of no use, but legal
+    assert "without a mask all rows see all keys" in (of_keys.advice(PROBLEM, H200) or "")
+    with pytest.raises(Illegal, match="ranges=of_keys: with dq_path=launch no block has the same keys"):
+        render(replace(of_keys, dq_path="launch"), causal, H200)
+    with pytest.raises(Illegal, match="ranges=of_keys: where tiles come in parts or weights go to others"):
+        render(replace(of_keys, bc=64, apart=True), causal, H200)
+
+
+def test_blocks_share_an_sm_where_there_is_room() -> None:
+    two = WgmmaBackward(bc=64, br=64, dq_path="bulk", min_blocks=2)
+    kernel = render(two, PROBLEM, H200)
+    assert "__launch_bounds__(kThreads, 2)" in kernel.source and "take_registers<232>()" in kernel.source
+    with pytest.raises(Illegal, match=r"min_blocks=2: \d+ bytes of shared memory leave room for 1"):
+        render(replace(two, br=128), PROBLEM, H200)
+    with pytest.raises(Illegal, match="min_blocks=2: for blocks of 16-bit keys that add"):
+        render(replace(two, dq_path="launch"), PROBLEM, H200)
 
 
 @pytest.mark.nvcc
