@@ -73,6 +73,8 @@ TURING_NUMBERS = (NUMBERS[0], NUMBERS[3])
 WGMMA_NUMBERS = NUMBERS[:2]
 #: Less than a step, rows that no step divides, one chunk, several of each kind.
 E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
+#: By warps, in multiples of eight: less than a step, half a step, whole ones, several of each kind.
+MMA_E4M3_HEAD_DIMS = ((8, 8), (16, 24), (48, 80), (64, 64), (72, 40), (128, 128), (96, 208), (192, 32))
 #: Of float32 in parts: less than a step, chunks of both kinds, split together, apart and read twice.
 PARTS_HEAD_DIMS = ((8, 8), (40, 40), (64, 64), (72, 40), (96, 96), (128, 128), (64, 128), (160, 160))
 
@@ -267,6 +269,13 @@ def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]
     held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
     held |= {"pack_heads": False, "splits": 1, "weights": "f16", "bias_stages": 0}
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
+
+
+def mma_e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """As `mma_settings`, of eight bits."""
+    held = {"parts": "tf32", "q_whole": False, "d_steps": "exact"}
+    numbers = [("e4m3", "auto")]
+    return cover(Mma, cards, numbers, MMA_E4M3_HEAD_DIMS, loose=LOOSE, held=held, seed=seed)
 
 
 def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
