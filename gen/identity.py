@@ -29,8 +29,8 @@ SAMPLE = Path(__file__).with_name("identity_sample.json")
 #: was renamed, proven by tests/support/machine_code.py. Trials of those are trials of today's kernels.
 SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     "ladder": ("c53782d6377f6c3f",),
-    # Before the samples had keys split over a workspace, and packed sequences and pages.
-    "mma": ("3aaa0a2c55812199",),
+    # Before the samples had keys split over a workspace, and packed sequences and pages; the last: e4m3.
+    "mma": ("3aaa0a2c55812199", "8e9a04fc6fa7869d"),
     "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
     # Before the sample had packed sequences; before it had clusters; the last: before it had late meetings.
     "wgmma-backward": ("8c71992ab6b09926", "4c9ec8828285879c", "ce73647c39f747e5"),

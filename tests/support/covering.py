@@ -75,6 +75,8 @@ WGMMA_NUMBERS = NUMBERS[:2]
 E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
 #: What kernels have whose float32 no launches in front split: those that do have a cover of their own.
 SPLIT_IN_PLACE: dict[str, Any] = {"split": "in_place", "summed_columns": 0}
+#: By warps, in multiples of eight: less than a step, half a step, whole ones, several of each kind.
+MMA_E4M3_HEAD_DIMS = ((8, 8), (16, 24), (48, 80), (64, 64), (72, 40), (128, 128), (96, 208), (192, 32))
 #: Of float32 in parts: less than a step, chunks of both kinds, split together, apart and read twice.
 PARTS_HEAD_DIMS = ((8, 8), (40, 40), (64, 64), (72, 40), (96, 96), (128, 128), (64, 128), (160, 160))
 #: Of those that launches in front split: rows of half pieces too, and chunks summed together and apart.
@@ -272,6 +274,13 @@ def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]
     held |= {"pack_heads": False, "splits": 1, "weights": "f16", "bias_stages": 0}
     held |= SPLIT_IN_PLACE
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
+
+
+def mma_e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
+    """As `mma_settings`, of eight bits."""
+    held = {"parts": "tf32", "q_whole": False, "d_steps": "exact"}
+    numbers = [("e4m3", "auto")]
+    return cover(Mma, cards, numbers, MMA_E4M3_HEAD_DIMS, loose=LOOSE, held=held, seed=seed)
 
 
 def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.kernel import Kernel
@@ -50,6 +51,14 @@ def tf32_to_float(bits: np.ndarray) -> np.ndarray:
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def e4m3_from_float(x: np.ndarray) -> np.ndarray:
+    return x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8).astype(np.uint32)
+
+
+def e4m3_to_float(bits: np.ndarray) -> np.ndarray:
+    return bits.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
 def floats_to_round() -> np.ndarray:
     """Bits of floats: all that are exact in 16 bits, all half way between two of those or a bit beside, and
     random ones."""
@@ -81,7 +90,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        return 4 if self.type == "tf32" else 2
+        return {"tf32": 4, "e4m3": 1}.get(self.type, 2)
 
     @property
     def num_a(self) -> int:
@@ -102,6 +111,8 @@ INSTRUCTIONS = (
     Instruction("mma_m16n8k8_bf16", "kK8Bf16", 8, "bf16", *_BF16),
     Instruction("mma_m16n8k8_tf32", "kK8Tf32", 8, "tf32", 10, 127, tf32_from_float, tf32_to_float),
 )
+#: What products of e4m3 are, of which far fewer bits are kept.
+E4M3 = Instruction("mma_m16n8k32_e4m3", "kK32E4m3", 32, "e4m3", 3, 7, e4m3_from_float, e4m3_to_float)
 
 # -- fragments ------------------------------------------------------------------------------------------
 # PTX ISA, "Matrix fragments for mma": groupID is lane / 4, threadID_in_group is lane % 4.
@@ -112,6 +123,9 @@ def place_a(instruction: Instruction, lane: int, i: int) -> tuple[int, int]:
     group, thread = lane // 4, lane % 4
     if instruction.type == "tf32":
         return group + (8 if i in (1, 3) else 0), thread + (4 if i >= 2 else 0)
+    if instruction.type == "e4m3":
+        row = group if 0 <= i < 4 or 8 <= i < 12 else group + 8
+        return row, thread * 4 + (i & 3) + (16 if i >= 8 else 0)
     if instruction.k == 16:
         row = group if 0 <= i < 2 or 4 <= i < 6 else group + 8
         return row, thread * 2 + (i & 1) + (8 if i >= 4 else 0)
@@ -123,6 +137,8 @@ def place_b(instruction: Instruction, lane: int, i: int) -> tuple[int, int]:
     group, thread = lane // 4, lane % 4
     if instruction.type == "tf32":
         return thread + 4 * i, group
+    if instruction.type == "e4m3":
+        return thread * 4 + (i & 3) + (16 if i >= 4 else 0), group
     return thread * 2 + (i & 1) + (8 if i >= 2 else 0), group
 
 
@@ -141,7 +157,7 @@ def pack_factors(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.n
             (b, place_b, instruction.num_a, instruction.num_b),
         ):
             for i in range(count * per_register):
-                shift = np.uint32(16 * (i % per_register))
+                shift = np.uint32(8 * instruction.bytes * (i % per_register))
                 bits = np.uint32(matrix[place(instruction, lane, i)])
                 registers[lane, first + i // per_register] |= bits << shift
     return registers
@@ -164,14 +180,17 @@ def unpack_d(registers: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Cores:
-    """A generation's sums: bytes of factors in a block, and bits of fraction that a term keeps."""
+    """A generation's sums: bytes of factors in a block, and bits of fraction that a term and a sum keep."""
 
     emulated: str
     block_bytes: int
     fraction_bits: int
+    sum_bits: int = 23
 
 
 AMPERE, HOPPER = Cores("kAmpere", 16, 24), Cores("kHopper", 32, 25)
+#: Of Ada Lovelace, of e4m3.
+ADA = Cores("kAmpere", 16, 13, 13)
 
 
 def _significand(bits: int, fraction_bits: int, bias: int, width: int) -> tuple[int, int]:
@@ -188,7 +207,7 @@ def _shifted(s: int, shift: int) -> int:
 
 def dot(instruction: Instruction, cores: Cores, a: np.ndarray, b: np.ndarray, c: np.float32) -> np.float32:
     """One element of A B + C from finite bits, in integers."""
-    drop, width = (13, 32) if instruction.type == "tf32" else (0, 16)
+    drop, width = (13 if instruction.type == "tf32" else 0), 8 * instruction.bytes
     block = cores.block_bytes // instruction.bytes
     for first in range(0, instruction.k, block):
         bits = int(np.float32(c).view(np.uint32))
@@ -202,8 +221,8 @@ def dot(instruction: Instruction, cores: Cores, a: np.ndarray, b: np.ndarray, c:
         largest = max([-126, *(e for s, e, _ in terms if s)])
         unit = largest - cores.fraction_bits
         total = sum(_shifted(s, e - point - unit) for s, e, point in terms)
-        # To a float, toward zero: 24 bits, of subnormals those from 2^-149 on.
-        cut = max(abs(total).bit_length() - 24, -149 - unit, 0)
+        # To a float, toward zero: 24 bits or fewer, of subnormals those from 2^-149 on.
+        cut = max(abs(total).bit_length() - 1 - cores.sum_bits, -149 - unit, 0)
         try:
             c = np.float32(math.ldexp(_shifted(_shifted(total, -cut), cut), unit))
         except OverflowError:
@@ -222,18 +241,21 @@ def product(
     return d
 
 
-def error_bound(instruction: Instruction, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def error_bound(
+    instruction: Instruction, a: np.ndarray, b: np.ndarray, c: np.ndarray, cores: Cores = AMPERE
+) -> np.ndarray:
     """How far A B + C may be off on any card, from finite factors as float64.
 
     Each term of a block, and the accumulator, loses less than 2^-24 of the largest, of which a subnormal
-    counts as the least normal number; then the sum less than 2^-23 of itself. No term and no partial sum is
-    beyond the sum of all magnitudes.
+    counts as the least normal number; then the sum less than 2^-23 of itself; of e4m3 2^-13. No term and no
+    partial sum is beyond the sum of all magnitudes.
     """
     least = 2.0 ** (1 - instruction.bias)
     sizes_a, sizes_b = (np.where(x == 0, 0, np.maximum(np.abs(x), least)) for x in (a, b))
     magnitudes = sizes_a @ sizes_b + np.abs(c) + 2.0**-126
-    block = AMPERE.block_bytes // instruction.bytes
-    return instruction.k // block * ((block + 1) * 2.0**-24 + 2.0**-23) * magnitudes
+    block = cores.block_bytes // instruction.bytes
+    lost = (block + 1) * 2.0**-cores.fraction_bits + 2.0**-cores.sum_bits
+    return instruction.k // block * lost * magnitudes
 
 
 # -- kernels --------------------------------------------------------------------------------------------
@@ -367,11 +389,12 @@ def random_factors(
     instruction: Instruction, count: int, rng: np.random.Generator, spread: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bits of A and B, and C: normal numbers, times two to the power of ``spread`` times normal numbers,
-    within the range of f16."""
+    within the range of f16, or of e4m3."""
+    most = 448 if instruction.type == "e4m3" else 60000
 
     def draw(*shape: int) -> np.ndarray:
         numbers = rng.standard_normal(shape) * 2.0 ** (spread * rng.standard_normal(shape))
-        return np.clip(numbers, -60000, 60000).astype(np.float32)
+        return np.clip(numbers, -most, most).astype(np.float32)
 
     a, b = draw(count, ROWS, instruction.k), draw(count, instruction.k, COLUMNS)
     return instruction.from_float(a), instruction.from_float(b), draw(count, ROWS, COLUMNS)

@@ -31,6 +31,8 @@ HOME_CARDS = {
     "wgmma-backward": "h200",
     "latent": "h200",
 }
+#: Where that has no instructions for eight bits, the one on which these are looked at.
+HOME_CARDS_OF_EIGHT_BITS = {"mma": "l4"}
 #: Precisions that a family of these has under another name already.
 _SYNONYMS: dict[tuple[str, ...], set[str]] = {("auto", "ieee"): {"auto"}}
 #: What is held of each family: tiles that an emulated card is quick with, several of them for a case's rows
@@ -40,8 +42,8 @@ SMALL_TILES: dict[str, dict[str, Value]] = {
     "mma": {"br": 64, "bc": 32, "rows_per_warp": 16, "splits": 1, "heads": 1, "key_warps": 1},
     "wgmma": {"br": 64, "bc": 64, "cluster": 1},
 }
-#: What is held of each class that takes less accurate arithmetic than others: that very arithmetic.
-WORST_OF_CLASS: dict[str, dict[str, Value]] = {EIGHT: {"weights": "e4m3"}}
+#: What is held of each class where a family has less accurate arithmetic for it: that very arithmetic.
+WORST_OF_CLASS: dict[tuple[str, str], dict[str, Value]] = {("wgmma", EIGHT): {"weights": "e4m3"}}
 #: Columns of latent values that a family may ask for multiples of, and of what keys have beside, as in models
 #: with 512 and 64.
 LATENT_COLUMNS, CHUNK = 128, 64
@@ -100,8 +102,8 @@ def subjects(wanted: Wanted) -> Iterator[Subject]:
     for name, family in FAMILIES.items():
         if (wanted.families and family not in wanted.families) or BACKWARD in family.serves.operations:
             continue
-        device = resolve(wanted.device or PREFIX + HOME_CARDS[name])
         for problem in _problems(family, wanted):
+            device = resolve(wanted.device or PREFIX + _home_card(name, problem))
             variant = _chosen(family, problem, device, wanted.held)
             if variant is None:
                 continue
@@ -118,13 +120,18 @@ def subjects_of(
     variant: Variant, problem: Problem, device: str | None, masks: Iterable[bool]
 ) -> Iterator[Subject]:
     """Yields the kernel of one variant, under each mask. Raises FlashgenError where it does not run there."""
-    card = resolve(device or PREFIX + HOME_CARDS[variant.family])
+    card = resolve(device or PREFIX + _home_card(variant.family, problem))
     for causal in masks:
         masked = replace(problem, causal=causal)
         try:
             yield Subject(render(variant, masked, card.limits), card)
         except Illegal as error:
             raise FlashgenError(f"{variant.name} does not run on {card.limits.name}: {error}") from error
+
+
+def _home_card(family: str, problem: Problem) -> str:
+    of_eight_bits = HOME_CARDS_OF_EIGHT_BITS if problem.has_scales else {}
+    return of_eight_bits.get(family, HOME_CARDS[family])
 
 
 def _problems(family: type[Variant], wanted: Wanted) -> Iterator[Problem]:
@@ -163,7 +170,7 @@ def _chosen(
     """The variant predicted fastest of those with small tiles, or else of all; None where none is legal."""
     limits = device.limits
     for tiles in (SMALL_TILES.get(family.family, {}), {}):
-        with_tiles = {**tiles, **WORST_OF_CLASS.get(problem.precision, {}), **held}
+        with_tiles = {**tiles, **WORST_OF_CLASS.get((family.family, problem.precision), {}), **held}
         survey = survey_space(family, problem, limits, with_tiles, prior_of(problem, limits), count=1)
         if survey.survivors:
             return survey.survivors[0].variant

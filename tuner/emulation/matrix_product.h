@@ -8,11 +8,12 @@
 //   cards                         products in a block  fraction bits kept
 //   Turing, Ampere, Ada Lovelace  16 bytes of factors  24
 //   Hopper, Blackwell             32 bytes of factors  25
+//   Ada Lovelace, of e4m3         16 bytes of factors  13, and as many of the sum
 //
 // Fasi, Higham, Mikaitis, Pranesh: "Numerical behavior of NVIDIA tensor cores" (2021), found truncation and blocks;
 // Xie et al.: "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores" (2025) has the table and checked
-// it bit for bit against each card. Emulated cards compute as the first row does, the less accurate one: a bound that
-// holds for them holds on all cards that have these instructions.
+// it bit for bit against each card. Emulated cards compute as the first row does, of e4m3 as the last, the less accurate
+// ones: a bound that holds for them holds on all cards that have these instructions.
 #pragma once
 
 #include <fenv.h>
@@ -24,6 +25,7 @@
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
+#include "e4m3.h"
 #include "runtime.h"
 #include "subnormals.h"
 
@@ -57,29 +59,41 @@ struct Tf32 {
   static bool finite(uint32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
 };
 
+struct E4m3 {
+  static constexpr int kBytes = 1, kBias = 7;
+  static float value(uint32_t bits) { return half_to_float(e4m3_to_half(bits)); }
+  static int exponent_field(uint32_t bits) { return bits >> 3 & 15; }
+  static bool finite(uint32_t bits) { return (bits & 0x7f) != 0x7f; }
+};
+
+// `kSumBits` are those of a sum's fraction that it keeps as a float.
 struct Ampere {
-  static constexpr int kBlockBytes = 16, kFractionBits = 24;
+  static constexpr int kBlockBytes = 16, kFractionBits = 24, kSumBits = 23;
 };
 struct Hopper {
-  static constexpr int kBlockBytes = 32, kFractionBits = 25;
+  static constexpr int kBlockBytes = 32, kFractionBits = 25, kSumBits = 23;
+};
+struct AdaE4m3 {
+  static constexpr int kBlockBytes = 16, kFractionBits = 13, kSumBits = 13;
 };
 
 // Element number `i` of a lane's registers.
 template <typename Element>
 uint32_t element_of(const unsigned* registers, int i) {
-  if (Element::kBytes == 4) return registers[i];
-  return registers[i / 2] >> 16 * (i % 2) & 0xffff;
+  constexpr int kInRegister = 4 / Element::kBytes, kBits = 8 * Element::kBytes;
+  return registers[i / kInRegister] >> kBits * (i % kInRegister) & (0xffffffffu >> (32 - kBits));
 }
 
 inline bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x7f800000) != 0x7f800000; }
 inline bool is_nan(float x) { return (bit_cast<uint32_t>(x) & 0x7fffffff) > 0x7f800000; }
 inline bool is_signalling(float x) { return is_nan(x) && !(bit_cast<uint32_t>(x) & 0x00400000); }
 
-// Toward zero, beyond the largest float to infinity.
-inline float truncate_to_float(double x) {
+// Toward zero, to so many bits of fraction; beyond the largest float to infinity.
+template <int kFraction = 23>
+float truncate_to_float(double x) {
   const uint64_t bits = bit_cast<uint64_t>(x);
   const int exponent = int(bits >> 52 & 0x7ff) - 1023;
-  if (exponent >= -126) return float(bit_cast<double>(bits & ~uint64_t(0x1fffffff)));
+  if (exponent >= -126) return float(bit_cast<double>(bits & ~((uint64_t(1) << (52 - kFraction)) - 1)));
   return float(double(int32_t(x * 0x1p149)) * 0x1p-149);  // subnormal: a multiple of 2^-149
 }
 
@@ -137,8 +151,8 @@ class MatrixProduct {
     return *static_cast<const MmaOperands*>(lanes[lane]);
   }
 
-  // Registers hold pairs of columns for 16-bit elements, and single columns for 32-bit ones. A register of a holds
-  // rows 0-7, the next one rows 8-15, of the same columns.
+  // Registers hold four neighbouring columns of 8-bit elements, pairs of 16-bit ones, single columns of 32-bit ones. A
+  // register of a holds rows 0-7, the next one rows 8-15, of the same columns.
   void gather(void* const lanes[32]) {
     for (int lane = 0; lane < 32; ++lane) {
       const MmaOperands& operands = operands_of(lanes, lane);
@@ -208,7 +222,7 @@ class MatrixProduct {
       }
       for (int j = 0; j < kColumns; ++j) {
         const double unit = bit_cast<double>(uint64_t(1023 - Cores::kFractionBits + largest[j]) << 52);
-        d_[row][j] = truncate_to_float(total[j] * unit) + infinity[j];
+        d_[row][j] = truncate_to_float<Cores::kSumBits>(total[j] * unit) + infinity[j];
       }
     }
   }
@@ -244,6 +258,7 @@ WarpWork product_of(Mma mma) {
     case Mma::kK8F16: return MatrixProduct<F16, 8, Cores>::run;
     case Mma::kK8Bf16: return MatrixProduct<Bf16, 8, Cores>::run;
     case Mma::kK8Tf32: return MatrixProduct<Tf32, 8, Cores>::run;
+    case Mma::kK32E4m3: return MatrixProduct<E4m3, 32, AdaE4m3>::run;
   }
   return nullptr;
 }

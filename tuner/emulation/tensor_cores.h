@@ -68,6 +68,9 @@ inline void mma_m16n8k8_bf16(float* d, const unsigned* a, const unsigned* b, int
 inline void mma_m16n8k8_tf32(float* d, const unsigned* a, const unsigned* b, int line = __builtin_LINE()) {
   emulation::multiply(emulation::Mma::kK8Tf32, d, a, b, "mma_m16n8k8_tf32", line);
 }
+inline void mma_m16n8k32_e4m3(float* d, const unsigned* a, const unsigned* b, int line = __builtin_LINE()) {
+  emulation::multiply(emulation::Mma::kK32E4m3, d, a, b, "mma_m16n8k32_e4m3", line);
+}
 
 // ---- red.global.add[.v4].f32 -------------------------------------------------------------------------------------
 // Adds to numbers in global memory to which threads of any block add at the same time.

@@ -1,4 +1,4 @@
-"""The tensor-core family: mma.sync fed by ldmatrix and cp.async, for f16, bf16 and float32.
+"""The tensor-core family: mma.sync fed by ldmatrix and cp.async, for f16, bf16, float32 and e4m3.
 
 A block covers ``br`` query rows and walks the keys in tiles of ``bc``. Each warp owns ``rows_per_warp`` whole
 rows, so that softmax stays within it, as fragments of the 16-row tiles that an mma takes. Scores are summed
@@ -16,6 +16,9 @@ smaller ones lose is up to 2^-37 of the largest. Where that could be felt in a r
 outputs are beyond the range of either kind of parts, the row is computed once more behind the last tile, in
 double precision (templates/common/recomputation.cu.jinja). The class ``tf32`` rounds the factors.
 
+Scores of e4m3 are products of eight bits, from sm_89 on. Its values become f16 in registers, exactly, as keys
+and values of caches do that are of eight bits beside queries of 16.
+
 Whatever is asked of masks and scores beside the causal mask, blocks walk the tiles from the first key of
 their first row to the end of their last one, or a list of these where a predicate hides keys; warps leave
 out what none of their rows sees, and mask what not all of them see. Changes of scores stand between the
@@ -30,19 +33,21 @@ from typing import Any, ClassVar
 
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
-from ...problem import ITEM_BYTES, Problem
+from ...problem import EIGHT, ITEM_BYTES, Problem
 from ...serves import Serves
 from ...tile_arrays import met_by, tile_arrays
 from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
-from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch, widest
-from .parameters import F16, TF32
+from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch
+from .parameters import EIGHT_BITS, WIDENED_KEYS
 from .rules import RuledParameters
+from .steps import steps_of
 
 #: The template of what is multiplied, by `Mma.arithmetic`.
 PRODUCTS = {
     "16-bit": "families/mma/products_16bit.cu.jinja",
-    "e4m3 keys": "families/mma/e4m3_keys.cu.jinja",
+    EIGHT_BITS: "families/mma/e4m3.cu.jinja",
+    WIDENED_KEYS: "families/mma/e4m3_keys.cu.jinja",
     "3xf16": "families/mma/split_f32_f16.cu.jinja",
     "3xtf32": "families/mma/split_f32_tf32.cu.jinja",
     "tf32": "families/mma/split_f32_tf32.cu.jinja",
@@ -64,7 +69,12 @@ class Mma(RuledParameters):
 
     family: ClassVar[str] = "mma"
     serves: ClassVar[Serves] = Serves(
-        precisions={"f32": ("auto", "3xtf32", "3xf16", "tf32"), "f16": ("auto",), "bf16": ("auto",)},
+        precisions={
+            "f32": ("auto", "3xtf32", "3xf16", "tf32"),
+            "f16": ("auto",),
+            "bf16": ("auto",),
+            "e4m3": ("auto", EIGHT),
+        },
         float32="multiplies float32 as TF32 or f16",
         layouts=(DENSE, PACKED, PAGED, PACKED_PAGED),
         key_dtypes={"f16": ("e4m3",), "bf16": ("e4m3",)},
@@ -84,78 +94,42 @@ class Mma(RuledParameters):
         arithmetic = self.arithmetic(problem)
         scores, arrays = problem.scores, tile_arrays(problem.scores)
         predicate = scores.predicate
-        half, in_pairs = problem.dtype != "f32", self.in_pairs(problem)
-        wide_steps, narrow_steps = divmod(d, 16) if in_pairs else (d // 8, 0)
-        wide_keys, narrow_keys = divmod(self.key_tiles, 2) if in_pairs else (0, 0)
-        narrow_steps //= 8
-        if in_pairs and not limits.has_async_copy:  # sm_75 multiplies eight deep
-            wide_steps, narrow_steps = 0, d // 8
-            wide_keys, narrow_keys = 0, self.key_tiles
-        operand_keys = 16 if half and wide_keys else 8
-        operands = -(-self.bc // operand_keys)
-        # float32 splits all weights before its products with V; 16-bit weights are made beside them.
-        weighed_ahead = 1 if half else operands
-        at_once = widest(self.key_tiles)
-        plain = {at_once} if narrow_steps else set()
-        trans = {widest(value_tiles)} if narrow_keys and half else set()
-        if wide_steps:
-            plain |= {4 if self.key_tiles % 2 == 0 else 2}
-        if not self.q_in_registers:
-            plain |= {4} if wide_steps else set()
-            plain |= {2} if narrow_steps else set()
-        if wide_keys:
-            trans |= {4} if value_tiles > 1 else set()
-            trans |= {2} if value_tiles % 2 else set()
-        if narrow_keys and not half:
-            trans |= {2} if value_tiles > 1 else set()
-            trans |= {1} if value_tiles % 2 else set()
-        instructions = [16] if in_pairs and (wide_steps or wide_keys) else []
-        instructions += [8] if not in_pairs or narrow_steps or narrow_keys else []
-        if problem.kv_dtype:
-            # A matrix load brings what makes a whole step, which sm_75 multiplies in two.
-            wide_steps, narrow_steps = d // 16, 0
-            wide_keys, narrow_keys = divmod(self.key_tiles, 2)
-            operand_keys = 16 if wide_keys else 8
-            weighed_ahead, operands = 1, -(-self.bc // operand_keys)
-            plain, trans = {at_once}, set()
-            for columns, keys in ((4, wide_keys), (2, narrow_keys)):
-                trans |= {columns} if keys and value_tiles >= 4 else set()
-                trans |= {columns // 2} if keys and value_tiles % 4 else set()
-            deep = limits.has_async_copy
-            instructions = [16] * deep + [8] * (not deep or narrow_keys > 0)
-        number = F16 if arithmetic == "3xf16" else TF32
+        steps, widens = steps_of(self, problem, limits), self.widens(problem)
+        # Queries of 16 bits beside keys of eight are in the order of these.
+        wide_rows = problem.dtype != "f32" and not problem.kv_dtype and self.access_width(problem) == chunk
         # Of terms that are summed apart; a step of f16 is as deep as two of TF32.
         restart_after = {"3xtf32": 2 * RESTART_STEPS, "3xf16": RESTART_STEPS}
         restart_keys = {"3xtf32": RESTART_KEY_TILES, "3xf16": min(2 * RESTART_KEY_TILES, self.key_tiles)}
         return {
             "arithmetic": arithmetic,
-            "number": "f16" if problem.kv_dtype else problem.dtype if half else number,
-            "instructions": instructions,
-            "ldmatrix_counts": {"plain": plain, "trans": trans},
+            "number": steps.number,
+            "instructions": steps.instructions,
+            "ldmatrix_counts": {"plain": steps.plain, "trans": steps.trans},
             "heads_per_block": self.heads,
             "row_tiles": self.row_tiles,
             "key_tiles": self.key_tiles,
             "value_tiles": value_tiles,
-            "wide": 16 if in_pairs else 8,
-            "wide_steps": wide_steps,
-            "narrow_steps": narrow_steps,
-            "wide_keys": wide_keys,
-            "narrow_keys": narrow_keys,
-            "q_fragments": d // 4 if in_pairs else d // 2,
+            "wide": steps.wide,
+            "wide_steps": steps.wide_steps,
+            "narrow_steps": steps.narrow_steps,
+            "wide_keys": steps.wide_keys,
+            "narrow_keys": steps.narrow_keys,
+            "q_fragments": steps.q_fragments,
             "chunk": chunk,
-            "half_step": 8 if in_pairs else 4,
-            "wide_rows": half and self.access_width(problem) == chunk and not problem.kv_dtype,
+            "half_step": steps.half_step,
+            "wide_queries": wide_rows,
+            "wide_outputs": wide_rows and not widens,
             "key_type": "KeyElement" if problem.kv_dtype else "Element",
             "key_vec": "kKeyVec" if problem.kv_dtype else "kVec",
             "key_access_width": self.key_access_width(problem),
             "key_access_bytes": self.key_access_bytes(problem),
             # Of output columns a lane has four neighbours, in two tiles.
-            "columns_in_fours": bool(problem.kv_dtype),
-            "operand_keys": operand_keys,
-            "weighed_ahead": weighed_ahead,
+            "columns_in_fours": widens,
+            "operand_keys": steps.operand_keys,
+            "weighed_ahead": steps.weighed_ahead,
             "restart_steps": RESTART_STEPS,
             "restart_keys": restart_keys.get(arithmetic, self.key_tiles),
-            "restarts": arithmetic in restart_after and wide_steps > restart_after[arithmetic],
+            "restarts": arithmetic in restart_after and steps.wide_steps > restart_after[arithmetic],
             # A few columns average nothing: what is left out must have no bias on either side.
             "split_k": "split_rounded" if problem.head_dim < 8 else "split",
             "d_columns": d,

@@ -14,8 +14,14 @@ from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, T
 TF32, F16 = "tf32", "f16"
 #: How partial results meet for `Mma.merge`.
 BY_HALVES, AT_ONCE = "by_halves", "at_once"
-#: From which architecture on an instruction makes f16 of e4m3.
+#: From which architecture on instructions multiply e4m3 and make f16 of it.
 WIDENS_FROM = 89
+#: Architectures whose warps multiply e4m3, at twice the rate of f16: elsewhere compilers make f16 of it.
+MULTIPLIES_EIGHT_BITS = (89, 120)
+#: What products of e4m3 are made of, and those of 16 bits with keys and values of e4m3.
+EIGHT_BITS, WIDENED_KEYS = "e4m3", "e4m3 keys"
+#: Columns of a step of q k^T of e4m3.
+E4M3_STEP = 32
 #: Lanes that have sums of a row each.
 PARTIAL_SUMS = 4
 
@@ -148,7 +154,7 @@ class Parameters(Variant):
         """Returns the floats between rows of a part: eight banks, as a warp stores eight columns of each of
         four rows; where it stores sixteen of each of two, sixteen."""
         columns = self.value_columns(problem)
-        return columns + ((16 if problem.kv_dtype else 8) - columns) % 32
+        return columns + ((16 if self.widens(problem) else 8) - columns) % 32
 
     @property
     def row_tiles(self) -> int:
@@ -159,10 +165,12 @@ class Parameters(Variant):
         return self.bc // TILE_COLUMNS
 
     def arithmetic(self, problem: Problem) -> str:
-        """Returns what the products are made of: ``16-bit``, ``3xtf32``, ``3xf16`` or ``tf32``; ``e4m3 keys``
-        where these become f16 on the way."""
+        """Returns what the products are made of: ``16-bit``, ``3xtf32``, ``3xf16``, ``tf32`` or ``e4m3``;
+        ``e4m3 keys`` where these become f16 on the way."""
         if problem.kv_dtype:
-            return "e4m3 keys"
+            return WIDENED_KEYS
+        if problem.dtype == "e4m3":
+            return EIGHT_BITS
         if problem.dtype != "f32":
             return "16-bit"
         if self.parts == F16:
@@ -175,16 +183,20 @@ class Parameters(Variant):
     def oldest_arch(self, problem: Problem, arch: int) -> int:
         """Returns 90 where blocks form clusters. What is rendered for sm_80 and newer uses the deeper
         products and the types that came with it; for sm_89 and newer, of keys of eight bits, the
-        instruction that widens these."""
+        instructions that widen and multiply these."""
         if self.blocks_per_tile() > 1:
             return 90
-        if problem.has_key_scales and arch >= WIDENS_FROM:
+        if self.widens(problem) and arch >= WIDENS_FROM:
             return WIDENS_FROM
         return 80 if arch >= 80 else 75
 
     def in_pairs(self, problem: Problem) -> bool:
         """Tells whether an operand's registers hold two numbers each."""
-        return self.arithmetic(problem) in ("16-bit", "3xf16", "e4m3 keys")
+        return self.arithmetic(problem) in ("16-bit", "3xf16", WIDENED_KEYS)
+
+    def widens(self, problem: Problem) -> bool:
+        """Tells whether values are of eight bits and become f16 in registers."""
+        return problem.key_dtype == "e4m3"
 
     def access_width(self, problem: Problem) -> int:
         """Returns the widest access, up to 16 bytes, that divides the rows of all tensors."""
@@ -199,12 +211,14 @@ class Parameters(Variant):
 
     def d_columns(self, problem: Problem) -> int:
         """Returns the columns of Q and K, filled up to whole steps of their product."""
+        if self.arithmetic(problem) == EIGHT_BITS:
+            return whole(problem.head_dim, E4M3_STEP)
         unit = 16 if self.d_steps == "whole" and problem.dtype != "f32" else TILE_COLUMNS
         return whole(problem.head_dim, KEY_COLUMNS if problem.kv_dtype else unit)
 
     def value_columns(self, problem: Problem) -> int:
         """Returns the columns of V and O, filled up to whole tiles of their product."""
-        return whole(problem.head_dim_v, KEY_COLUMNS if problem.kv_dtype else TILE_COLUMNS)
+        return whole(problem.head_dim_v, KEY_COLUMNS if self.widens(problem) else TILE_COLUMNS)
 
     def tiles(self, problem: Problem) -> dict[str, Tile]:
         """Returns the layouts of Q, K and V in shared memory."""
@@ -237,8 +251,10 @@ class Parameters(Variant):
         d, dv = whole(problem.head_dim, TILE_COLUMNS), whole(problem.head_dim_v, TILE_COLUMNS)
         outputs, scores = dv / 2, self.bc / 2
         queries = d * ITEM_BYTES[problem.dtype] / 8 if self.q_in_registers else 0.0
+        if self.arithmetic(problem) == EIGHT_BITS and limits.arch not in MULTIPLIES_EIGHT_BITS:
+            queries = 2 * queries + 12  # they and fragments of keys become f16
         match self.arithmetic(problem):
-            case "16-bit" | "e4m3 keys":
+            case "16-bit" | "e4m3 keys" | "e4m3":
                 needed = 14 + self.row_tiles * (1.16 * (outputs + scores) + 0.8 * queries)
             case "3xf16":  # scores in two sums, then in two parts; fitted to 264 kernels built for two cards
                 needed = 34 + self.row_tiles * (1.4 * outputs + 2.85 * scores + 1.18 * queries - 13)
@@ -249,7 +265,7 @@ class Parameters(Variant):
                 needed = 8 + self.row_tiles * (12 + 1.05 * outputs + 1.9 * scores + 0.75 * queries)
         needed += 8 if self.layout == SWIZZLED else 0  # addresses
         needed += 8 if self.heads > 1 else 0
-        needed += 8 if problem.kv_dtype else 0  # scales, and fragments on their way to f16
+        needed += 8 if self.widens(problem) else 0  # scales, and fragments on their way to f16
         needed += 5 if problem.layout.is_paged else 0  # where its pages are
         needed += 6 if problem.layout.is_packed else 0  # where its sequence is, for rows computed again
         return int(needed) + _scoring_registers(problem)

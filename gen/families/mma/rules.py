@@ -23,7 +23,7 @@ from .layouts import (
     unswizzled_head_dim,
     whole,
 )
-from .parameters import AT_ONCE, F16, TF32, Parameters
+from .parameters import AT_ONCE, EIGHT_BITS, F16, TF32, WIDENS_FROM, Parameters
 
 #: Warps per SM below which the tensor cores wait: two for each scheduler.
 MIN_WARPS = 8
@@ -51,7 +51,7 @@ class RuledParameters(Parameters):
     @rule("arithmetic", after="parts")
     def _tensor_cores_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
         number = self.parts if problem.dtype == "f32" else problem.dtype
-        needed = 75 if number == F16 else 80
+        needed = {F16: 75, EIGHT_BITS: WIDENS_FROM}.get(number, 80)
         if limits.arch < needed:
             return f"tensor cores multiply {number} from sm_{needed} on, this is {limits.sm}"
         return None
@@ -61,6 +61,13 @@ class RuledParameters(Parameters):
         for dim in (problem.head_dim, problem.head_dim_v):
             if self.parts == F16 and dim % TILE_COLUMNS:
                 return f"parts=f16: tiles are split by {TILE_COLUMNS} columns, no divisor of head dim {dim}"
+        return None
+
+    @rule("alignment", after="parts")
+    def _rows_of_eight_bits_are_aligned(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if self.arithmetic(problem) == EIGHT_BITS and dim % TILE_COLUMNS:
+                return f"rows of {dim} elements are not multiples of {TILE_COLUMNS} bytes"
         return None
 
     @rule("divisibility", after="rows_per_warp")
@@ -303,8 +310,8 @@ class RuledParameters(Parameters):
 
     @rule("last step", after="d_steps", advisory=True)
     def _last_step_differs(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.d_steps == "whole" and problem.kv_dtype:
-            return f"d_steps=whole: all steps are, beside keys of {problem.kv_dtype}"
+        if self.d_steps == "whole" and self.widens(problem):
+            return f"d_steps=whole: all steps are, beside keys of {problem.key_dtype}"
         if self.d_steps == "whole" and (problem.dtype == "f32" or whole(problem.head_dim, 8) % 16 == 0):
             return f"d_steps=whole: a head dim of {problem.head_dim} ends with a whole step"
         return None

@@ -11,7 +11,7 @@ from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_wal
 from .decoding import decodes
 from .family import Mma
 from .layouts import PADDED
-from .parameters import AT_ONCE, WIDENS_FROM
+from .parameters import AT_ONCE, E4M3_STEP, MULTIPLIES_EIGHT_BITS, WIDENS_FROM
 
 #: Floating-point operations of an m16n8k16 product.
 WIDE_FLOPS = 2 * 16 * 8 * 16
@@ -183,6 +183,8 @@ def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: 
             return softmax + _float32_products(variant, problem, limits)
         case "e4m3 keys":
             return softmax + _widened_products(variant, problem, limits, rescaled)
+        case "e4m3":
+            return softmax + _eight_bit_products(variant, problem, limits, rescaled)
     return softmax + _half_products(variant, problem, limits, rescaled)
 
 
@@ -268,6 +270,28 @@ def _widened_products(variant: Mma, problem: Problem, limits: DeviceLimits, resc
     ) + _matrix_loads(loads)
 
 
+def _eight_bit_products(variant: Mma, problem: Problem, limits: DeviceLimits, rescaled: float) -> Counts:
+    """Counts the products of q and k of e4m3, 32 deep, and those of f16 with values that are widened on the
+    way. Where tensor cores know no such products by warps, the compiler makes two of f16 of each, and widens
+    keys, too."""
+    rows, keys, values = variant.row_tiles, variant.key_tiles, variant.value_columns(problem) // 8
+    steps = variant.d_columns(problem) // E4M3_STEP
+    at_once = limits.arch in MULTIPLIES_EIGHT_BITS
+    scores, outputs = rows * steps * keys * (1 if at_once else 2), rows * -(-keys // 2) * values
+    of_keys, of_values = 2 * steps * keys, keys * values / 2  # registers of four
+    of_queries = 0 if variant.q_in_registers else 4 * rows * steps
+    widened = of_values + (0 if at_once else of_keys + of_queries)
+    loads = (of_keys + of_values + of_queries) / 4
+    return Counts(
+        products=scores + outputs,
+        tensor=(scores + outputs) * _wide_cycles(limits),
+        ffma=4 * rows * values * rescaled,
+        # Neighbouring keys of one column, which come two columns wide, are brought together.
+        alu=2 * rows * keys + WIDENING * widened + of_values + _addresses(variant, loads),
+        shared_waits=2,
+    ) + _matrix_loads(loads)
+
+
 def _split_products(variant: Mma, problem: Problem, limits: DeviceLimits) -> Counts:
     """Three of f16 for each of float32, whose tiles were split once for all warps."""
     rows, keys, values = variant.row_tiles, variant.key_tiles, -(-problem.head_dim_v // 8)
@@ -329,7 +353,8 @@ def _wide_cycles(limits: DeviceLimits) -> float:
 def _once(variant: Mma, problem: Problem) -> Counts:
     """Q in, O out."""
     size = ITEM_BYTES[problem.dtype]
-    q_bytes, o_bytes = (variant.br * dim * size for dim in (problem.head_dim, problem.head_dim_v))
+    q_bytes = variant.br * problem.head_dim * size
+    o_bytes = variant.br * problem.head_dim_v * ITEM_BYTES[problem.output_dtype]
     accesses = (q_bytes + o_bytes) / (variant.access_width(problem) * size * WARP)
     splits = variant.br * problem.head_dim / WARP if problem.dtype == "f32" else 0.0
     return Counts(

@@ -52,6 +52,8 @@ def test_one_kernel_of_each_family_and_class_is_looked_at():
             "tf32 mma",
             "f16 mma",
             "bf16 mma",
+            "e4m3 mma",
+            "eight mma",
         ),
         *("ieee simt", "auto wgmma", "3xf16 wgmma", "f16 wgmma", "bf16 wgmma", "e4m3 wgmma", "eight wgmma"),
     ]

@@ -11,7 +11,7 @@ from flashgen.gen.operation import BACKWARD
 from flashgen.gen.problem import EIGHT, Problem
 from flashgen.gen.promise import PROMISES, class_of
 from flashgen.gen.render import render
-from flashgen.tuner.accuracy.subjects import HOME_CARDS, Subject, Wanted, subjects
+from flashgen.tuner.accuracy.subjects import HOME_CARDS, HOME_CARDS_OF_EIGHT_BITS, Subject, Wanted, subjects
 from flashgen.tuner.cards.emulated import PREFIX
 from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.evaluate.adversarial import adversarial_findings
@@ -79,10 +79,12 @@ def by_chance(count: int) -> Iterator[Subject]:
         *(("mma", "f32", name) for name in ("auto", "3xf16", "3xtf32", "tf32")),
         *(("wgmma", "f32", name) for name in ("auto", "3xf16")),
         *((name, dtype, "auto") for name in ("mma", "wgmma") for dtype in ("f16", "bf16")),
+        ("mma", "e4m3", "auto"),
         ("wgmma", "e4m3", "auto"),
         ("wgmma", "e4m3", EIGHT),
     ):
-        card = resolve(PREFIX + HOME_CARDS[family])
+        homes = HOME_CARDS | (HOME_CARDS_OF_EIGHT_BITS if dtype == "e4m3" else {})
+        card = resolve(PREFIX + homes[family])
         problem = Problem(
             dtype=dtype, precision=precision, head_dim=32, batch=1, num_q_heads=2, num_kv_heads=1, causal=True
         )

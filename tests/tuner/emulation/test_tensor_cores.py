@@ -10,7 +10,18 @@ import pytest
 from flashgen.tuner.errors import LaunchError
 
 from tests.support import fragments
-from tests.support.fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Instruction
+from tests.support.fragments import (
+    ADA,
+    AMPERE,
+    COLUMNS,
+    E4M3,
+    HOPPER,
+    INSTRUCTIONS,
+    LANES,
+    ROWS,
+    Cores,
+    Instruction,
+)
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
@@ -23,6 +34,13 @@ TF32 = INSTRUCTION_BY_NAME["mma_m16n8k8_tf32"]
 QUIET_NAN = 0x7FFFFFFF
 
 each_instruction = pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
+#: Of all, of eight bits as well, whose sums keep fewer bits.
+each_of_any_width = pytest.mark.parametrize("instruction", [*INSTRUCTIONS, E4M3], ids=lambda i: i.name)
+
+
+def cores_of(instruction: Instruction) -> Cores:
+    """The least accurate ones, which emulated cards have."""
+    return ADA if instruction is E4M3 else AMPERE
 
 
 def zeros(instruction: Instruction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -44,19 +62,22 @@ def one_dot(instruction: Instruction, a: list[float], b: list[float], c: float =
 # -- products -------------------------------------------------------------------------------------------
 
 
-@each_instruction
+@each_of_any_width
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_products_are_within_the_bound(instruction, spread):
     a, b, c = fragments.random_factors(instruction, 16, np.random.default_rng(1), spread)
     d = fragments.emulated_products(instruction, a, b, c)
     wide_a, wide_b = (instruction.to_float(x).astype(np.float64) for x in (a, b))
     error = np.abs(d - (wide_a @ wide_b + c))
-    assert (error <= fragments.error_bound(instruction, wide_a, wide_b, c)).all()
+    assert (error <= fragments.error_bound(instruction, wide_a, wide_b, c, cores_of(instruction))).all()
     assert error.max() > 0
 
 
-@each_instruction
-@pytest.mark.parametrize("cores", [None, HOPPER], ids=["default", "hopper"])
+@pytest.mark.parametrize(
+    ("instruction", "cores"),
+    [*((each, cores) for each in INSTRUCTIONS for cores in (None, HOPPER)), (E4M3, None)],
+    ids=lambda each: each and getattr(each, "name", "hopper"),
+)
 def test_products_are_the_models_to_the_bit(instruction, cores):
     rng = np.random.default_rng(2)
     drawn = [fragments.random_factors(instruction, 2, rng, spread) for spread in (0.0, 1.0, 4.0)]
@@ -66,13 +87,14 @@ def test_products_are_the_models_to_the_bit(instruction, cores):
         "f16": (0x0001, 0x83FF, 0x7BFF),
         "bf16": (0x0001, 0x807F, 0x3F80),
         "tf32": (0x3000, 0x807FF000, 0),
+        "e4m3": (0x01, 0x87, 0x7E),
     }
     for bits in (a, b):
         for extreme in (0, *extremes[instruction.type]):
             bits[rng.random(bits.shape) < 0.05] = extreme
     d = fragments.emulated_products(instruction, a, b, c, cores)
     for one in range(len(a)):
-        expected = fragments.product(instruction, cores or AMPERE, a[one], b[one], c[one])
+        expected = fragments.product(instruction, cores or cores_of(instruction), a[one], b[one], c[one])
         np.testing.assert_array_equal(d[one].view(np.uint32), expected.view(np.uint32))
 
 
@@ -93,13 +115,15 @@ def test_tiny_products_are_the_models_to_the_bit(instruction):
         np.testing.assert_array_equal(d[one].view(np.uint32), expected.view(np.uint32))
 
 
-@each_instruction
+@each_of_any_width
 def test_every_element_has_its_place(instruction):
     """One element of A is one, B counts: a row of D is a row of B, all others are zero."""
     count = ROWS * instruction.k
     a = np.zeros((count, ROWS, instruction.k), np.float32)
     a[np.arange(count), np.arange(count) // instruction.k, np.arange(count) % instruction.k] = 1
     b = np.arange(1, 1 + instruction.k * COLUMNS, dtype=np.float32).reshape(instruction.k, COLUMNS)
+    if instruction is E4M3:  # every number that it has
+        b = np.nan_to_num(E4M3.to_float(b.astype(np.uint32) - 1))
     bits_a = instruction.from_float(a)
     bits_b = instruction.from_float(np.broadcast_to(b, (count, *b.shape)))
     c = np.zeros((count, ROWS, COLUMNS), np.float32)
@@ -107,7 +131,7 @@ def test_every_element_has_its_place(instruction):
     np.testing.assert_array_equal(d, a @ b)
 
 
-@each_instruction
+@each_of_any_width
 def test_the_accumulator_has_its_place(instruction):
     a, b, _ = zeros(instruction)
     c = np.arange(1, 1 + ROWS * COLUMNS, dtype=np.float32).reshape(1, ROWS, COLUMNS)
@@ -121,6 +145,17 @@ def test_results_are_cut_off_toward_zero(instruction, sign):
     products = [sign * 2.0**-12], [3 * 2.0**-13]
     assert one_dot(instruction, *products, sign) == sign
     assert np.float32(sign * (1 + 3 * 2.0**-25)) != sign
+
+
+def test_sums_of_eight_bits_keep_fourteen():
+    # A fraction of 13 bits, of a block of sixteen and of its sum: 1 + 2^-13 is exact, half of that lost.
+    assert one_dot(E4M3, [2.0**-6] * 2, [2.0**-7, 2.0**-8], 1.0) == 1 + 2.0**-13
+    assert one_dot(E4M3, [-(2.0**-6)], [2.0**-8], -1.0) == -1.0
+    assert one_dot(E4M3, [2.0**-6] * 2, [2.0**-8] * 2, 1.0) == 1.0
+    # What follows in the next block meets what is left of the sum.
+    assert one_dot(E4M3, [1.0, *[0.0] * 15, 2.0**-6], [1.0, *[0.0] * 15, 2.0**-8]) == 1.0
+    assert one_dot(E4M3, [448.0] * 32, [448.0] * 32) == 32 * 448.0**2
+    assert np.isnan(one_dot(E4M3, [float("nan")], [0.0]))
 
 
 @each_instruction
@@ -305,18 +340,28 @@ def test_a_part_of_a_warp_cannot_multiply():
 # -- what nobody wrote ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("instruction", [F16_K16, BF16_K16, TF32], ids=lambda i: i.name)
-@pytest.mark.parametrize("where", ["a[0]", "b[1]"])
-def test_uninitialized_factors_spoil_the_product(instruction, where):
+def spoilt_product(instruction: Instruction, where: str) -> tuple[str, np.ndarray, np.ndarray]:
+    """The body of a product of zeros, one of whose registers was never written; factors and accumulators."""
     spoil = f"if (lane == 5) {where} = reinterpret_cast<const volatile unsigned*>(shared_bytes)[7];"
     body = fragments.product_body(instruction, f"{spoil} {instruction.name}(d, a, b);")
-    factors, c = (
-        np.zeros(LANES * (instruction.num_a + instruction.num_b), np.uint32),
-        np.zeros(4 * LANES, np.uint32),
-    )
+    factors = np.zeros(LANES * (instruction.num_a + instruction.num_b), np.uint32)
+    return body, factors, np.zeros(4 * LANES, np.uint32)
+
+
+@pytest.mark.parametrize("instruction", [F16_K16, BF16_K16, TF32, E4M3], ids=lambda i: i.name)
+@pytest.mark.parametrize("where", ["a[0]", "b[1]"])
+def test_uninitialized_factors_spoil_the_product(instruction, where):
+    body, factors, c = spoilt_product(instruction, where)
     d = fragments.run_emulated(fragments.emulated(body), factors, c).view(np.float32)
     # A row or a column of D.
     assert np.isnan(d).sum() == (COLUMNS if where == "a[0]" else ROWS)
+
+
+@pytest.mark.parametrize("instruction", [F16_K16, BF16_K16, TF32], ids=lambda i: i.name)
+@pytest.mark.parametrize("where", ["a[0]", "b[1]"])
+def test_the_sanitizer_catches_uninitialized_factors(instruction, where):
+    """Of e4m3 none is told: what is no number there is so quietly."""
+    body, factors, c = spoilt_product(instruction, where)
     with pytest.raises(LaunchError, match="computed with an uninitialized value"):
         fragments.run_emulated(fragments.emulated(body, sanitize=True), factors, c, sanitize=True)
 
@@ -347,10 +392,10 @@ def test_the_sanitizer_catches_uninitialized_sixteen_bit_floats(expression):
         fragments.run_emulated(fragments.emulated(body, sanitize=True), words, words, sanitize=True)
 
 
-@each_instruction
+@each_of_any_width
 def test_the_sanitizer_leaves_good_products_alone(instruction):
     a, b, c = fragments.random_factors(instruction, 2, np.random.default_rng(5), 2.0)
-    a[0, 1, 2] = instruction.from_float(np.array([INF]))[0]
+    a[0, 1, 2] = 0x7F if instruction is E4M3 else instruction.from_float(np.array([INF]))[0]
     expected = fragments.emulated_products(instruction, a, b, c)
     found = fragments.emulated_products(instruction, a, b, c, sanitize=True)
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))

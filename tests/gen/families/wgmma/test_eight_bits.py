@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flashgen.gen.arguments import argument_struct, describe_maps, make_arguments
 from flashgen.gen.emit.module import emit_module
-from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
@@ -121,7 +121,7 @@ def test_mistakes_in_turning_values_are_caught(right, wrong):
         (Wgmma(cluster=2), EIGHT, "cluster=2: each block turns values"),
         (Wgmma(p_in_shared=True), EIGHT, "p_in_shared=True: not made for e4m3"),
         (Wgmma(q_in_registers=True), EIGHT, "q_in_registers=True: not made for e4m3"),
-        (Mma(), EIGHT, "family mma computes f32, f16 and bf16, this problem is e4m3"),
+        (Simt(), EIGHT, "family simt computes f32, this problem is e4m3"),
     ],
 )
 def test_rules(variant, problem, message):
