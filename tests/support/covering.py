@@ -285,21 +285,10 @@ def mma_e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Sett
 
 def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of float32 in parts, which changes nothing about the order of tiles."""
-    return _in_parts(cards, PARTS_HEAD_DIMS, SPLIT_IN_PLACE, seed)
-
-
-def in_front_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
-    """The same of float32 that launches in front split."""
-    return _in_parts(cards, IN_FRONT_HEAD_DIMS, {"split": "in_front", "split_by": "rows"}, seed)
-
-
-def _in_parts(
-    cards: Sequence[DeviceLimits], head_dims: Sequence[tuple[int, int]], split: Assignment, seed: int
-) -> list[Setting]:
     held = {"o_apart": False, "p_in_shared": False, "q_in_registers": False, "poly_exp": 0, "tail": 0}
     held |= {"cluster_over": "rows", "cluster": 1, "pack_heads": False, "splits": 1, "weights": "f16"}
-    held |= {"bias_stages": 0, **split}
+    held |= {"bias_stages": 0, **SPLIT_IN_PLACE}
     # Weights of more keys, in two parts, fit no registers.
     without = {("bc", 224), ("bc", 256)}
     numbers, loose = [("f32", "3xf16")], WGMMA_LOOSE | {"section"}
-    return cover(Wgmma, cards, numbers, head_dims, loose=loose, held=held, without=without, seed=seed)
+    return cover(Wgmma, cards, numbers, PARTS_HEAD_DIMS, loose=loose, held=held, without=without, seed=seed)
