@@ -14,10 +14,21 @@ from flashgen.gen.render import environment
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 
 from tests.support import fragments
-from tests.support.fragments import AMPERE, COLUMNS, HOPPER, INSTRUCTIONS, LANES, ROWS, Cores, Instruction
+from tests.support.fragments import (
+    ADA,
+    AMPERE,
+    COLUMNS,
+    E4M3,
+    HOPPER,
+    INSTRUCTIONS,
+    LANES,
+    ROWS,
+    Cores,
+    Instruction,
+)
 
 PRODUCTS = 512
-TURING, AMPERE_ARCH, HOPPER_ARCH = 75, 80, 90
+TURING, AMPERE_ARCH, ADA_ARCH, HOPPER_ARCH = 75, 80, 89, 90
 
 #: The functions that a card of that compute capability can compile.
 FUNCTIONS = """
@@ -32,6 +43,9 @@ FUNCTIONS = """
 {% for k, type in ((16, "f16"), (16, "bf16"), (8, "bf16"), (8, "tf32")) %}
 {{ ampere.mma(k, type) }}
 {% endfor %}
+{% endif %}
+{% if arch >= 89 %}
+{{ ampere.mma(32, "e4m3") }}
 {% endif %}
 """
 SOURCE = """
@@ -131,6 +145,20 @@ def test_products(device, run, record_property, instruction, spread):
     exact, bound = wide_a @ wide_b + c, fragments.error_bound(instruction, wide_a, wide_b, c)
     for name, d in (("card", card), ("emulated", emulated), ("same generation", same_generation)):
         assert (np.abs(d - exact) <= bound).all(), name
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0, 4.0])
+def test_products_of_eight_bits(device, run, record_property, spread):
+    """Each element has its place, and no card keeps fewer bits than the emulation."""
+    if device.limits.arch < ADA_ARCH:
+        pytest.skip(f"{device.limits.name} multiplies no e4m3")
+    a, b, c = fragments.random_factors(E4M3, PRODUCTS, np.random.default_rng(1), spread)
+    card, emulated = products(run, E4M3, a, b, c), fragments.emulated_products(E4M3, a, b, c)
+    record_property("differ_from_default", int((~same_numbers(card, emulated)).sum()))
+    wide_a, wide_b = (E4M3.to_float(x).astype(np.float64) for x in (a, b))
+    bound = fragments.error_bound(E4M3, wide_a, wide_b, c, ADA)
+    for name, d in (("card", card), ("emulated", emulated)):
+        assert (np.abs(d - (wide_a @ wide_b + c)) <= bound).all(), name
 
 
 @each_instruction
