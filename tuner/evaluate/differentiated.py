@@ -87,7 +87,9 @@ def check_gradients(
                 of_buffers[name] = gradient.plus(of_buffers.get(name))
                 continue
             own = found[name][:, :, each.rows if name == "dq" else each.keys]
-            worst = max(worst, compare_gradient(own, gradient, exact, problem, f"{name}, {case.name}"))
+            times = _times(name, each.of(inputs), scale)
+            told = f"{name}, {case.name}"
+            worst = max(worst, compare_gradient(own, gradient, exact, problem, told, times))
     largest = max(expected, key=lambda exact: weight_bound(problem, exact))
     for name, gradient in of_buffers.items():
         whole = gradient.summed_to(found[name].shape)
@@ -123,19 +125,35 @@ def weight_bound(problem: Problem, expected: Reference) -> float:
     return error_bound(problem, expected.max_score, expected.change_error, sink_score)
 
 
+def _times(name: str, inputs: _Inputs, scale: float) -> float:
+    """Returns the largest number that gradients of scores are multiplied by, 1 at least: what the least of
+    them lose is lost as often. Weights are, by gradients of outputs, which are of ordinary size."""
+    q, k, _ = inputs
+    factor = {"dq": k, "dk": q}.get(name)
+    if factor is None or not factor.size:
+        return 1.0
+    return max(1.0, abs(scale) * float(np.abs(factor.astype(np.float64)).max()))
+
+
 def compare_gradient(
-    found: np.ndarray, wanted: Gradient, expected: Reference, problem: Problem, name: str
+    found: np.ndarray,
+    wanted: Gradient,
+    expected: Reference,
+    problem: Problem,
+    name: str,
+    times: float = 1.0,
 ) -> float:
     """Returns the largest ‖found - wanted‖ over its spread of a head, 0 where scores are beyond
-    `has_ordinary_scores`; ``expected`` is what the forward pass makes of the inputs. Raises `WrongResult` for
-    anything that rounding does not explain, NaN and infinity included."""
+    `has_ordinary_scores`; ``expected`` is what the forward pass makes of the inputs, ``times`` the largest
+    number that what is summed was multiplied by. Raises `WrongResult` for anything that rounding does not
+    explain, NaN and infinity included."""
     found, wanted = of_four_axes(found), Gradient(of_four_axes(wanted.value), of_four_axes(wanted.spread))
     sizes = (expected.max_score, expected.change_error, expected.sink_score)
     bound = ROUNDINGS * weight_bound(problem, expected)
     largest = np.abs(wanted.value).max(axis=(2, 3), keepdims=True, initial=0.0)
     difference = np.abs(np.asarray(found, np.float64) - wanted.value)
     floor = WEIGHTS * promise_of(problem).weight_floor
-    difference = np.maximum(difference - (max(LOST, floor) * largest + max(LEAST, floor)), 0.0)
+    difference = np.maximum(difference - (max(LOST, floor) * largest + max(LEAST, floor * times)), 0.0)
     norms = (np.sqrt(np.square(each).sum(axis=(2, 3))) for each in (difference, wanted.spread))
     errors = _over(*norms)
     if not (errors <= bound).all():

@@ -45,10 +45,22 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+#: What no kernel of 16 bits and a plain mask has otherwise.
+HELD: dict[str, dict[str, Any]] = {
+    "wgmma": {
+        "bias_stages": 0,
+        "split": "in_place",
+        "summed_columns": 0,
+        "weights": "f16",
+        "split_by": "rows",
+    }
+}
+
+
 def kernel_of(name: str):
     family, asked = ASKED[name]
     problem, limits = replace(PROBLEM, **asked), preset("h200")
-    (variant,) = draw(family_named(family), problem, limits, 1, random.Random(name), None)
+    (variant,) = draw(family_named(family), problem, limits, 1, random.Random(name), HELD.get(family))
     return render(variant, problem, limits)
 
 

@@ -18,12 +18,12 @@ from tests.support.depth import sampled
 
 #: Proposals that are looked at, and how much slower than the fastest the best of them may be.
 PROPOSALS, AS_FAST = 10, 1.01
-#: Problems of which the fastest timed is, or is as fast as, one of a family's first proposals.
+#: Problems of which the fastest timed is, or is as fast as, one of a family's first proposals. Of one row on
+#: 131072 keys it is not: what won there since has results meet in a way that the table does not have.
 FOUND = (
     "bf16_d128_b32_h32_kv8_n1_m8192",
     "bf16_d576v512_latent_b32_h64_kv1_n1_m8192",
     "bf16_d128_b1_h32_kv8_n1_m4096",
-    "bf16_d128_b1_h32_kv8_n1_m131072",
     "bf16_kve4m3_d128_b32_h32_kv8_n1_m8192",
     "bf16_d128_causal_b2_h32_kv8_n512_m8192",
     "bf16_d128_softcap30_causal_b2_n8192",
