@@ -38,11 +38,11 @@ class Steps:
 
 def steps_of(p: Parameters, problem: Problem, limits: DeviceLimits) -> Steps:
     """Returns the steps of a kernel's products."""
-    match p.arithmetic(problem):
-        case kind if kind == EIGHT_BITS:
-            return _of_eight_bits(p, problem)
-        case kind if kind == WIDENED_KEYS:
-            return _of_widened_keys(p, problem, limits)
+    arithmetic = p.arithmetic(problem)
+    if arithmetic == EIGHT_BITS:
+        return _of_eight_bits(p, problem)
+    if arithmetic == WIDENED_KEYS:
+        return _of_widened_keys(p, problem, limits)
     return _of_one_type(p, problem, limits)
 
 

@@ -28,7 +28,7 @@ from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.shared_memory import chunks
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
-from .parameters import ATOMICS, HEAVIEST_FIRST, LATE, OF_KEYS, WEIGHTS_FIRST
+from .parameters import ATOMICS, HEAVIEST_FIRST, LATE, OF_KEYS, WEIGHTS_FIRST, launch_registers
 
 #: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
 GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
@@ -85,7 +85,7 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
 def _launch(
     work: BlockWork, threads: int, smem_bytes: int, limits: DeviceLimits, blocks: int = 1
 ) -> LaunchWork:
-    return LaunchWork(work, threads, smem_bytes, limits.registers_per_sm // (threads * blocks) // 8 * 8)
+    return LaunchWork(work, threads, smem_bytes, launch_registers(threads * blocks, limits))
 
 
 def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
