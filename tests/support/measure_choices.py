@@ -52,6 +52,7 @@ from flashgen.tuner.evaluate.adversarial import prove_promise
 from flashgen.tuner.evaluate.measure import median, summarize
 from flashgen.tuner.evaluate.outcome import Measurement
 from flashgen.tuner.evaluate.validate import validate
+from flashgen.tuner.evaluate.worker_life import ONE_BLAS_THREAD
 from flashgen.tuner.evaluate.worker_process import EMULATED_SAMPLE_FLOPS
 from flashgen.tuner.predict.catalogue import build_catalogue
 from flashgen.tuner.predict.prior import prior_of
@@ -455,6 +456,8 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     # What ends a program politely is to end its processes too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Of the processes side by side, which get it before they import numpy.
+    os.environ.update(ONE_BLAS_THREAD)
     device = resolve(asked.device or "0")
     if asked.candidates:
         cases = read_plan(asked.candidates, asked.suites, asked.family)
