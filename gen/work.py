@@ -152,6 +152,8 @@ class BlockWork(Work):
     beside the one that is computed."""
     evicts_first: bool = False
     """Whether what is read is marked as what L2 should give up first."""
+    stays: bool = False
+    """Whether blocks take one tile after the other, and have what the next one needs brought meanwhile."""
     pace: float = 1.0
     """How much longer the loop takes than its counts tell, where times of a card say so of a parameter."""
 

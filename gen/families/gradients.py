@@ -63,6 +63,11 @@ class GradientVariant(Variant):
         of it are copied at once."""
         return 1
 
+    @property
+    def counts_turns(self) -> bool:
+        """Whether blocks of keys count in the workspace what they have taken, from nothing on."""
+        return False
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         """Returns the launch that makes the gradients of keys and values."""
         smem_bytes = self.smem_bytes(problem, limits)
@@ -115,6 +120,7 @@ class GradientVariant(Variant):
         change, postprocess = problem.scores.change, self._postprocess(problem)
         return {
             "statistics_tile": self.statistics_tile,
+            "counts_turns": self.counts_turns,
             "statistics_rows": STATISTICS_ROWS,
             "statistics_threads": STATISTICS_THREADS,
             "statistics_lanes": statistics_lanes(problem.head_dim_v, self.access_width(problem)),

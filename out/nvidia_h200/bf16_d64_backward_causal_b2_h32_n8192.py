@@ -135,6 +135,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "meeting": "at_once",
             "ranges": "of_rows",
             "min_blocks": 1,
+            "turns": "one",
         },
         device={
             "name": "NVIDIA H200",

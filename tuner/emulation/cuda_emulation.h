@@ -153,6 +153,7 @@ inline float atomicAdd(float* address, float value) {
   } while (!__atomic_compare_exchange(address, &before, &after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return before;
 }
+inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
 
 // ---- barriers and warp-wide functions ----------------------------------------------------------------------------
 // The last parameter is the line of the call, for messages.

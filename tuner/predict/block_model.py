@@ -84,6 +84,9 @@ class Coefficients:
     block_start: float = 3900.0
     #: Whether other blocks' loops hide a block's start: blocks soon drift apart. Fitted.
     starts_hide: bool = False
+    #: What is left of that where a block stays, and what the next tile needs is brought before its own ends.
+    #: Of gradients on an H200, by one block or two on an SM.
+    left_of_start: float = 0.5
     #: Nanoseconds from a request to device memory until its answer when all ask.
     memory_latency_ns: float = float(MEMORY_LATENCY_NS)
     #: Bytes per cycle that one SM draws from device memory, however many are under way: half of an H200's
@@ -236,7 +239,8 @@ def _unevenness(warps: int, schedulers: int, coefficients: Coefficients) -> floa
 
 
 def _start_latency(work: BlockWork, coefficients: Coefficients) -> float:
-    return coefficients.block_start + work.once.global_waits * coefficients.global_latency
+    start = coefficients.block_start + work.once.global_waits * coefficients.global_latency
+    return coefficients.left_of_start * start if work.stays else start
 
 
 def _cycles_together(

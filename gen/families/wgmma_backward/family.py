@@ -36,6 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from ...expression import Constant
 from ...launch import QUERIES_ROLE, Launch
 from ...layout import DENSE, PACKED
 from ...limits import DeviceLimits
@@ -50,13 +51,16 @@ from ...split_tiles import (
     split_tile_launches,
     tile_regions,
 )
-from ...workspace import Workspace
+from ...workspace import Region, Workspace
 from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import CHUNK, chunks
 from .parameters import ADDING_WARPS, SECTION_SHARE, SUM_COLUMNS, SUM_ROWS, consumer_registers
 from .rules import RuledParameters
+
+#: The region of a workspace that counts the turns which blocks have taken.
+TURNS = "turns"
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         launch = replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))
         if self.sums_in_cluster:
             return replace(launch, rows_per_block=None, heads_per_block=self.heads, cluster=self.cluster)
+        if self.persistent:
+            return replace(launch, max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster))
         return launch
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
@@ -98,6 +104,11 @@ class WgmmaBackward(UsedTiles, RuledParameters):
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
         workspace = super().workspace_of(problem, main)
+        if self.counts_turns:
+            # Right behind the sums, where kernels look for it.
+            return Workspace(
+                (*workspace.regions, Region(TURNS, Constant(1), "the turns that blocks have taken"))
+            )
         if not is_split(problem):
             return workspace
         tiles = tile_regions(chunks(problem.head_dim), chunks(problem.head_dim_v))

@@ -24,7 +24,8 @@ PRODUCER_REGISTERS_OF_TILES = 40
 #: many these are.
 ADDING_REGISTERS, ADDING_WARPS = 56, 3
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
-#: changes of scores are made and differentiated, or threads of warpgroups apart add to memory.
+#: changes of scores are made and differentiated, or threads of warpgroups apart, or of blocks that stay, add
+#: to memory.
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
 #: The first where numbers come in parts, which are made of nothing that is kept.
 REGISTERS_BESIDE_PARTS = 24
@@ -49,6 +50,9 @@ AT_ONCE, LATE = "at_once", "late"
 #: What a mask is told by: of each row the keys that it sees, or of each key that is kept the rows that see
 #: it.
 OF_ROWS, OF_KEYS = "of_rows", "of_keys"
+#: The tiles of keys that a block takes: one; or it stays, as many as run at once, and takes those that are a
+#: multiple of their number apart, or whenever it is free the next that nobody has taken.
+ONE, FIXED, FREE = "one", "fixed", "free"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -108,6 +112,13 @@ class Parameters(GradientVariant):
         implied=True,
     )
     min_blocks: int = param(1, 2, doc="blocks per SM, of those that keep keys", implied=True)
+    turns: str = param(
+        ONE,
+        FIXED,
+        FREE,
+        doc="tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free",
+        implied=True,
+    )
 
     @property
     def consumers(self) -> int:
@@ -128,6 +139,20 @@ class Parameters(GradientVariant):
     def sums_in_cluster(self) -> bool:
         """Whether they add them up among themselves, and write them."""
         return self.dq_path == CLUSTER
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a block takes tiles of keys one after the other."""
+        return self.sums_in_cluster or self.persistent
+
+    @property
+    def persistent(self) -> bool:
+        """Whether blocks stay until all tiles of keys are taken."""
+        return self.turns != ONE
+
+    @property
+    def counts_turns(self) -> bool:
+        return self.turns == FREE
 
     @property
     def reads_sums(self) -> bool:
@@ -232,6 +257,9 @@ class Parameters(GradientVariant):
         barriers = 1 + 2 * (self.q_stages + self.dout_stages)
         if self.meeting == LATE:
             barriers += self.ds_stages
+        barriers += (
+            self.persistent + 3 * self.counts_turns
+        )  # the number of a turn takes no more than a barrier
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages
@@ -274,10 +302,11 @@ class Parameters(GradientVariant):
         products = rows + (rows // 4 if self.schedule != TOGETHER else 0)
         beside_shares = rows // 4 + (rows // 2 if self.schedule == AHEAD else 0)
         passing = max(products, tiles * columns // 2 + beside_shares) + self.kept_registers(problem)
-        if self.apart:
-            addresses = REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS else 0
-            return max(d, dv) + passing + addresses + _beside(problem)
-        return d + dv + passing + _beside(problem)
+        # Where threads add to memory beside all that warpgroups apart, or turns, have them know.
+        addresses = (
+            REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS and (self.apart or self.persistent) else 0
+        )
+        return (max(d, dv) if self.apart else d + dv) + passing + addresses + _beside(problem)
 
     def producer_registers(self, problem: Problem) -> int:
         """Returns what a thread of the producer keeps."""

@@ -236,6 +236,17 @@ class RuledParameters(RulesOfParts):
             return told + f"about {needed} per thread of a consumer, which has {allowed} at most"
         return None
 
+    @rule("combination", after="turns")
+    def _blocks_stay_for_keys(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.persistent:
+            return None
+        told = f"turns={self.turns}: "
+        if is_split(problem) or self.apart or self.dq_path not in (BULK, ATOMICS):
+            return told + "for whole consumers of 16-bit keys that add queries' gradients up in memory"
+        if problem.layout.is_packed:
+            return told + "tiles of packed sequences are a plan's, by block"
+        return None
+
     def _columns_beyond(self, problem: Problem, given: int) -> int:
         """Returns the columns of a product whose sums so many registers do not hold; 0 where they hold
         all."""

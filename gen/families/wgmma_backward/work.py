@@ -128,6 +128,7 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         heads_interleaved=variant.order == HEAVIEST_FIRST,
         moved_bytes=moved_by_keys(problem),
         passing_bytes=problem.group * (bytes_of_rows(problem, problem.seqlen_q) + sums),
+        stays=variant.persistent,
         pace=_pace(variant),
         late=(variant.q_stages == 1) + LATE_GRADIENTS * (variant.dout_stages == 1),
     )

@@ -41,6 +41,7 @@ PARTS = "tiles in parts, keys and values in registers"
 LATE = "others awaited once keys' sums are started, rows of keys"
 LATE_PARTS = "others awaited beside the next tile"
 SHARED_SM = "two blocks on an SM, rows of keys"
+STAYS, STAYS_IN_PARTS = "blocks stay, heads by sections", "blocks stay, parts, others awaited late"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
@@ -123,6 +124,34 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         WgmmaBackward(bc=64, br=64, dq_path="bulk", ranges="of_keys", min_blocks=2),
         replace(PROBLEM, head_dim=64, head_dim_v=64),
     ),
+    STAYS: (
+        WgmmaBackward(dq_path="bulk", schedule="weights_first", order="by_section", turns="fixed"),
+        replace(PROBLEM, head_dim=96, head_dim_v=72),
+    ),
+    STAYS_IN_PARTS: (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="registers",
+            dq_path="bulk",
+            meeting="late",
+            turns="free",
+        ),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    "blocks stay, two of an SM, sums by threads": (
+        WgmmaBackward(
+            bc=64, schedule="ahead", dq_path="atomics", ranges="of_keys", min_blocks=2, turns="free"
+        ),
+        replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64),
+    ),
+    "blocks stay, one stage of all": (
+        WgmmaBackward(
+            dq_path="bulk", q_stages=1, dout_stages=1, ds_stages=1, order="heaviest_first", turns="fixed"
+        ),
+        replace(PROBLEM, head_dim=128, head_dim_v=128),
+    ),
     CLUSTER: (
         WgmmaBackward(br=128, dq_path="cluster", cluster=4, heads=2),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
@@ -164,7 +193,9 @@ SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_
 
 def kernel_of(way: str, **asked: object) -> Kernel:
     variant, problem = WAYS[way]
-    return render(variant, replace(problem, **asked), H200)  # type: ignore[arg-type]
+    # Blocks that stay have several turns each on a card of few multiprocessors.
+    limits = replace(H200, num_sms=2) if variant.persistent else H200
+    return render(variant, replace(problem, **asked), limits)  # type: ignore[arg-type]
 
 
 def check(kernel: Kernel, *, depth="quick", sanitize: bool = False, seed: int = 1) -> float:
@@ -269,6 +300,13 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
                 "        kept_phase ^= 1;\n      }\n      int same",
                 "      }\n      int same",
             ),
+            (STAYS, "number < count; number += gridDim.x", "number < count; number += 2 * gridDim.x"),
+            (STAYS, "    kept_phase ^= 1;\n    }\n    int same", "    }\n    int same"),
+            (STAYS, "barrier_wait(&smem.kept_empty, kept_phase ^ 1);", ""),
+            (STAYS_IN_PARTS, "*turns_taken(args) = 0;", "*turns_taken(args) = 1;"),
+            (STAYS_IN_PARTS, "atomicAdd(turns_taken(args), 1)", "atomicAdd(turns_taken(args), 2)"),
+            (STAYS_IN_PARTS, "first_key = number % tiles * kBc;", "first_key = 0;"),
+            (STAYS_IN_PARTS, "ds_pipe.advance();\n", "\n"),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -446,6 +484,20 @@ FULL = {
     ),
     "128, late": (WgmmaBackward(dq_path="bulk", meeting="late"), 128, 128),
     "64, two blocks": (WgmmaBackward(bc=64, br=64, dq_path="bulk", min_blocks=2), 64, 64),
+    "64, parts, late, stays": (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="registers",
+            dq_path="bulk",
+            meeting="late",
+            turns="free",
+        ),
+        64,
+        64,
+    ),
+    "128, stays": (WgmmaBackward(dq_path="bulk", turns="free", order="by_section"), 128, 128),
     "96, values in registers": (WgmmaBackward(schedule="ahead", kept="values", dq_path="bulk"), 96, 96),
     "64, cluster": (WgmmaBackward(br=128, dq_path="cluster", cluster=4), 64, 64),
     "64, cluster, parts": (
@@ -482,6 +534,19 @@ def test_rows_of_keys_are_found_where_masks_ask() -> None:
         render(replace(of_keys, dq_path="launch"), causal, H200)
     with pytest.raises(Illegal, match="ranges=of_keys: where tiles come in parts or weights go to others"):
         render(replace(of_keys, bc=64, apart=True), causal, H200)
+
+
+def test_blocks_stay_where_sums_are_in_memory() -> None:
+    stays, wide = WgmmaBackward(dq_path="bulk", turns="fixed"), replace(PROBLEM, head_dim=128, head_dim_v=128)
+    kernel = render(stays, wide, H200)
+    assert kernel.launch.max_blocks == H200.num_sms
+    assert kernel.launch.grid_of({"batch": 3, "num_kv_heads": 64, "seqlen_k": 1000}) == H200.num_sms
+    with pytest.raises(Illegal, match="turns=fixed: for whole consumers of 16-bit keys that add"):
+        render(replace(stays, dq_path="launch"), wide, H200)
+    with pytest.raises(Illegal, match="turns=fixed: tiles of packed sequences are a plan's"):
+        render(stays, replace(wide, varlen="uniform:64-512"), H200)
+    with pytest.raises(Illegal, match="about 248 per thread of a consumer"):
+        render(replace(stays, dq_path="atomics"), wide, H200)
 
 
 def test_blocks_share_an_sm_where_there_is_room() -> None:
