@@ -7,6 +7,7 @@ Tensors lie in host memory, on which the stand-in driver computes what launches 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 import threading
 from collections import Counter
@@ -15,15 +16,19 @@ from typing import Any
 
 import flashgen
 import pytest
+from flashgen.gen.families.simt.family import Simt
+from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
 from flashgen.gen.scoring import PLAIN, Scoring
-from flashgen.tuner.front import bound, call
+from flashgen.tuner.front import bound, call, candidates
 
 from tests.support.entered import functions_entered
 from tests.support.host_tensors import Graphs
-from tests.support.stand_in_driver import OTHER_DEVICE, PRIMARY
-from tests.templates import gradient_kernels
-from tests.templates.scored_kernels import computing
+from tests.support.stand_in_driver import OTHER_DEVICE, PRIMARY, Driver
+from tests.templates import gradient_kernels, scored_kernels
+from tests.templates.scored_kernels import Card, computing
+from tests.templates.test_met_arrays import STAGED
 from tests.tuner.front.test_gradients_torch import kernels_of, real, torch
 
 __all__ = ["real", "torch"]
@@ -119,13 +124,15 @@ KINDS: dict[str, tuple[Callable[[Any], dict[str, Any]], Scoring]] = {
 
 
 @contextlib.contextmanager
-def launching(driver: Any, scoring: Scoring = PLAIN, dtype: str = "f32") -> Iterator[None]:
+def launching(driver: Driver, scoring: Scoring = PLAIN, dtype: str = "f32") -> Iterator[None]:
     with computing(driver, Problem(dtype=dtype, head_dim=D, scoring=scoring)):
         yield
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_serves_other_tensors_and_arrays(torch: Any, driver: Any, card: Any, kind: str) -> None:
+def test_what_is_kept_serves_other_tensors_and_arrays(
+    torch: Any, driver: Driver, card: Any, kind: str
+) -> None:
     make, scoring = KINDS[kind]
     first, second = make(torch), make(torch)
     arrays_of = {name: x for name, x in second.items() if isinstance(x, torch.Tensor)}
@@ -142,7 +149,7 @@ def test_what_is_kept_serves_other_tensors_and_arrays(torch: Any, driver: Any, c
             assert not usual and kept() == 1
 
 
-def test_where_it_goes_may_be_passed(torch: Any, driver: Any, card: Any) -> None:
+def test_where_it_goes_may_be_passed(torch: Any, driver: Driver, card: Any) -> None:
     arrays, out = qkv(torch), [torch.empty(SHAPE) for _ in range(3)]
     with launching(driver):
         for each in out:
@@ -156,6 +163,103 @@ def test_where_it_goes_may_be_passed(torch: Any, driver: Any, card: Any) -> None
             flashgen.attention(*arrays, out=arrays[0])
         with pytest.raises(RuntimeError, match="no gradient is taken through out"):
             flashgen.attention(*arrays, out=out[0].requires_grad_())
+
+
+# ---- kernels of several launches, and of maps
+
+
+def choosing(monkeypatch: Any, variant: Any) -> None:
+    """Has calls take that variant."""
+    chosen = candidates.Candidate(variant, 1e-6, 1e-6, "issue")
+    monkeypatch.setattr(candidates, "_untuned", lambda problem, families, errors: [chosen])
+
+
+class Noting(Card):
+    """What launches are told, by a struct of their own."""
+
+    def __init__(self, problem: Problem, struct: Any, monkeypatch: Any) -> None:
+        super().__init__(problem)
+        self.struct, self.told = struct, list[dict[str, Any]]()
+        monkeypatch.setattr(scored_kernels, "struct_of", lambda problem: struct)
+
+    def launch(self, address: int, causal: int) -> None:
+        self.told.append(self.struct.unpack(ctypes.string_at(address, self.struct.num_bytes)))
+        super().launch(address, causal)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_launches_that_meet_in_a_workspace_are_told_as_at_first(
+    torch: Any, driver: Driver, card: Any, monkeypatch: Any, return_lse: bool
+) -> None:
+    variant = Simt(br=16, bc=16, threads_per_block=32, workspace_splits=8)
+    problem = Problem(head_dim=D)
+    choosing(monkeypatch, variant)
+    arrays = qkv(torch)
+    noting = Noting(problem, render(variant, problem, preset("gtx-1080")).arguments, monkeypatch)
+    monkeypatch.setattr(scored_kernels, "Card", lambda problem: noting)
+    with launching(driver):
+        made = flashgen.attention(*arrays, return_lse=return_lse)
+        blocks = [each.blocks for each in driver.launches()[-2:]]
+        for _ in range(2):
+            again, usual = attended(*arrays, return_lse=return_lse)
+            assert not usual
+            assert_right(torch, again, arrays, return_lse=return_lse)
+            assert [each.blocks for each in driver.launches()[-2:]] == blocks
+    apart = {"o": 0, "lse": 0, "workspace": 0}
+    of_first, of_again = noting.told[-6:-4], noting.told[-2:]
+    assert [each | apart for each in of_again] == [each | apart for each in of_first]
+    assert of_again[0]["workspace"] == of_again[1]["workspace"] != 0
+    assert of_again[0]["workspace"] not in (of_again[0][name] for name in ("q", "k", "v", "o", "lse"))
+    assert_right(torch, made, arrays, return_lse=return_lse)
+
+
+def test_maps_are_of_each_calls_own_bias(torch: Any, driver: Driver, card: Any, monkeypatch: Any) -> None:
+    scoring = Scoring(bias="f16")
+    problem = Problem(dtype="f16", head_dim=D, num_q_heads=4, num_kv_heads=2, scoring=scoring)
+    choosing(monkeypatch, STAGED)
+    driver.library.fake_maps(len(render(STAGED, problem, preset("h200")).launch.tensor_maps))
+    arrays = qkv(torch, dtype=torch.float16)
+    biases = [drawn(torch, 2, 4, ROWS, 16, seed=seed, dtype=torch.float16) for seed in range(3)]
+    keys = [drawn(torch, 2, 2, 16, D, seed=seed, dtype=torch.float16) for seed in (5, 6)]
+    with launching(driver, scoring, "f16"):
+        for turn, bias in enumerate((*biases, *biases)):
+            made, usual = attended(arrays[0], *keys, bias=bias)
+            assert_right(torch, made, [arrays[0], *keys], bias=bias.float())
+            assert driver.launches()[-1].met.address == bias.data_ptr() and usual == (turn == 0)
+
+
+def test_memory_is_made_on_the_device_of_the_tensors(
+    torch: Any, driver: Driver, card: Any, monkeypatch: Any
+) -> None:
+    """What makes it fastest does so on the device in use, of which there may be several."""
+    in_use, arrays = [0], qkv(torch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: in_use[-1], raising=False)
+    values = drawn(torch, 2, 2, KEYS, 64)
+    with launching(driver):
+        flashgen.attention(*arrays, return_lse=True)
+    with computing(driver, Problem(head_dim=D, head_dim_v=64)):
+        flashgen.attention(*arrays[:2], values, return_lse=True)
+    for device, makes in ((0, {"_empty_strided_cpu": 2}), (1, {"empty_like": 1, "new_empty_strided": 1})):
+        in_use.append(device)
+        with launching(driver):
+            assert_right(torch, flashgen.attention(*arrays, return_lse=True), arrays, return_lse=True)
+        work = Work(lambda: flashgen.attention(*arrays, return_lse=True))
+        assert {name: n for name, n in work.items() if "empty" in name} == makes
+        with computing(driver, Problem(head_dim=D, head_dim_v=64)):
+            made = flashgen.attention(*arrays[:2], values, return_lse=True)
+        assert_right(torch, made, [*arrays[:2], values], return_lse=True)
+    assert kept() == 2
+
+
+def test_memory_is_made_by_any_pytorch(torch: Any, driver: Driver, card: Any, monkeypatch: Any) -> None:
+    arrays = qkv(torch)
+    monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
+    with launching(driver):
+        for _ in range(3):
+            assert_right(torch, flashgen.attention(*arrays, return_lse=True), arrays, return_lse=True)
+    work = Work(lambda: flashgen.attention(*arrays, return_lse=True))
+    assert work["again"] == work["empty_like"] == work["new_empty_strided"] == 1
 
 
 # ---- what a call is known by
@@ -202,7 +306,7 @@ def anywhere(torch: Any, arrays: list[Any]) -> list[Any]:
     ids=lambda each: each.__name__,
 )
 def test_tensors_that_lie_otherwise_are_served_as_they_lie(
-    torch: Any, driver: Any, card: Any, change: Callable[..., Any]
+    torch: Any, driver: Driver, card: Any, change: Callable[..., Any]
 ) -> None:
     arrays = qkv(torch)
     with launching(driver):
@@ -215,7 +319,7 @@ def test_tensors_that_lie_otherwise_are_served_as_they_lie(
     "others", [{"causal": True}, {"scale": 0.7}, {"return_lse": True}, {"window": (2, 0)}, {"window": (4, 1)}]
 )
 def test_what_a_call_is_told_tells_it_apart(
-    torch: Any, driver: Any, card: Any, others: dict[str, Any]
+    torch: Any, driver: Driver, card: Any, others: dict[str, Any]
 ) -> None:
     arrays = qkv(torch)
     for told in ({}, {"window": (2, 1)}):
@@ -225,7 +329,7 @@ def test_what_a_call_is_told_tells_it_apart(
                 assert_right(torch, flashgen.attention(*arrays, **each), arrays, **each)
 
 
-def test_types_are_told_apart(torch: Any, driver: Any, card: Any) -> None:
+def test_types_are_told_apart(torch: Any, driver: Driver, card: Any) -> None:
     for _ in range(3):
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("f16", torch.float16)):
             arrays = qkv(torch, dtype=dtype)
@@ -239,7 +343,7 @@ def test_types_are_told_apart(torch: Any, driver: Any, card: Any) -> None:
             flashgen.attention(*mixed, out=out)
 
 
-def test_arrays_beside_tell_calls_apart(torch: Any, driver: Any, card: Any) -> None:
+def test_arrays_beside_tell_calls_apart(torch: Any, driver: Driver, card: Any) -> None:
     """By shape, type and strides: a bias of all heads after one for all of them, and the other way round."""
     arrays = qkv(torch)
     biases = [drawn(torch, ROWS, KEYS), drawn(torch, 4, ROWS, KEYS), drawn(torch, 2, 1, ROWS, KEYS)]
@@ -256,7 +360,7 @@ def test_arrays_beside_tell_calls_apart(torch: Any, driver: Any, card: Any) -> N
             assert_right(torch, made, arrays, bias=half.float())
 
 
-def test_numbers_that_may_change_are_read_anew(torch: Any, driver: Any, card: Any) -> None:
+def test_numbers_that_may_change_are_read_anew(torch: Any, driver: Driver, card: Any) -> None:
     arrays, scale, window = qkv(torch), torch.tensor(0.5), [2, 1]
     with launching(driver):
         for number in (0.5, 0.25):
@@ -269,7 +373,7 @@ def test_numbers_that_may_change_are_read_anew(torch: Any, driver: Any, card: An
     assert kept() == 0
 
 
-def test_the_stream_in_use_is_the_calls(torch: Any, driver: Any, card: Any, monkeypatch: Any) -> None:
+def test_the_stream_in_use_is_the_calls(torch: Any, driver: Driver, card: Any, monkeypatch: Any) -> None:
     handles = [0]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: handles[-1], raising=False)
     arrays = qkv(torch)
@@ -283,7 +387,9 @@ def test_the_stream_in_use_is_the_calls(torch: Any, driver: Any, card: Any, monk
         assert by_the_usual_way(*arrays, stream=0)
 
 
-def test_a_call_runs_in_the_primary_context_whatever_is_current(torch: Any, driver: Any, card: Any) -> None:
+def test_a_call_runs_in_the_primary_context_whatever_is_current(
+    torch: Any, driver: Driver, card: Any
+) -> None:
     arrays, others = qkv(torch), qkv(torch, seed=5)
     with launching(driver):
         for _ in range(2):
@@ -299,7 +405,7 @@ def test_a_call_runs_in_the_primary_context_whatever_is_current(torch: Any, driv
         assert driver.launches()[-1].context == PRIMARY
 
 
-def test_threads_do_not_write_each_others_arguments(torch: Any, driver: Any, card: Any) -> None:
+def test_threads_do_not_write_each_others_arguments(torch: Any, driver: Driver, card: Any) -> None:
     calls = [qkv(torch, seed=10 * i) for i in range(4)]
     results: list[list[Any]] = [[] for _ in calls]
     with launching(driver):
@@ -320,7 +426,7 @@ def test_threads_do_not_write_each_others_arguments(torch: Any, driver: Any, car
             assert_right(torch, each, arrays)
 
 
-def test_a_launch_that_fails_is_told_of_and_the_next_goes_on(torch: Any, driver: Any, card: Any) -> None:
+def test_a_launch_that_fails_is_told_of_and_the_next_goes_on(torch: Any, driver: Driver, card: Any) -> None:
     arrays = qkv(torch)
     with launching(driver):
         for _ in range(2):
@@ -346,7 +452,7 @@ def test_a_launch_that_fails_is_told_of_and_the_next_goes_on(torch: Any, driver:
 )
 @pytest.mark.parametrize("of", ["o", "o and lse"])
 def test_gradients_are_those_of_each_calls_own_tensors(
-    torch: Any, driver: Any, card: Any, told: dict[str, Any], scoring: Scoring, of: str
+    torch: Any, driver: Driver, card: Any, told: dict[str, Any], scoring: Scoring, of: str
 ) -> None:
     def given(seed: int) -> tuple[list[Any], dict[str, Any]]:
         shapes = {
@@ -372,7 +478,7 @@ def test_gradients_are_those_of_each_calls_own_tensors(
                 assert each.shape == other.shape and torch.allclose(each, other, atol=2e-4, rtol=1e-3)
 
 
-def test_gradients_are_taken_where_they_are_wanted_alone(torch: Any, driver: Any, card: Any) -> None:
+def test_gradients_are_taken_where_they_are_wanted_alone(torch: Any, driver: Driver, card: Any) -> None:
     arrays, sinks = qkv(torch), drawn(torch, 4)
     scoring = Scoring(sinks=True)
     with gradient_kernels.computing(driver, *kernels_of(scoring)):
@@ -393,7 +499,7 @@ def test_gradients_are_taken_where_they_are_wanted_alone(torch: Any, driver: Any
 
 
 def test_deterministic_gradients_are_asked_for_as_the_backward_pass_begins(
-    torch: Any, driver: Any, card: Any, monkeypatch: Any
+    torch: Any, driver: Driver, card: Any, monkeypatch: Any
 ) -> None:
     arrays = [x.requires_grad_() for x in qkv(torch)]
     asked: list[bool] = []
@@ -416,7 +522,7 @@ def test_deterministic_gradients_are_asked_for_as_the_backward_pass_begins(
     assert asked[-3:] == [False, True, False], "behind that of the proof"
 
 
-def test_autocast_casts_what_is_of_another_type(torch: Any, driver: Any, card: Any) -> None:
+def test_autocast_casts_what_is_of_another_type(torch: Any, driver: Driver, card: Any) -> None:
     wide, narrow = qkv(torch), qkv(torch, dtype=torch.bfloat16)
     with launching(driver):
         for _ in range(2):
@@ -439,7 +545,7 @@ def test_autocast_casts_what_is_of_another_type(torch: Any, driver: Any, card: A
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_graphs_hold_the_operator_of_calls_that_are_kept(
-    torch: Any, driver: Any, card: Any, requires_grad: bool
+    torch: Any, driver: Driver, card: Any, requires_grad: bool
 ) -> None:
     torch._dynamo.reset()
     arrays = [x.requires_grad_(requires_grad) for x in qkv(torch)]
@@ -457,7 +563,7 @@ def test_graphs_hold_the_operator_of_calls_that_are_kept(
     assert torch.allclose(made, 2 * wanted(torch, *arrays, causal=True)[0], atol=1e-4)
 
 
-def test_modes_and_transformations_of_pytorch_see_the_operator(torch: Any, driver: Any, card: Any) -> None:
+def test_modes_and_transformations_of_pytorch_see_the_operator(torch: Any, driver: Driver, card: Any) -> None:
     """What is counted of operators is so of calls that are kept, too, as far as gradients are taken."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -478,7 +584,7 @@ def test_modes_and_transformations_of_pytorch_see_the_operator(torch: Any, drive
 
 
 def test_what_is_no_call_of_tensors_in_memory_is_refused_as_before(
-    torch: Any, driver: Any, card: Any
+    torch: Any, driver: Driver, card: Any
 ) -> None:
     """Transformations' tensors have no addresses."""
     arrays = qkv(torch)
@@ -492,7 +598,7 @@ def test_what_is_no_call_of_tensors_in_memory_is_refused_as_before(
 # ---- how long it is kept
 
 
-def test_kernels_are_chosen_anew_where_more_is_known(torch: Any, driver: Any, card: Any) -> None:
+def test_kernels_are_chosen_anew_where_more_is_known(torch: Any, driver: Driver, card: Any) -> None:
     arrays = qkv(torch)
     with launching(driver):
         flashgen.attention(*arrays)
@@ -502,7 +608,7 @@ def test_kernels_are_chosen_anew_where_more_is_known(torch: Any, driver: Any, ca
         assert by_the_usual_way(*arrays) and kept() == 1
 
 
-def test_who_notes_calls_hears_of_those_that_were_kept(torch: Any, driver: Any, card: Any) -> None:
+def test_who_notes_calls_hears_of_those_that_were_kept(torch: Any, driver: Driver, card: Any) -> None:
     arrays, heard = qkv(torch), Counter[int]()
     with launching(driver):
         flashgen.attention(*arrays)
@@ -515,7 +621,7 @@ def test_who_notes_calls_hears_of_those_that_were_kept(torch: Any, driver: Any, 
         assert kept() == 1
 
 
-def test_a_choice_that_was_forgotten_meanwhile_is_not_kept(torch: Any, driver: Any, card: Any) -> None:
+def test_a_choice_that_was_forgotten_meanwhile_is_not_kept(torch: Any, driver: Driver, card: Any) -> None:
     arrays, found = qkv(torch), call._found_out
     with launching(driver), pytest.MonkeyPatch.context() as patch:
 
@@ -529,7 +635,7 @@ def test_a_choice_that_was_forgotten_meanwhile_is_not_kept(torch: Any, driver: A
     assert kept() == 0
 
 
-def test_so_many_are_kept_and_no_more(torch: Any, driver: Any, card: Any, monkeypatch: Any) -> None:
+def test_so_many_are_kept_and_no_more(torch: Any, driver: Driver, card: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(bound.bound_of(None), "most_again", 2)
     arrays = qkv(torch)
     with launching(driver):
@@ -582,7 +688,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("kind", "derived"), LIMITS)
 def test_the_work_of_a_call_like_one_before_is_bounded(
-    torch: Any, driver: Any, card: Any, kind: str, derived: bool
+    torch: Any, driver: Driver, card: Any, kind: str, derived: bool
 ) -> None:
     make, scoring = KINDS[kind]
     arrays, told = [x.requires_grad_(derived) for x in qkv(torch)], make(torch)
