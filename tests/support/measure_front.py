@@ -267,13 +267,16 @@ def host_costs(torch: Any, count: int = 1000, rounds: int = 5) -> dict[str, floa
     import flashgen
 
     q, k, v = (torch.randn(1, 4, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    out = torch.empty_like(q)
+    out, sinks, derived = torch.empty_like(q), torch.zeros(4, device="cuda"), q.clone().requires_grad_()
     calls = {
         "plain": lambda: flashgen.attention(q, k, v),
         "causal": lambda: flashgen.attention(q, k, v, causal=True),
         "out=": lambda: flashgen.attention(q, k, v, out=out),
         "return_lse": lambda: flashgen.attention(q, k, v, return_lse=True),
         "window": lambda: flashgen.attention(q, k, v, window=(31, 0)),
+        "softcap": lambda: flashgen.attention(q, k, v, softcap=20.0),
+        "sinks": lambda: flashgen.attention(q, k, v, sinks=sinks),
+        "gradients": lambda: flashgen.attention(derived, k, v),
         "PyTorch": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
     }
     found = {}

@@ -10,19 +10,14 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.stand_in_driver import FAKE, D, Driver, fake_cupy, fake_pycuda, fake_torch
+from tests.support.stand_in_driver import FAKE, D, Driver, fake_cupy, fake_pycuda, fake_torch, loaded
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", FAKE, "-o", path], check=True)
-    built = ctypes.CDLL(str(path))
-    built.fake_allocation.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64]
-    built.fake_push.argtypes = [ctypes.c_int64]
-    built.fake_calls.restype = built.fake_waited.restype = ctypes.c_int64
-    built.fake_kernel_name.restype = built.fake_launched_name.restype = ctypes.c_char_p
-    return built
+    return loaded(path)
 
 
 @pytest.fixture

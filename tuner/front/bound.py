@@ -55,6 +55,11 @@ class Bound:
     """Whether calls wait for the best kernel to be built; else what is ready may serve meanwhile."""
     served: dict[Any, Any] = field(default_factory=dict)
     """What serves calls that ask the same, as whoever makes calls keeps it."""
+    again: dict[Any, Any] = field(default_factory=dict)
+    """Calls of tensors as they are made again, likewise. Another takes its place where kernels may be chosen
+    anew: what calls that are under way keep in this one nobody finds."""
+    most_again: int = REMEMBERED
+    """So many are kept."""
     _attending: dict[tuple[Scoring, tuple[str, ...]], Attention] = field(default_factory=dict)
     _packed: dict[tuple[Scoring, tuple[str, ...]], MadePackedAttention] = field(default_factory=dict)
     _packed_gradients: dict[Scoring, MadePackedGradients] = field(default_factory=dict)
@@ -137,12 +142,14 @@ class Bound:
         with self._lock:
             for each in self._tensors():
                 each.forget()
+            self.again = {}
 
     def remember(self, most: int) -> None:
         """Has so many plans be kept of calls of each kind from now on."""
         with self._lock:
             for each in self._tensors():
                 each.plan = functools.lru_cache(maxsize=most)(each.plan.__wrapped__)
+            self.again, self.most_again = {}, most
 
     def _tensors(self) -> list[Any]:
         """What keeps plans."""

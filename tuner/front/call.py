@@ -9,6 +9,7 @@ from ...templates.runtime.attention import _check_call
 from ...templates.runtime.plans import _NOTHING_BESIDE
 from ...templates.runtime.scored_kinds import _either
 from ...templates.runtime.scored_values import TileLists
+from .again import keep, with_beside, with_output
 from .asked import Formula
 from .attend import Call, attend
 from .bound import Bound, bound_of
@@ -16,7 +17,8 @@ from .fallback import by_torch, check_fallback
 from .table import NotMade
 from .whole_columns import WHOLE, filled_up, first_columns
 
-_PLAIN = bound_of(None).attending()
+_ON_CARDS = bound_of(None)
+_PLAIN = _ON_CARDS.attending()
 
 
 def attention(
@@ -86,36 +88,75 @@ def attention(
     no compiler is found, nothing that is built is right, or the card fails.
     """
     torch = sys.modules.get("torch")
+    key: Any = None
+    calls, derived = {}, False
     if (
-        device is None
+        torch is not None
+        and type(q) is type(k) is type(v) is torch.Tensor
+        and not torch.compiler.is_compiling()
+        and (not torch.is_autocast_enabled() or torch.get_autocast_dtype("cuda") is q.dtype)
+        and device is None
         and wait
         and fallback is None
-        and window is None
-        and softcap is None
-        and sinks is None
-        and bias is None
-        and attn_mask is None
-        and alibi_slopes is None
-        and documents is None
-        and prefix is None
-        and chunk is None
-        and lengths is None
-        and dilation is None
-        and always is None
-        and tree is None
-        and mask is None
-        and score is None
         and scales is None
-        and not buffers
-        and torch is not None
-        and isinstance(q, torch.Tensor)
-        and q.shape[-1] % WHOLE == 0 == v.shape[-1] % WHOLE
-    ):  # as fast as may be
-        if scale is not None or layout != "bhsd":
-            _check_call(layout, scale)
-        return _PLAIN._attend_tensors(
-            torch, q, k, v, causal, scale, out, stream, return_lse, layout, False, _NOTHING_BESIDE
-        )
+        and lists is None
+        and stream is None
+    ):  # as one before, if there was one
+        calls = _ON_CARDS.again
+        dtype, device_of_q, keys, values = q.dtype, q.device, k.shape, v.shape
+        arrays: tuple[Any, ...] = ()
+        derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        # To ask for strides takes longer than to ask whether there is anything to tell of them, and to find
+        # out the hash of what is equal longer than to compare it.
+        if k.dtype is dtype is v.dtype and k.device == device_of_q == v.device:
+            key = (
+                dtype,
+                device_of_q,
+                q.shape,
+                None if q.is_contiguous() else q.stride(),
+                keys,
+                None if k.is_contiguous() else k.stride(),
+                None if values == keys else values,
+                None if v.is_contiguous() else v.stride(),
+                causal,
+                scale,
+                layout,
+                return_lse,
+                window,
+                softcap,
+                derived,
+            )
+        if out is not None:
+            key = with_output(torch, key, out)
+        if (
+            sinks is not None
+            or bias is not None
+            or attn_mask is not None
+            or alibi_slopes is not None
+            or documents is not None
+            or prefix is not None
+            or chunk is not None
+            or lengths is not None
+            or dilation is not None
+            or always is not None
+            or tree is not None
+            or mask is not None
+            or score is not None
+            or buffers
+        ):
+            told = (sinks, bias, attn_mask, alibi_slopes, documents, prefix, chunk, lengths, dilation, always)
+            key, arrays, derived = with_beside(torch, key, derived, (*told, tree, mask, score), buffers)
+        try:
+            again = calls.get(key)
+        except TypeError:  # a window may be a list
+            key = again = None
+        if again is not None:
+            made = again(q, k, v, out, arrays)
+            if made is not None:
+                return made
+            key = None
+    if not isinstance(scale, float | int | None):  # an array of one number, which may be another next time
+        key, scale = None, float(scale)
     named: dict[str, Any] = {}
     for name, value in (
         ("window", window),
@@ -135,6 +176,22 @@ def attention(
             named[name] = value
     settings = (causal, scale, layout, return_lse, out, stream, scales, lists)
     call = Call(q, k, v, named, mask, score, buffers, *settings)
+    made = _found_out(torch, call, device, wait, fallback)
+    if key is not None:
+        keep(_ON_CARDS, calls, key, torch, call, derived=derived)
+    return made
+
+
+def _found_out(torch: Any, call: Call, device: str | None, wait: bool, fallback: str | None) -> Any:
+    """Computes a call of which nothing is known."""
+    of_tensors = torch is not None and isinstance(call.q, torch.Tensor)
+    if of_tensors and device is None and wait and fallback is None and _is_plain(call):
+        # Which torch.compile may trace before there was one.
+        _check_call(call.layout, call.scale)
+        return _PLAIN._attend_tensors(
+            *(torch, call.q, call.k, call.v, call.causal, call.scale, call.out, call.stream),
+            *(call.return_lse, call.layout, False, _NOTHING_BESIDE),
+        )
     bound = bound_of(device, wait=wait)
     if fallback is None:
         return _attend(bound, call)
@@ -143,6 +200,12 @@ def attention(
         return _attend(bound, call)
     except (TypeError, ValueError, NotMade) as error:
         return by_torch(call, error)
+
+
+def _is_plain(call: Call) -> bool:
+    """Tells whether a call asks for no more than a causal mask, of head dims that are whole."""
+    whole = call.q.shape[-1] % WHOLE == 0 == call.v.shape[-1] % WHOLE
+    return whole and call.scales is None and not call.asks_more
 
 
 def _attend(bound: Bound, call: Call) -> Any:

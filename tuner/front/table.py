@@ -7,6 +7,7 @@ from typing import Any
 
 from ...gen.problem import MAX_HEAD_DIM, Problem
 from ...gen.scoring import PLAIN, Scoring
+from ...templates.runtime import table
 from ...templates.runtime.arrays import _View
 from ...templates.runtime.facts import _DTYPE_NAMES, Tuned
 from ...templates.runtime.table import Choice, _Table
@@ -65,7 +66,8 @@ class MadeTable(_Table):
     # ---- what is served
 
     def inspect(self, name: str, described: tuple[Any, ...], layout: Any, torch: Any) -> _View:
-        if torch is not None and self.card is None and described[3].type == "cpu":
+        of_host = torch is not None and self.card is None and described[3].type == "cpu"
+        if of_host and "cpu" not in table._TORCH_DEVICES:
             raise ValueError(f"{name} is on the device 'cpu'; move it with {name}.cuda(), {EMULATE}")
         return super().inspect(name, described, layout, torch)
 

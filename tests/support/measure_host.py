@@ -1,0 +1,136 @@
+"""Microseconds of Python for a warm call of `flashgen.attention`, without a card.
+
+    python -m tests.support.measure_host [CALL...]
+
+Tensors are PyTorch's own, of the host; what is launched is a stand-in driver's, which computes while kernels
+are proved and does nothing while calls are timed. A card adds the launch itself, and what its memory takes
+longer to be handed out. Times are the least of many short turns: what else is at work on the machine
+lengthens the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flashgen
+import pytest
+from flashgen.gen.limits import preset
+from flashgen.gen.scoring import Scoring
+from flashgen.templates.runtime import driver as of_runtime
+from flashgen.templates.runtime import gradient_plans, scored_values, table, tensors
+from flashgen.tuner.front import bound, candidates
+from flashgen.tuner.front import table as made_tables
+
+from tests.support.stand_in_driver import FAKE, PRIMARY, D, Driver, loaded
+from tests.templates import gradient_kernels
+from tests.tuner.front.conftest import StandInCard, StandInToolchain, _first_of_each
+from tests.tuner.front.test_gradients_torch import kernels_of
+
+#: Calls of a turn, and turns; of these so large a part is left out at the lower end.
+COUNT, TURNS, LEFT_OUT = 40, 400, 0.02
+#: Where the stand-in's launches begin, and what they do where nothing is to be done.
+_LAUNCH = "int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, void** extra) {\n"
+_NOTHING = "  if (num_maps < 0) return 0;\n"
+
+
+def calls_of(torch: Any) -> dict[str, tuple[Callable[[], Any], Scoring, bool]]:
+    """Returns calls by name, their masks and changes of scores, and whether gradients are taken of them."""
+    q, k, v = (torch.randn(1, 4, 64, D) for _ in "qkv")
+    few = [torch.randn(1, 2, 64, D) for _ in "kv"]
+    rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    derived, out = q.clone().requires_grad_(), torch.empty_like(q)
+    sinks, bias = torch.zeros(4), torch.zeros(64, 64)
+    window, attention = {"window": (31, 0)}, flashgen.attention
+    plain, wide = Scoring(), Scoring(window=(31, 0))
+    return {
+        "plain": (lambda: attention(q, k, v), plain, False),
+        "causal": (lambda: attention(q, k, v, causal=True), plain, False),
+        "scale": (lambda: attention(q, k, v, scale=0.2), plain, False),
+        "fewer heads of keys": (lambda: attention(q, *few), plain, False),
+        "bshd": (lambda: attention(*rows_first, layout="bshd"), plain, False),
+        "out=": (lambda: attention(q, k, v, out=out), plain, False),
+        "return_lse": (lambda: attention(q, k, v, return_lse=True), plain, False),
+        "window": (lambda: attention(q, k, v, **window), wide, False),
+        "softcap": (lambda: attention(q, k, v, softcap=20.0), Scoring(softcap=30.0), False),
+        "sinks": (lambda: attention(q, k, v, sinks=sinks), Scoring(sinks=True), False),
+        "bias": (lambda: attention(q, k, v, bias=bias), Scoring(bias="f32"), False),
+        "gradients": (lambda: attention(derived, k, v), plain, True),
+        "gradients, window": (lambda: attention(derived, k, v, **window), wide, True),
+    }
+
+
+def us_of(call: Callable[[], Any], count: int = COUNT, turns: int = TURNS) -> float:
+    """Returns the microseconds of a call."""
+    found = []
+    for _ in range(turns):
+        began = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        found.append((time.perf_counter_ns() - began) / count / 1e3)
+    return sorted(found)[int(LEFT_OUT * turns)]
+
+
+@contextlib.contextmanager
+def card_of_host(torch: Any, folder: Path) -> Iterator[Driver]:
+    """Has tensors of the host be those of a card, whose driver is a stand-in."""
+    source = FAKE.read_text()
+    assert source.count(_LAUNCH) == 1
+    (folder / "driver.cpp").write_text(source.replace(_LAUNCH, _LAUNCH + _NOTHING))
+    library = folder / "libcuda.so.1"
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", str(folder / "driver.cpp"), "-o", str(library)]
+    subprocess.run(command, check=True)
+    built = loaded(library)
+    built.fake_reset(D, 9, 0, 232448)
+    built.fake_push(PRIMARY)
+    card = StandInCard(0, preset("h200"), "stand-in", StandInToolchain(folder, {}, []))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", lambda name: built)
+        of_runtime._driver.cache_clear()
+        of_runtime._driver()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FLASHGEN_CACHE", "FLASHGEN_HOME"):
+            patch.setitem(os.environ, name, str(folder / name))
+        for module in (gradient_plans, scored_values, table, tensors):
+            if hasattr(module, "_TORCH_DEVICES"):
+                patch.setattr(module, "_TORCH_DEVICES", ("cpu", "meta"))
+            if hasattr(module, "_ordinal"):
+                patch.setattr(module, "_ordinal", lambda device: 0)
+        patch.setattr(made_tables, "cuda_card", lambda ordinal: card)
+        patch.setattr(bound, "_WORKSHOPS", {})
+        patch.setattr(candidates, "_untuned", _first_of_each)
+        # A function of C, as PyTorch's is.
+        patch.setattr(torch._C, "_cuda_getCurrentRawStream", {0: 0}.__getitem__, raising=False)
+        yield Driver(built)
+
+
+def measured(torch: Any, names: list[str], count: int = COUNT, turns: int = TURNS) -> dict[str, float]:
+    """Returns the microseconds of calls by name; no names: of all."""
+    calls = calls_of(torch)
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder, card_of_host(torch, Path(folder)) as driver:
+        for name in names or calls:
+            call, scoring, derived = calls[name]
+            driver.library.fake_maps(0)
+            with gradient_kernels.computing(driver, *kernels_of(scoring)):
+                call()
+            driver.library.fake_maps(-1)  # from here on launches do nothing
+            with contextlib.nullcontext() if derived else torch.no_grad():
+                call()
+                found[name] = round(us_of(call, count, turns), 2)
+    return found
+
+
+if __name__ == "__main__":
+    import torch
+
+    print(json.dumps(measured(torch, sys.argv[1:]), indent=1))

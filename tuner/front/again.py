@@ -1,0 +1,376 @@
+"""Calls of tensors like one before, of which addresses alone are new.
+
+What the first call of its kind found out, its kernel, shapes and arguments packed, is kept by all that it
+follows from. To the next are left: to write addresses, to make what is returned, and to launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from ...templates.runtime.gradient_tensors import _with_tensors, _without_tensors
+from ...templates.runtime.plans import (
+    _MOST_STREAMS,
+    _WORKSPACE,
+    _encode_maps,
+    _Plan,
+    _Ready,
+    _Step,
+    _tell_of_launch,
+)
+from ...templates.runtime.scored_values import _Asked
+from ...templates.runtime.tensors import _Tensors
+from .attend import Call, served_by
+from .bound import Bound
+from .whole_columns import filled_up
+
+#: Computes such a call of q, k, v, out and the arrays that are read beside, as they were passed; None: it
+#: goes the way of the first, which tells what is the matter, or mends it.
+Again = Callable[[Any, Any, Any, Any, tuple[Any, ...]], Any]
+
+#: What says the same whenever it is equal: other values may change and be equal to themselves still.
+_CONSTANT = (bool, int, float, str, type(None))
+_WORD_BYTES = 8
+
+
+def go_the_usual_way(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) -> None:
+    """Stands for calls of a kind that nothing can be kept of."""
+
+
+def with_output(torch: Any, key: Any, out: Any) -> Any:
+    """Returns the key of a call with ``out``; None where it is found out about each time."""
+    if key is None or type(out) is not torch.Tensor or out.requires_grad:
+        return None
+    return (*key, out.dtype, out.shape, None if out.is_contiguous() else out.stride(), out.device)
+
+
+def with_beside(
+    torch: Any, key: Any, derived: bool, told: tuple[Any, ...], buffers: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...], bool]:
+    """Returns the key of a call with what masks and changes of scores are ``told``, always in the same order,
+    and what texts of them read, the tensors among that, and whether gradients are taken of it, if not
+    ``derived`` without; None for a key where it is found out about each time."""
+    tensor: Any = torch.Tensor
+    parameter: Any = torch.nn.Parameter
+    parts: list[Any] = [key]
+    arrays: list[Any] = []
+    all_told: tuple[Any, ...]
+    requires_grad, all_told = False, (*told, *buffers, *buffers.values()) if buffers else told
+    for place, value in enumerate(all_told):
+        if value is None:
+            continue
+        kind = type(value)
+        if kind is tensor or kind is parameter:
+            steps = None if value.is_contiguous() else value.stride()
+            parts += place, value.dtype, value.shape, steps, value.device
+            arrays.append(value)
+            requires_grad = requires_grad or value.requires_grad
+        elif kind in _CONSTANT:
+            parts += place, kind, value
+        else:
+            return None, (), derived
+    if requires_grad and not derived:
+        derived = torch.is_grad_enabled()
+        parts.append(derived)
+    return None if key is None else tuple(parts), tuple(arrays), derived
+
+
+def keep(bound: Bound, calls: dict[Any, Again], key: Any, torch: Any, call: Call, *, derived: bool) -> None:
+    """Keeps a call that was computed among ``calls``, which were the bound's as it began, under that key;
+    ``derived``: gradients are taken of it."""
+    if not bound.most_again or not all(isinstance(each, _CONSTANT) for each in _constants(call)):
+        return
+    if len(calls) >= bound.most_again:
+        calls.clear()
+    calls[key] = _made(bound, torch, call, derived) or go_the_usual_way
+
+
+def _constants(call: Call) -> list[Any]:
+    """What a call is told that must be constant for it to be kept."""
+    told = call.named.get("window")
+    sides = told if type(told) is tuple else [told]
+    return [call.causal, call.scale, call.layout, call.return_lse, call.named.get("softcap"), *sides]
+
+
+def _made(bound: Bound, torch: Any, call: Call, derived: bool) -> Again | None:
+    """What computes such calls again; None where each is found out about anew."""
+    q, k, v, out = call.q, call.k, call.v, call.out
+    if filled_up(torch, call) is not None:
+        return None
+    attention, scale, beside = served_by(bound, call)
+    tensors = attention._tensors
+    # As `_Tensors.attend` asks.
+    described = [(x.dtype, x.shape, None if x.is_contiguous() else x.stride(), x.device) for x in (q, k, v)]
+    output = None
+    if out is not None:
+        output = out.dtype, out.shape, None if out.is_contiguous() else out.stride(), out.device
+    masked = tensors.is_masked(call.causal)
+    plan = tensors.plan(torch, masked, call.layout, output, *(each for one in described for each in one))
+    suits = plan.blocks and plan.has_keys and plan.misfit_bits != -1
+    if plan.meta or not plan.in_primary or not suits:
+        return None
+    if any(launch.lists or launch.plans for launch in plan.tuned.launches):
+        return None  # which are made as they are needed
+    read = _Read.of(call, beside, plan)
+    if read is None:
+        return None
+    run = _running(torch, q, plan, scale, read, call.return_lse or derived)
+    return _differentiated(torch, tensors, run, call, scale, beside, read) if derived else run
+
+
+class _Read(NamedTuple):
+    """What a kernel reads beside q, k and v, the addresses of arrays apart."""
+
+    numbers: tuple[float, ...]
+    """All of it, as the first call of its kind read it."""
+    names: tuple[str, ...]
+    """The arrays, as the kernel calls them, in its order."""
+    order: tuple[int, ...]
+    """Which of the arrays that calls pass each of them is."""
+    places: tuple[int, ...]
+    """Where the address of each is among the numbers."""
+
+    @classmethod
+    def of(cls, call: Call, beside: Any, plan: _Plan) -> _Read | None:
+        """Returns what is read of a call; None where arrays are copied, or made of others."""
+        if not isinstance(beside, _Asked):
+            return cls((), (), (), ())
+        # In the order in which `with_beside` finds them.
+        passed = [name for name, value in (*call.named.items(), *call.buffers.items()) if _is_array(value)]
+        numbers, names = beside.numbers(plan, call.q, True), tuple(beside.tuned.buffers)
+        keywords = {parts: keyword for keyword, parts in beside.tuned.keywords.items()}
+        if any((name,) not in keywords for name in names) or beside.kept.keys() != set(names):
+            return None
+        asked = [beside.arrays[keywords[(name,)]] for name in names]
+        if any(beside.kept[name] is not each for name, each in zip(names, asked, strict=True)):
+            return None
+        order = tuple(passed.index(keywords[(name,)]) for name in names)
+        return cls(numbers, names, order, tuple(map(beside.tuned.reads.index, names)))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "data_ptr")
+
+
+class _Launch(NamedTuple):
+    """A launch that is ready but for addresses."""
+
+    write: Callable[..., None]
+    """Writes those of q, k, v, o and the log-sum-exp."""
+    start: Callable[[], int]
+    kept: Any
+    """The maps made before, by addresses; None where there are none."""
+    parameters: Any
+    words: Any
+    """The arguments as words of eight bytes."""
+    at_workspace: int | None
+    """Which word is the address of the workspace."""
+    at_arrays: tuple[tuple[int, int], ...]
+    """Which words are addresses of arrays, and which array of those that calls pass."""
+    step: _Step
+
+
+def _launches(plan: _Plan, handle: int, scale: float | None, read: _Read) -> tuple[Any, ...]:
+    """What launches a call on the stream of that handle: asks which context is current, which is that, and
+    the launches. No two calls have it at once."""
+    ready = _Ready(plan, handle)
+    ready.write_numbers(scale, read.numbers)
+    made = []
+    for write, start, kept, step in ready.in_order:
+        arguments = step.arguments
+        fields = [name for name, _ in arguments.fields]
+        words = memoryview(arguments.buffer).cast("B").cast("Q")
+
+        def word(name: str, fields: list[str] = fields, step: _Step = step) -> int:
+            return step.arguments.offset_of(fields.index(name)) // _WORD_BYTES
+
+        at_arrays = tuple((word(name), index) for name, index in zip(read.names, read.order, strict=True))
+        at_workspace = word(_WORKSPACE) if _WORKSPACE in fields and plan.workspace_words else None
+        made.append(_Launch(write, start, kept, step.parameters, words, at_workspace, at_arrays, step))
+    return ready.ask_context, ready.context, ready.primary, tuple(made)
+
+
+def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Read, return_lse: bool) -> Again:
+    """Runs a plan on tensors ``like`` that one: what `tensors._run` and `plans._launch` do where all but
+    addresses is known. A call is as long as what it looks up and enters."""
+    idle: dict[int, list[Any]] = {}
+    misfit_bits, device, like_q, words = plan.misfit_bits, plan.device, plan.like_q, plan.workspace_words
+    shape, strides, dtype = plan.out_shape, plan.out_strides, plan.out_dtype
+    rows_shape, rows_strides, float32 = plan.rows_shape, plan.rows_strides, torch.float32
+    current_stream, empty_like = _current_stream(torch), torch.empty_like
+    empty: Any = _empty(torch, like)
+    has_empty = empty is not None
+    current_device = torch._C._cuda_getDevice if _has_several(torch) else None
+
+    def again(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) -> Any:
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (at_q | at_k | at_v) & misfit_bits:
+            return None
+        handle = current_stream(device)
+        try:
+            waiting = idle[handle]
+            ready = waiting.pop()
+        except (KeyError, IndexError):
+            if len(idle) > _MOST_STREAMS:
+                idle.clear()
+            waiting = idle.setdefault(handle, [])
+            ready = _launches(plan, handle, scale, read)
+        ask_context, context, primary, launches = ready
+        ask_context()
+        if context.value != primary:
+            waiting.append(ready)
+            return None
+        at_once = has_empty and (current_device is None or current_device() == device)
+        at_lse = at_workspace = 0
+        lse = None
+        if out is not None:
+            at_o = out.data_ptr()
+            if at_o & misfit_bits or at_o in (at_q, at_k, at_v):
+                waiting.append(ready)
+                return None
+        elif at_once:
+            out = empty(shape, strides, dtype)
+            at_o = out.data_ptr()
+        else:
+            out = empty_like(q) if like_q else q.new_empty_strided(shape, strides, dtype=dtype)
+            at_o = out.data_ptr()
+        if return_lse:
+            if at_once:
+                lse = empty(rows_shape, rows_strides, float32)
+            else:
+                lse = q.new_empty_strided(rows_shape, rows_strides, dtype=float32)
+            at_lse = lse.data_ptr()
+        if words:
+            workspace = q.new_empty((words,), dtype=float32)
+            at_workspace = workspace.data_ptr()
+        for write, start, kept, parameters, memory, workspace_word, array_words, step in launches:
+            write(at_q, at_k, at_v, at_o, at_lse)
+            for word, index in array_words:
+                memory[word] = arrays[index].data_ptr()
+            if workspace_word is not None:
+                memory[workspace_word] = at_workspace
+            if kept is not None:
+                pointers = (at_q, at_k, at_v, at_o)
+                if step.met_at:
+                    pointers += _met(step, read, arrays)
+                maps = kept.get(pointers) or _encode_maps(plan, step, kept, pointers)
+                parameters[1] = maps.address
+            status = start()
+            if status:
+                _tell_of_launch(status, handle, device)
+        waiting.append(ready)
+        return (out, lse) if return_lse else out
+
+    return again
+
+
+def _current_stream(torch: Any) -> Callable[[int], int]:
+    """What returns the handle of the stream in use on a device, as `tensors._current_handle` does."""
+    raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
+
+
+def _has_several(torch: Any) -> bool:
+    return bool(hasattr(torch._C, "_cuda_getDevice") and torch.cuda.device_count() > 1)
+
+
+def _empty(torch: Any, like: Any) -> Any:
+    """What makes tensors of a shape, strides and type on the device in use, as that of a tensor ``like`` that
+    one is, and as code of torch.compile makes them: in half the time that it takes to find out which library
+    makes them. None where this PyTorch has no such function."""
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    empty = getattr(guards, f"_empty_strided_{like.device.type}", None)
+    if empty is None:
+        return None
+    try:
+        made = empty((2, 3), (3, 1), like.dtype)
+    except (RuntimeError, TypeError):
+        return None
+    told = (made.dtype, made.device.type, tuple(made.shape), made.stride())
+    return empty if told == (like.dtype, like.device.type, (2, 3), (3, 1)) else None
+
+
+def _met(step: _Step, read: _Read, arrays: Sequence[Any]) -> tuple[int, ...]:
+    """The addresses and strides of arrays that scores meet by maps."""
+    numbers = list(read.numbers)
+    for place, index in zip(read.places, read.order, strict=True):
+        numbers[place] = arrays[index].data_ptr()
+    return tuple(int(numbers[place]) for place in step.met_at)
+
+
+# ---- gradients
+
+
+class _Derived(NamedTuple):
+    """Calls of a kind that gradients are taken of, by kernels."""
+
+    tensors: _Tensors
+    run: Again
+    """Makes o and the log-sum-exp."""
+    settings: tuple[Any, ...]
+    """What the operator is told beside q, k and v, as gradients keep it: without the arrays."""
+
+
+class _Seen(NamedTuple):
+    """A call as the kernels of gradients see one of the operator."""
+
+    saved_tensors: tuple[Any, ...]
+    settings: tuple[Any, ...]
+    num_read: int
+    operator: str
+    needs_input_grad: tuple[Any, ...]
+
+
+def _differentiated(
+    torch: Any, tensors: _Tensors, run: Again, call: Call, scale: float | None, beside: Any, read: _Read
+) -> Again | None:
+    """Runs such calls where autograd takes their gradients by kernels, through a function of autograd, which
+    PyTorch enters sooner than an operator that is written in Python. None where gradients are not taken
+    so."""
+    if call.out is not None or not tensors.takes_gradients(torch, call.q, call.v):
+        return None
+    told = (bool(call.causal), None if scale is None else float(scale), tensors.layout_in_graph(call.layout))
+    settings, arrays = _without_tensors([*told, *tensors.in_graph(beside)])
+    if len(arrays) != len(read.order):
+        return None
+    derived, order, return_lse = _Derived(tensors, run, settings), read.order, call.return_lse
+    apply, modes = _function(torch).apply, torch._C._len_torch_dispatch_stack
+    transformation = torch._C._functorch.peek_interpreter_stack
+
+    def again(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) -> Any:
+        if modes() or transformation() is not None:
+            return None  # which must see an operator
+        read = [arrays[index] for index in order] if order else ()
+        made = apply(derived, arrays, q, k, v, *read)
+        return made if return_lse else made[0]
+
+    return again
+
+
+@cache
+def _function(torch: Any) -> Any:
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, derived: _Derived, arrays: tuple[Any, ...], *tensors: Any) -> Any:
+            q, k, v, *read = tensors
+            ctx.set_materialize_grads(False)
+            made = derived.run(q, k, v, None, arrays)
+            if made is None:
+                told = _with_tensors(derived.settings, read)
+                made = derived.tensors.run(torch, q, k, v, *told, return_lse=True)
+            ctx.derived = derived
+            ctx.save_for_backward(*tensors, *made)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any, grad_lse: Any) -> Any:
+            of, saved, wanted = ctx.derived, ctx.saved_tensors, list(ctx.needs_input_grad[5:])
+            seen = _Seen(saved, of.settings, len(wanted), of.tensors.operator, (wanted, False))
+            at_once = not torch.is_grad_enabled() and of.tensors.is_seen_by_autograd_alone(torch)
+            found = of.tensors.gradients.differentiate(torch, seen, grad, grad_lse, at_once)
+            # Of the arrays they are where the operator takes these, behind what is told of any call.
+            return None, None, *found[:3], *(found[6] if wanted else ())
+
+    return Attention
