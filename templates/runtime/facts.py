@@ -78,6 +78,11 @@ class Launch:
     """The gradient of what scores read without which nobody needs it."""
     lists: int = 0
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
+    list_words: int = 0
+    """The 32-bit words that a listed tile has beside its number: what rows see of its single keys."""
+    list_strides: tuple[str, ...] = ()
+    """The strides of zero by which all heads see the same, so that there are lists for one alone; empty where
+    nothing tells."""
     maps: tuple[TensorMap, ...] = ()
     """The maps of which the function's second parameter is made; empty where it has none."""
 

@@ -25,7 +25,9 @@ that this leaves is that in which a thread has the weights. Of sums of such prod
 fourteen bits, so that a tile's outputs are summed apart, in as many registers again.
 
 Biases and boolean masks that scores meet at their own row and key come by the copy engine as well, to stages
-of their own (``bias_stages``), told by a warp that has nothing else to copy.
+of their own (``bias_stages``), told by a warp that has nothing else to copy. Or what rows see of single keys
+is asked once, by the launch that lists tiles, which leaves a bit for each pair in the order in which threads
+have their scores (``seen_bits``): a thread then reads a word for 32 scores while products are made.
 
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.
@@ -55,7 +57,7 @@ from ...split_tiles import (
     walked_regions,
     walked_tile_launches,
 )
-from ...tile_arrays import met_by, tile_arrays
+from ...tile_arrays import met_by
 from ...tile_change import tile_predicate
 from ...workspace import Workspace
 from ..arithmetic import (
@@ -177,7 +179,7 @@ class Wgmma(RuledParameters):
     def _constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
         scores, ahead = problem.scores, tiles_ahead(self, problem, limits)
-        along_keys, arrays = scores.along_keys, tile_arrays(scores) if ahead or self.bias_stages else ()
+        along_keys, arrays = scores.along_keys, self.met_arrays(problem) if ahead or self.bias_stages else ()
         predicate = scores.predicate
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {

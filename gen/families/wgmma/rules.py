@@ -116,6 +116,19 @@ class RuledParameters(Parameters):
             reason = "rows of packed heads lie apart"
         return f"bias_stages={self.bias_stages}: {reason}" if reason else None
 
+    @rule("combination", after="seen_bits")
+    def _bits_are_of_lists(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.seen_bits:
+            return None
+        if not problem.scores.needs_lists:
+            return "seen_bits=True: no mask is asked pair by pair"
+        if is_split(problem) or problem.layout.is_packed:
+            what = problem.dtype if is_split(problem) else "packed sequences"
+            return f"seen_bits=True: not made for {what}"
+        if self.bias_stages and not self.met_arrays(problem):
+            return f"bias_stages={self.bias_stages}: with seen_bits=True no array is read for a mask"
+        return None
+
     @rule("combination", after="split")
     def _what_is_split_in_front(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.splits_in_front:
@@ -482,7 +495,7 @@ class RuledParameters(Parameters):
 
     @rule("tiles ahead", after="min_blocks", advisory=True)
     def _arrays_come_ahead(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        arrays = () if self.bias_stages else tile_arrays(problem.scores)
+        arrays = () if self.bias_stages else self.met_arrays(problem)
         if not arrays or tiles_ahead(self, problem, limits):
             return None
         names = " and ".join(each.name for each in arrays)
