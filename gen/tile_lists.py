@@ -4,8 +4,8 @@ A launch of its own makes them: for each tile of rows how many there are, and of
 order, twice its number, and one more where some of the rows do not see it whole. They stand for as long as
 what the predicate reads does, and are the same for all batches or heads for which that is.
 
-Behind a list there may be what single rows see of its tiles, a bit for each pair, in the order in which the
-threads of warpgroups have scores: then no kernel asks the predicate again.
+Behind a list there may be what single rows see of all tiles, a bit for each pair, in the order in which the
+threads of warpgroups have scores: then nothing asks the predicate again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TileLists:
 
     @property
     def words(self) -> int:
-        """The 32-bit words that a tile has beside its number: of each thread as many as hold its scores."""
+        """The 32-bit words that there are for each tile beside: of each thread as many as hold its scores."""
         return self.rows // GROUP_ROWS * GROUP * self.words_of_thread if self.bits else 0
 
     @property
@@ -69,7 +69,7 @@ class TileLists:
         """The launch that makes them: a block for each."""
         return Launch(
             BITS_THREADS if self.bits else THREADS,
-            TILES_AT_ONCE,
+            TILES_AT_ONCE * (2 if self.bits else 1),
             self.rows,
             pack_heads=self.packed,
             role=LISTS_ROLE,

@@ -151,6 +151,10 @@ class Variant:
         """Returns how many query heads that share keys the blocks of a cluster take, one each."""
         return 1
 
+    def heads_together(self) -> int:
+        """Returns how many neighbouring heads they take, one each, whoever's keys these have."""
+        return 1
+
     def blocks_per_tile(self) -> int:
         """Returns how many blocks of one cluster share a tile's keys."""
         return 1

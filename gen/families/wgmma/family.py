@@ -25,7 +25,9 @@ that this leaves is that in which a thread has the weights. Of sums of such prod
 fourteen bits, so that a tile's outputs are summed apart, in as many registers again.
 
 Biases and boolean masks that scores meet at their own row and key come by the copy engine as well, to stages
-of their own (``bias_stages``), told by a warp that has nothing else to copy. Or what rows see of single keys
+of their own (``bias_stages``), told by a warp that has nothing else to copy. Where heads share a bias, the
+blocks of a cluster may take the same rows of neighbouring heads (``bias_heads``) and copy a share of it each
+to all: a bias of 16 bits is more than half of what such a block asks of L2. Or what rows see of single keys
 is asked once, by the launch that lists tiles, which leaves a bit for each pair in the order in which threads
 have their scores (``seen_bits``): a thread then reads a word for 32 scores while products are made.
 
@@ -138,9 +140,12 @@ class Wgmma(RuledParameters):
             self.smem_bytes(problem, limits),
             self.br,
             tensor_maps=tensor_maps(self, problem),
-            max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster) if self.persistent else None,
+            max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster * self.bias_heads)
+            if self.persistent
+            else None,
             cluster=self.tiles_per_cluster(),
             heads_per_cluster=self.heads_per_cluster(),
+            heads_together=self.heads_together(),
             pack_heads=self.packs_heads(),
             splits=self.blocks_per_tile(),
             packed=problem.layout.is_packed,

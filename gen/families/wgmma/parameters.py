@@ -71,6 +71,13 @@ class Parameters(Variant):
         doc="tiles of biases and masks that the copy engine brings, 0: each warp brings its own",
         implied=True,
     )
+    bias_heads: int = param(
+        1,
+        2,
+        4,
+        doc="neighbouring heads, a block of a cluster each, that share each copy of biases",
+        implied=True,
+    )
     seen_bits: bool = param(
         False,
         True,
@@ -140,6 +147,9 @@ class Parameters(Variant):
 
     def packs_heads(self) -> bool:
         return self.pack_heads
+
+    def heads_together(self) -> int:
+        return self.bias_heads
 
     def reads_seen_bits(self) -> bool:
         return self.seen_bits

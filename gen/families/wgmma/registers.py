@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...limits import WARP, DeviceLimits
 from ...problem import Problem
-from ...tile_lists import words_of_scores
 from .parameters import CHAINED, Parameters, is_split
 from .shared_memory import CHUNK
 
@@ -119,6 +118,4 @@ def needed_registers(variant: Parameters, problem: Problem) -> int:
         rest = 28 if variant.persistent and problem.causal else 24
         weights, outputs = variant.bc // 8, 2 * outputs
     rest += queries + descriptors + (4 if variant.poly_exp else 0)
-    # Bits of scores, and where they come from.
-    rest += words_of_scores(variant.bc) + 2 if variant.seen_bits else 0
     return outputs + variant.bc // 2 + weights + rest

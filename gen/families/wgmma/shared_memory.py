@@ -147,7 +147,8 @@ def maps_of_arrays(variant: Parameters, problem: Problem) -> tuple[TensorMap, ..
     if not variant.bias_stages:
         return ()
     arrays = ((each, staged_chunk(variant, each.item_bytes)) for each in variant.met_arrays(problem))
-    return tuple(TensorMap(each.name, variant.br, chunk // each.item_bytes, chunk) for each, chunk in arrays)
+    rows = variant.br // variant.bias_heads
+    return tuple(TensorMap(each.name, rows, chunk // each.item_bytes, chunk) for each, chunk in arrays)
 
 
 def staged_chunk(variant: Parameters, item_bytes: int) -> int:

@@ -219,7 +219,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
         copies=_copies(variant, problem) if problem.layout.is_paged else 0.0,
-        cluster=variant.cluster * variant.splits,
+        cluster=variant.cluster * variant.bias_heads * variant.splits,
         tiles_together=variant.tiles_per_cluster(),
         heads_share_keys=not variant.pack_heads,
         partial_bytes=_partial_bytes(variant, problem),

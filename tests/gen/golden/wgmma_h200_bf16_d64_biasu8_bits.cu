@@ -397,7 +397,7 @@ __host__ __device__ __forceinline__ bool heads_are_alike(const AttentionArgs& ar
 }
 
 // The tiles of keys that some of kListRows rows see, in their order: behind their number, of each twice its own, and one
-// more where a row does not see it whole. Then, of the tiles at each place, what the rows see of single keys.
+// more where a row does not see it whole. Then, of all tiles, what the rows see of single keys.
 __device__ __forceinline__ int* list_of_tiles(const AttentionArgs& args, int batch, int head, int q_tile) {
   const int q_tiles = (args.seqlen_q + kListRows - 1) / kListRows, key_tiles = (args.seqlen_k + kBc - 1) / kBc;
   const int first_alike = heads_are_alike(args) ? 0 : head;
@@ -405,10 +405,10 @@ __device__ __forceinline__ int* list_of_tiles(const AttentionArgs& args, int bat
   return args.tile_lists + index * (1 + key_tiles * (1LL + kTileWords));
 }
 
-// What rows see of the tile at a place of a list: of each warpgroup, the words of its threads side by side.
-__device__ __forceinline__ int* bits_of_tile(const AttentionArgs& args, const int* list, int place) {
+// Where a list has what its rows see of a tile of keys: of each warpgroup, the words of its threads side by side.
+__device__ __forceinline__ int bits_of_tile(const AttentionArgs& args, int key_tile) {
   const int key_tiles = (args.seqlen_k + kBc - 1) / kBc;
-  return const_cast<int*>(list) + (1 + key_tiles + place * kTileWords);
+  return 1 + key_tiles + key_tile * kTileWords;
 }
 
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
@@ -495,8 +495,9 @@ struct SeenBits {
 
   // Reads those of the tile at a place of the list.
   __device__ __forceinline__ void read(const AttentionArgs& args, const Tile& tile, int place) {
-    const int* const bits = bits_of_tile(args, tile.list, place) + first;
-    is_partial = tile.is_partial(place);
+    const int entry = __ldg(tile.list + 1 + place);
+    const int* const bits = tile.list + bits_of_tile(args, entry >> 1) + first;
+    is_partial = entry & 1;
 #pragma unroll
     for (int i = 0; i < kSeenWords; ++i) words[i] = __ldg(bits + i * kWarpgroup);
   }
@@ -963,14 +964,16 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
-// Writes what sixteen rows from one on, of those before `end_row`, see of the tile at a place of a list. The warp's lanes
-// ask for a key each, and keep of what all have found what is their own: two neighbours of every eight columns.
+// Writes what the sixteen rows of a `block` of a list's see of a tile of keys, as far as they are before `end_row`, and says
+// whether one of them sees a key, and does not. The warp's lanes ask for a key each, and keep of what all have found what
+// is their own: two neighbours of every eight columns.
 __device__ __forceinline__ void write_bits(
-    const AttentionArgs& args, const int* list, int place, int batch, int list_head, int first_key, int list_row, int block,
-    int end_row) {
-  const int lane = threadIdx.x % 32;
+    const AttentionArgs& args, int* list, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
+    unsigned char& sees_one, unsigned char& misses_one) {
+  const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
   unsigned words[kSeenWords] = {};
-#pragma unroll 4
+  bool any = false, all = true;
+#pragma unroll 8
   for (int i = 0; i < 16; ++i) {
     const int row = list_row + 16 * block + i;
     const bool is_there = row < end_row;
@@ -979,22 +982,28 @@ __device__ __forceinline__ void write_bits(
     for (int column = 0; column < kBc; column += 32) {
       const int key = first_key + column + lane;
       const bool seen = column + lane < kBc && key >= begin && key < end && sees(args, batch, list_head, row, key);
-      unsigned own = __ballot_sync(0xffffffffu, seen) >> lane % 4 * 2 & 0x03030303u;
+      const unsigned found = __ballot_sync(0xffffffffu, seen);
+      any |= found != 0;
+      all &= !is_there || found == (kBc - column < 32 ? 0xffffu : 0xffffffffu);
+      unsigned own = found >> lane % 4 * 2 & 0x03030303u;
       own = (own | own >> 4) & 0x00330033u;
       own = (own | own >> 8) & 0x3333u;
       if (i % 8 == lane / 4) words[column / 64] |= own << (column / 32 % 2 * 16 + i / 8 * 2);
     }
   }
-  int* const bits = bits_of_tile(args, list, place) + block / 4 * (kSeenWords * kWarpgroup) + block % 4 * 32 + lane;
+  int* const bits = list + bits_of_tile(args, key_tile) + block / 4 * (kSeenWords * kWarpgroup) + block % 4 * 32 + lane;
 #pragma unroll
   for (int i = 0; i < kSeenWords; ++i) bits[i * kWarpgroup] = int(words[i]);
+  if (lane == 0 && any) sees_one = 1;
+  if (lane == 0 && !all) misses_one = 1;
 }
 
-// Makes the lists, a block each. Its warps classify tiles, 32 at a time, whose places in the list the first of them finds.
+// Makes the lists, a block each. Its warps ask what rows see of 32 tiles at a time, whose places in the list the first of
+// them finds.
 extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   let_next_launch_begin();
-  unsigned char* const classes = shared_bytes;  // of 32 tiles: 0 where no row sees it, 1 where all see it whole, else 2
+  unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_rows = args.seqlen_q;
   const int q_tiles = (num_rows + kListRows - 1) / kListRows;
@@ -1008,32 +1017,17 @@ extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_biasu8_list
   int* const list = list_of_tiles(args, batch, list_head, q_tile);
   int count = 0;
   for (int first = first_tile; first < last_tile; first += 32) {
-    for (int i = warp; i < 32; i += 16) {
-      const int first_key = (first + i) * kBc;
-      bool some = false, whole = first_key + kBc <= args.seqlen_k;
-      for (int row = first_row; row < end_row && first + i < last_tile && (whole || !some); ++row) {
-        const int begin = first_key_of(args, batch, row), end = end_key_of(args, batch, row);
-        bool sees_one = false, sees_all = true;
-        for (int key = first_key + lane; key < min(first_key + kBc, args.seqlen_k); key += 32) {
-          const bool seen = key >= begin && key < end && sees(args, batch, list_head, row, key);
-          sees_one |= seen;
-          sees_all &= seen;
-        }
-        some |= __any_sync(0xffffffffu, sees_one);
-        whole &= __all_sync(0xffffffffu, sees_all);
-      }
-      if (lane == 0) classes[i] = !some || first + i >= last_tile ? 0 : whole ? 1 : 2;
-    }
+    if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
     __syncthreads();
-    const int kind = classes[lane];
-    const unsigned listed = __ballot_sync(0xffffffffu, kind != 0);
-    if (warp == 0 && kind != 0) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + (kind == 2);
     // Sixteen rows of a tile for a warp at a time.
     for (int i = warp; i < 32 * (kListRows / 16); i += 16) {
-      const int nth = i % 32, place = count + __popc(listed & ((1u << nth) - 1));
-      if ((listed >> nth & 1) == 0) continue;
-      write_bits(args, list, place, batch, list_head, (first + nth) * kBc, first_row, i / 32, end_row);
+      const int nth = i % 32;
+      if (first + nth >= last_tile) continue;
+      write_bits(args, list, batch, list_head, first + nth, first_row, i / 32, end_row, sees_one[nth], misses_one[nth]);
     }
+    __syncthreads();
+    const unsigned listed = __ballot_sync(0xffffffffu, sees_one[lane] != 0);
+    if (warp == 0 && sees_one[lane]) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + misses_one[lane];
     count += __popc(listed);
     __syncthreads();
   }
@@ -1146,7 +1140,7 @@ static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& be
   const long long blocks = (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 32;
+  constexpr size_t smem_bytes = 64;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
