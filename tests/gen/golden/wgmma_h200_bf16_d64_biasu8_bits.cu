@@ -973,7 +973,7 @@ __device__ __forceinline__ void write_bits(
   const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
   unsigned words[kSeenWords] = {};
   bool any = false, all = true;
-#pragma unroll 8
+#pragma unroll 4
   for (int i = 0; i < 16; ++i) {
     const int row = list_row + 16 * block + i;
     const bool is_there = row < end_row;
