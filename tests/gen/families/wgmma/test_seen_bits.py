@@ -18,8 +18,9 @@ from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
 
 from tests.support.array_layouts import LAYOUTS, SCORINGS, problem_of, values_laid
+from tests.support.covering import Setting
 from tests.support.depth import sampled
-from tests.support.emulated import needs_compiler
+from tests.support.emulated import check, needs_compiler
 from tests.support.scored_attention import assert_close, attend, built, is_legal
 from tests.support.scorings import drawn_values
 
@@ -92,6 +93,13 @@ def test_few_or_many_keys_are_hidden(share: float) -> None:
     mask[:, 1, 130:140] = 0
     found = attend(built(WALKS["three groups"], problem), rows, keys, {"bias": mask})
     assert_close(*found, TOLERANCES["bf16"])
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(["three groups", "neighbours", "shares in memory"], 1))
+def test_the_suite_holds(walk: str) -> None:
+    problem = problem_of(MASKS["array"])
+    assert check(Setting(WALKS[walk], problem, H200), seed=3) <= problem.tolerance
 
 
 @needs_compiler

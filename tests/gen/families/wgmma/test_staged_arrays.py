@@ -27,8 +27,9 @@ from tests.support.array_layouts import (
     problem_of,
     values_laid,
 )
+from tests.support.covering import Setting
 from tests.support.depth import sampled
-from tests.support.emulated import needs_compiler
+from tests.support.emulated import check, needs_compiler
 from tests.support.scored_attention import assert_close, attend, built, is_legal
 from tests.support.scorings import drawn_values
 
@@ -145,6 +146,13 @@ def test_neighbouring_heads_bring_each_other_what_they_share(heads, layout):
     for walk in ("two heads", "four heads"):
         found = attend(built(WALKS[walk], problem), 300, 173, values_laid(problem, 300, 173, layout))
         assert_close(*found, TOLERANCES["bf16"])
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(["two heads", "four heads"], 1))
+def test_the_suite_holds(walk):
+    problem = problem_of(Scoring(bias="f16"), "f16")
+    assert check(Setting(WALKS[walk], problem, H200), seed=3) <= problem.tolerance
 
 
 def test_each_head_of_a_cluster_copies_a_share_of_rows():
