@@ -482,9 +482,11 @@ __device__ __forceinline__ bool has_keys(const AttentionArgs& args, int batch, i
   return first_key_of(args, batch, row) < end_key_of(args, batch, row);
 }
 
-// What a thread's scores of a tile of keys see, a bit for each in their order. Read while their products are made.
+// What a thread's scores of a tile of keys see, a bit for each in their order. They are read a tile ahead, and where they
+// lie before that, while products are made: neither is waited for.
 struct SeenBits {
   int first;  // the thread's place among what all threads have of a tile
+  int entry;  // what the list says of the tile that is read next
   unsigned words[kSeenWords];
   bool is_partial;  // whether some row does not see the tile whole
 
@@ -493,9 +495,11 @@ struct SeenBits {
     first = group * (kSeenWords * kWarpgroup) + int(threadIdx.x) % kWarpgroup;
   }
 
-  // Reads those of the tile at a place of the list.
-  __device__ __forceinline__ void read(const AttentionArgs& args, const Tile& tile, int place) {
-    const int entry = __ldg(tile.list + 1 + place);
+  // Finds those of the tile at a place of the list, or at -1, where there is none.
+  __device__ __forceinline__ void find(const Tile& tile, int place) { entry = __ldg(tile.list + 1 + place); }
+
+  // Reads those that were found last.
+  __device__ __forceinline__ void read(const AttentionArgs& args, const Tile& tile) {
     const int* const bits = tile.list + bits_of_tile(args, entry >> 1) + first;
     is_partial = entry & 1;
 #pragma unroll
@@ -845,7 +849,11 @@ __device__ __forceinline__ void consume_tile(
   first_tile = __shfl_sync(0xffffffffu, first_tile, 0);
   last_tile = __shfl_sync(0xffffffffu, last_tile, 0);
   SeenBits seen_bits(first_row);
-  if (last_tile > first_tile) seen_bits.read(args, tile, last_tile - 1);
+  if (last_tile > first_tile) {
+    seen_bits.find(tile, last_tile - 1);
+    seen_bits.read(args, tile);
+    seen_bits.find(tile, last_tile - 2);
+  }
 // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
@@ -893,6 +901,7 @@ __device__ __forceinline__ void consume_tile(
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     if (seen_bits.is_partial) hide_unseen(s, seen_bits);
+    if (n > first_tile) seen_bits.read(args, tile);
 
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
@@ -906,7 +915,7 @@ __device__ __forceinline__ void consume_tile(
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
       order_arrive(consumer);
-      seen_bits.read(args, tile, n);
+      seen_bits.find(tile, n - 1);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -916,6 +925,7 @@ __device__ __forceinline__ void consume_tile(
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
       if (seen_bits.is_partial) hide_unseen(s, seen_bits);
+      if (n > first_tile) seen_bits.read(args, tile);
 
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
