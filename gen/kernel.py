@@ -6,14 +6,17 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from .arguments import ArgumentStruct, struct_of
 from .launch import DEPENDENT_ARCH, LISTS_ROLE, MAIN_ROLE, Launch, repeats_bits
 from .plan import Plan
 from .problem import Problem
-from .tile_lists import list_ints
+from .tile_lists import TileLists
 from .variant import Variant
 from .workspace import Workspace
+
+_NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,16 @@ class Kernel:
         """Whether a launch of its own lists the tiles of keys that the others walk."""
         return any(each.role == LISTS_ROLE for each in self.launches)
 
-    def num_list_ints(self, sizes: Mapping[str, int]) -> int:
-        """Returns how many 32-bit integers its lists of tiles of keys take, on arrays of those sizes."""
-        lists = next((each for each in self.launches if each.role == LISTS_ROLE), None)
-        if lists is None:
-            return 0
-        return list_ints(lists, int(getattr(self.variant, "bc", 1))).value(sizes)
+    @property
+    def tile_lists(self) -> TileLists | None:
+        """Those lists; None where there are none."""
+        return self.variant.lists_of(self.problem, self.launch) if self.has_tile_lists else None
+
+    def num_list_ints(self, sizes: Mapping[str, int], values: Mapping[str, object] = _NO_VALUES) -> int:
+        """Returns how many 32-bit integers its lists of tiles of keys take, on arrays of those sizes.
+        ``values``: the strides, by argument, of what masks read; of those not named heads are not alike."""
+        lists = self.tile_lists
+        return lists.num_ints(sizes, values) if lists is not None else 0
 
     def num_plan_ints(self, sizes: Mapping[str, int]) -> int:
         """Returns how many 32-bit integers its plan takes, on packed sequences of those sizes by name."""

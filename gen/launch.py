@@ -87,7 +87,8 @@ class Launch:
     ones; without ``rows_per_block`` it takes all of a head, and as many heads as a block would. With
     ``pack_heads`` rows are those of all query heads that share keys, and heads those of keys. ``splits``
     blocks, a cluster, take one tile, each with a range of keys. ``heads_per_cluster`` are query heads that
-    share keys, a block for each; those of one head of keys are filled up with empty ones.
+    share keys, a block for each; those of one head of keys are filled up with empty ones. ``heads_together``
+    are neighbouring heads with a block each, whoever's keys they have; all of a batch are filled up so.
 
     With ``keys_per_block`` each tile of rows has a block for each tile of so many keys, whichever are seen.
 
@@ -120,6 +121,7 @@ class Launch:
     pack_heads: bool = False
     splits: int = 1
     heads_per_cluster: int = 1
+    heads_together: int = 1
     role: str = MAIN_ROLE
     alike_batches: bool = False
     alike_heads: bool = False
@@ -140,7 +142,7 @@ class Launch:
     @property
     def blocks_per_cluster(self) -> int:
         """Blocks that start together and reach each other's shared memory."""
-        return self.cluster * self.heads_per_cluster * self.splits
+        return self.cluster * self.heads_per_cluster * self.heads_together * self.splits
 
     @property
     def exceeds_portable_cluster(self) -> bool:
@@ -165,6 +167,9 @@ class Launch:
         if self.heads_per_cluster > 1:
             together = Constant(self.heads_per_cluster, "kCluster")
             return divided_up(Q_HEADS // KV_HEADS, together) * KV_HEADS * together
+        if self.heads_together > 1:
+            together = Constant(self.heads_together, "kBiasHeads")
+            return divided_up(Q_HEADS, together) * together
         return Q_HEADS
 
     @cached_property

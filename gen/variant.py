@@ -151,6 +151,10 @@ class Variant:
         """Returns how many query heads that share keys the blocks of a cluster take, one each."""
         return 1
 
+    def heads_together(self) -> int:
+        """Returns how many neighbouring heads they take, one each, whoever's keys these have."""
+        return 1
+
     def blocks_per_tile(self) -> int:
         """Returns how many blocks of one cluster share a tile's keys."""
         return 1
@@ -250,8 +254,16 @@ class Variant:
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> TileLists | None:
         """Returns which lists of tiles of keys the kernel walks; None where it walks all between bounds."""
+        return self.lists_of(problem, self.launch(problem, limits))
+
+    def lists_of(self, problem: Problem, main: Launch) -> TileLists | None:
+        """Returns the same of a kernel with such a main launch."""
         keys = int(getattr(self, "bc", 0))
-        return tile_lists(problem.scores, self.launch(problem, limits), keys) if keys else None
+        return tile_lists(problem.scores, main, keys, bits=self.reads_seen_bits()) if keys else None
+
+    def reads_seen_bits(self) -> bool:
+        """Tells whether what rows see of single keys is there with the lists."""
+        return False
 
     @rule("arithmetic", after=FIRST_PARAMETER)
     def _family_serves(self, problem: Problem, limits: DeviceLimits) -> str | None:

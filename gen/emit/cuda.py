@@ -120,6 +120,7 @@ def _launch_facts(launch: Launch) -> dict[str, Any]:
         "keys_per_block",
         "makes",
         "dependent",
+        "heads_together",
     )
     usual = asdict(Launch(-1, -1, None))
     return {name: value for name, value in asdict(launch).items() if value != usual[name] or name not in rare}

@@ -463,7 +463,7 @@ def _values(made: Made, *, alone: bool, one_scoring: bool) -> dict[str, Any]:
                 "count": each.blocks.python(_GRID_OF_NEW),
                 "numbers": _numbers(each)
                 | ({"plans": True} if each.role == PLAN_ROLE else {})
-                | ({"lists": int(getattr(variant, "bc", 1))} if each.role == LISTS_ROLE else {}),
+                | (_lists(kernel) if each.role == LISTS_ROLE else {}),
                 "maps": each.tensor_maps,
             }
             for each in kernel.launches
@@ -474,6 +474,18 @@ def _values(made: Made, *, alone: bool, one_scoring: bool) -> dict[str, Any]:
         "arch_suffix": variant.arch_suffix,
         "source": _source_key(made),
     }
+
+
+def _lists(kernel: Kernel) -> dict[str, Any]:
+    """What a module says of the launch that lists tiles of keys."""
+    lists = kernel.tile_lists
+    assert lists is not None
+    told: dict[str, Any] = {"lists": lists.keys}
+    if lists.words:
+        told["list_words"] = lists.words
+    if lists.head_strides:
+        told["list_strides"] = value_literal(lists.head_strides)
+    return told
 
 
 def counts_keys(kernel: Kernel) -> bool:

@@ -145,6 +145,8 @@ KERNELS: tuple[Tuned, ...] = (
             "p_in_shared": False,
             "weights": "f16",
             "bias_stages": 0,
+            "bias_heads": 1,
+            "seen_bits": False,
             "k_stages": 4,
             "v_stages": 4,
             "summed_columns": 0,

@@ -59,6 +59,8 @@ class Launch:
     """Neighbouring blocks that make a cluster and share what they copy."""
     heads_per_cluster: int = 1
     """Query heads that share keys, each of which has a block of a cluster."""
+    heads_together: int = 1
+    """Neighbouring heads, each of which has a block of a cluster."""
     max_blocks: int | None = None
     """The most blocks launched, as many as the card it was tuned on runs at once, where each takes several
     tiles of rows; None: no limit."""
@@ -78,6 +80,11 @@ class Launch:
     """The gradient of what scores read without which nobody needs it."""
     lists: int = 0
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
+    list_words: int = 0
+    """The 32-bit words that there are for each tile beside: what rows see of its single keys."""
+    list_strides: tuple[str, ...] = ()
+    """The strides of zero by which all heads see the same, so that there are lists for one alone; empty where
+    nothing tells."""
     maps: tuple[TensorMap, ...] = ()
     """The maps of which the function's second parameter is made; empty where it has none."""
 
@@ -93,7 +100,7 @@ class Launch:
 
     @property
     def blocks_per_cluster(self) -> int:
-        return self.cluster * self.heads_per_cluster * self.splits
+        return self.cluster * self.heads_per_cluster * self.heads_together * self.splits
 
     def tiles(self, batch: int, heads: int, kv_heads: int, seqlen_q: int, *keys: int) -> int:
         """Counts the shares of the work, of which a block takes one, or several where there are more than

@@ -268,7 +268,7 @@ class _Asked(_Beside):
             values |= {_TILE_LISTS: 0, _LISTS_MADE: 0}
         if any(launch.lists for launch in plan.tuned.launches):
             lists = self.lists or TileLists()
-            values |= {_LISTS_MADE: lists.fill(plan, self.put or _allocator(q), may_make)}
+            values |= {_LISTS_MADE: lists.fill(plan, self.put or _allocator(q), may_make, values)}
             values[_TILE_LISTS] = lists.address
             arrays[_TILE_LISTS] = lists.memory
         self.streams, self.kept = frozenset(streams), arrays
@@ -350,9 +350,14 @@ class TileLists(_CardMemory):
     `attention` again while what masks read stands: the first call has a kernel make the lists, others of the
     same sizes use them. To be filled before a CUDA graph is captured."""
 
-    def fill(self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool) -> bool:
-        """Makes room for a plan's lists; whether they are there from a call before."""
-        key = (plan.tuned, plan.masked, plan.device, *plan.sizes.values())
+    def fill(
+        self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool, values: Mapping[str, float]
+    ) -> bool:
+        """Makes room for a plan's lists; whether they are there from a call before. `values` are the
+        kernel's arguments, of which strides tell whether heads are alike."""
+        launches = [each for each in plan.tuned.launches if each.lists]
+        alike = [bool(each.list_strides) and not any(map(values.get, each.list_strides)) for each in launches]
+        key = (plan.tuned, plan.masked, plan.device, *plan.sizes.values(), *alike)
         if key == self._made_for:
             return True
         if not may_make:
@@ -360,9 +365,11 @@ class TileLists(_CardMemory):
                 "beside stream= no memory is made for lists of tiles: pass lists=, a TileLists() that a call "
                 "without stream= has filled"
             )
-        counted = ((each, each.lists) for each in plan.tuned.launches if each.lists)
+        batch, heads, *others = plan.grid
         ints = sum(
-            each.tiles(*plan.grid) * (1 + -(-plan.sizes["seqlen_k"] // keys)) for each, keys in counted
+            each.tiles(batch, 1 if of_one else heads, *others)
+            * (1 + -(-plan.sizes["seqlen_k"] // each.lists) * (1 + each.list_words))
+            for each, of_one in zip(launches, alike, strict=True)
         )
         self.memory = allocate(np.empty(max(1, ints), np.int32))
         self._made_for = key

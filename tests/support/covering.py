@@ -264,14 +264,21 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
 
 def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
-    held = {"weights": "f16", "bias_stages": 0, **SPLIT_IN_PLACE}
+    held = {"weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": False, **SPLIT_IN_PLACE}
     return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
 def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
-    held |= {"pack_heads": False, "splits": 1, "weights": "f16", "bias_stages": 0}
+    held |= {
+        "pack_heads": False,
+        "splits": 1,
+        "weights": "f16",
+        "bias_stages": 0,
+        "bias_heads": 1,
+        "seen_bits": False,
+    }
     held |= SPLIT_IN_PLACE
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
@@ -287,7 +294,7 @@ def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
     """As `wgmma_settings`, of float32 in parts, which changes nothing about the order of tiles."""
     held = {"o_apart": False, "p_in_shared": False, "q_in_registers": False, "poly_exp": 0, "tail": 0}
     held |= {"cluster_over": "rows", "cluster": 1, "pack_heads": False, "splits": 1, "weights": "f16"}
-    held |= {"bias_stages": 0, **SPLIT_IN_PLACE}
+    held |= {"bias_stages": 0, "bias_heads": 1, "seen_bits": False, **SPLIT_IN_PLACE}
     # Weights of more keys, in two parts, fit no registers.
     without = {("bc", 224), ("bc", 256)}
     numbers, loose = [("f32", "3xf16")], WGMMA_LOOSE | {"section"}

@@ -117,3 +117,22 @@ def test_numpy_s_biases_have_maps(driver: Driver, tmp_path: Path) -> None:
     values = {"bias": np.broadcast_to(shown, (2, 4, ROWS, KEYS)).astype(np.float64)}
     close(o, wanted(problem.scoring, arrays, values).o, 2e-3)
     assert list(driver.launches()[-1].met.sizes) == [KEYS, ROWS, 4, 1]
+
+
+def test_lists_with_bits_are_as_large_as_heads_need(driver: Driver, tmp_path: Path, torch: Any) -> None:
+    """Once for all heads of a mask that is repeated along them, by whoever keeps them as well."""
+    problem = Problem(dtype="f16", head_dim=D, num_q_heads=4, num_kv_heads=2, scoring=Scoring(bias="u8"))
+    kernel = render(Wgmma(br=128, bc=80, seen_bits=True), problem, preset("h200"))
+    driver.library.fake_maps(len(kernel.launch.tensor_maps))
+    module = load_kernel(tmp_path, kernel)
+    q, k, v = (Tensor(driver.own(x)) for x in arrays_of())
+    lists = module.TileLists()
+    of_head = 2 * (1 + 1 * (1 + 2 * 128 * 2))
+    for heads in (1, 4):
+        shown = driver.own(bias_of("u8", 2, heads, ROWS, KEYS))
+        with computing(driver, problem) as card:
+            o = module.attention(q, k, v, bias=Tensor(shown), lists=lists)
+        values = {"bias": np.broadcast_to(shown, (2, 4, ROWS, KEYS)).astype(np.float64)}
+        close(o.host, wanted(problem.scoring, (q.host, k.host, v.host), values).o, 2e-3)
+        assert lists.memory.host.shape == (heads * of_head,)
+        assert {lists.address} == set(card.list_addresses)

@@ -428,7 +428,7 @@ class CudaRunner:
         kernel, stream = build.kernel, self._stream
         sizes, kept = arguments.sizes, {}
         if kernel.has_tile_lists:
-            num_bytes = 4 * max(1, kernel.num_list_ints(sizes))
+            num_bytes = 4 * max(1, kernel.num_list_ints(sizes, arguments.values))
             kept[TILE_LISTS] = self._allocate(num_bytes, f"the lists of tiles of {name}")
         if kernel.launch.packed:
             kept[PLAN] = self._allocate(4 * kernel.num_plan_ints(sizes), f"the plan of {name}")

@@ -42,7 +42,7 @@ from ..build.toolchain import HostCompiler, find_host_compiler
 from ..errors import LaunchError
 from ..predict import cost_model
 from ..processes import Done, TookTooLong, run_program
-from .beside import read_beside
+from .beside import Beside, read_beside
 from .device import Timing
 from .dtypes import inputs_of, numpy_dtype, require_inputs
 from .guarded_arrays import ABSENT, GuardedArray
@@ -306,7 +306,7 @@ class SimRunner:
         }
         beside = read_beside(problem, inputs["q"], inputs["k"], values)
         buffers = {name: GuardedArray.like(array) for name, array in beside.arrays.items()}
-        memory = _memory(build.kernel, beside.sizes, inputs["q"])
+        memory = _memory(build.kernel, beside, inputs["q"])
         buffers |= {name: GuardedArray.like(array, copy=False) for name, array in memory.items()}
         made = {
             name: GuardedArray.like(of_four_axes(array), copy=False)
@@ -397,13 +397,16 @@ class SimRunner:
         pass
 
 
-def _memory(kernel: Kernel, sizes: Mapping[str, int], q: np.ndarray) -> dict[str, np.ndarray]:
-    """What a kernel's launches fill for each other, by the names of the arguments."""
+def _memory(kernel: Kernel, beside: Beside, q: np.ndarray) -> dict[str, np.ndarray]:
+    """What a kernel's launches fill for each other, by the names of the arguments, where it is called with
+    what it reads ``beside``."""
     memory: dict[str, np.ndarray] = {}
+    sizes = beside.sizes
     if kernel.launch.packed:
         memory[PLAN] = np.empty((1, kernel.num_plan_ints(sizes)), np.int32)
     if kernel.has_tile_lists:
-        memory[TILE_LISTS] = np.empty((1, max(1, kernel.num_list_ints(sizes))), np.int32)
+        ints = kernel.num_list_ints(sizes, beside.scoring.arguments({}))
+        memory[TILE_LISTS] = np.empty((1, max(1, ints)), np.int32)
     if any(launch.rotates for launch in kernel.launches):
         memory[ROTATED] = np.empty(q.size, q.dtype)
     if kernel.workspace is not None:

@@ -307,6 +307,10 @@ def _plain_cases(
     if heads > 1:
         # A cluster with all its heads, and one with a single head.
         yield Case(2, 2 * (heads + 1), 2, ragged_q, bc + _ragged(bc, rng), "normal", "bnhd", want_lse=True)
+    neighbours = variant.heads_together()
+    if neighbours > 1:
+        # The same, whoever's keys they have.
+        yield Case(2, neighbours + 1, 1, ragged_q, bc + _ragged(bc, rng), "normal", "bnhd", want_lse=True)
     if depth == "quick":
         return
     if together > 1:

@@ -96,6 +96,7 @@ def _made(problem: Problem, **facts: Any) -> Tuned:
 
 def _launch_of(kernel: Kernel, launch: GridOf, names: tuple[str, ...]) -> Launch:
     told = {name: getattr(launch, name) for name in _LAUNCH_FIELDS if hasattr(launch, name)}
+    lists = kernel.tile_lists if launch.role == LISTS_ROLE else None
     return Launch(
         **{
             **told,
@@ -103,7 +104,9 @@ def _launch_of(kernel: Kernel, launch: GridOf, names: tuple[str, ...]) -> Launch
             "arguments": _fields(kernel.arguments),
             "count": _counting(launch.blocks, names),
             "plans": launch.role == PLAN_ROLE,
-            "lists": int(getattr(kernel.variant, "bc", 1)) if launch.role == LISTS_ROLE else 0,
+            "lists": lists.keys if lists is not None else 0,
+            "list_words": lists.words if lists is not None else 0,
+            "list_strides": lists.head_strides if lists is not None else (),
             "maps": tuple(
                 TensorMap(each.array, each.rows, each.columns, each.swizzle, each.l2_promotion)
                 for each in launch.tensor_maps

@@ -132,7 +132,7 @@ class ModuleRunner(CudaRunner):
             given = [] if lse_at is None else [(4 * math.prod(rows_shape), base + q.itemsize * lse_at)]
             kept = [  # until all has run
                 (num_bytes, self._allocate(num_bytes, f"{what} of {problem.name}"))
-                for what, num_bytes in _asked_for(build.kernel, sizes)
+                for what, num_bytes in _asked_for(build.kernel, sizes, read.arguments({}))
             ]
             given += [(num_bytes, int(allocated)) for num_bytes, allocated in kept]
             function = offer_of(problem).functions[0]
@@ -256,10 +256,13 @@ def _asked_for_by_gradients(kernel: Kernel, sizes: Mapping[str, int]) -> Iterato
     yield "the workspace", max(4, kernel.workspace_bytes(sizes))
 
 
-def _asked_for(kernel: Kernel, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """What a module asks for memory for behind the log-sum-exp, in its order, and how many bytes."""
+def _asked_for(
+    kernel: Kernel, sizes: Mapping[str, int], values: Mapping[str, float]
+) -> Iterator[tuple[str, int]]:
+    """What a module asks for memory for behind the log-sum-exp, in its order, and how many bytes. ``values``
+    has the strides of what masks read."""
     if kernel.has_tile_lists:
-        yield "the tile lists", 4 * max(1, kernel.num_list_ints(sizes))
+        yield "the tile lists", 4 * max(1, kernel.num_list_ints(sizes, values))
     if kernel.problem.layout.is_packed:
         yield "the plan", 4 * kernel.num_plan_ints(sizes)
     if num_bytes := kernel.workspace_bytes(sizes):

@@ -96,9 +96,9 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> L
     maps = facts.get("maps", ast.Tuple([]))
     if not isinstance(maps, ast.Tuple):
         raise ValueError("a launch's maps are no tuple")
-    # `count` follows from the numbers, as `arguments` do from the operation, `lists` from the variant and
-    # `plans`, like whether tiles are of keys, from the role.
-    others = ("symbol", "arguments", "count", "maps", "lists", "plans")
+    # `count` follows from the numbers, as `arguments` do from the operation, what is said of lists from the
+    # variant and `plans`, like whether tiles are of keys, from the role.
+    others = ("symbol", "arguments", "count", "maps", "lists", "list_words", "list_strides", "plans")
     numbers: dict[str, Any] = {name: _value(facts[name]) for name in facts if name not in others}
     numbers.setdefault("rows_per_block", None)
     role = _value(facts["symbol"]).removeprefix(f"{entry}_")

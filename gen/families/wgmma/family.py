@@ -25,7 +25,11 @@ that this leaves is that in which a thread has the weights. Of sums of such prod
 fourteen bits, so that a tile's outputs are summed apart, in as many registers again.
 
 Biases and boolean masks that scores meet at their own row and key come by the copy engine as well, to stages
-of their own (``bias_stages``), told by a warp that has nothing else to copy.
+of their own (``bias_stages``), told by a warp that has nothing else to copy. Where heads share a bias, the
+blocks of a cluster may take the same rows of neighbouring heads (``bias_heads``) and copy a share of it each
+to all: a bias of 16 bits is more than half of what such a block asks of L2. Or what rows see of single keys
+is asked once, by the launch that lists tiles, which leaves a bit for each pair in the order in which threads
+have their scores (``seen_bits``): a thread then reads a word for 32 scores, a tile ahead.
 
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.
@@ -55,7 +59,7 @@ from ...split_tiles import (
     walked_regions,
     walked_tile_launches,
 )
-from ...tile_arrays import met_by, tile_arrays
+from ...tile_arrays import met_by
 from ...tile_change import tile_predicate
 from ...workspace import Workspace
 from ..arithmetic import (
@@ -136,9 +140,12 @@ class Wgmma(RuledParameters):
             self.smem_bytes(problem, limits),
             self.br,
             tensor_maps=tensor_maps(self, problem),
-            max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster) if self.persistent else None,
+            max_blocks=limits.blocks_at_once(self.min_blocks, self.cluster * self.bias_heads)
+            if self.persistent
+            else None,
             cluster=self.tiles_per_cluster(),
             heads_per_cluster=self.heads_per_cluster(),
+            heads_together=self.heads_together(),
             pack_heads=self.packs_heads(),
             splits=self.blocks_per_tile(),
             packed=problem.layout.is_packed,
@@ -177,7 +184,7 @@ class Wgmma(RuledParameters):
     def _constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
         scores, ahead = problem.scores, tiles_ahead(self, problem, limits)
-        along_keys, arrays = scores.along_keys, tile_arrays(scores) if ahead or self.bias_stages else ()
+        along_keys, arrays = scores.along_keys, self.met_arrays(problem) if ahead or self.bias_stages else ()
         predicate = scores.predicate
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {

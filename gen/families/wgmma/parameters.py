@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring_values import keys_in_reach
+from ...tile_arrays import TileArray, met_by, tile_arrays
 from ...variant import Variant, param
 
 #: How many blocks may share the keys of a tile of rows by way of the workspace: so many that, of whatever
@@ -68,6 +69,19 @@ class Parameters(Variant):
         3,
         4,
         doc="tiles of biases and masks that the copy engine brings, 0: each warp brings its own",
+        implied=True,
+    )
+    bias_heads: int = param(
+        1,
+        2,
+        4,
+        doc="neighbouring heads, a block of a cluster each, that share each copy of biases",
+        implied=True,
+    )
+    seen_bits: bool = param(
+        False,
+        True,
+        doc="what a mask hides of single keys comes as bits, left with the lists of tiles",
         implied=True,
     )
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
@@ -133,6 +147,17 @@ class Parameters(Variant):
 
     def packs_heads(self) -> bool:
         return self.pack_heads
+
+    def heads_together(self) -> int:
+        return self.bias_heads
+
+    def reads_seen_bits(self) -> bool:
+        return self.seen_bits
+
+    def met_arrays(self, problem: Problem) -> tuple[TileArray, ...]:
+        """Returns the arrays of which scores meet tiles: those of masks that come as bits are none."""
+        arrays = tile_arrays(problem.scores)
+        return met_by(problem.scores.change, arrays) if self.seen_bits else arrays
 
     def blocks_per_tile(self) -> int:
         return self.splits

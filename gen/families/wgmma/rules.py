@@ -24,7 +24,15 @@ from .registers import (
     needed_registers,
     producer_registers,
 )
-from .shared_memory import SWIZZLED_ROWS, bytes_of_storage, bytes_of_tiles, partial_bytes, tiles_ahead
+from .shared_memory import (
+    ALIGNMENT,
+    SWIZZLED_ROWS,
+    bytes_of_storage,
+    bytes_of_tiles,
+    partial_bytes,
+    staged_chunk,
+    tiles_ahead,
+)
 
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
@@ -115,6 +123,38 @@ class RuledParameters(Parameters):
         if not reason and self.bias_stages and self.pack_heads:
             reason = "rows of packed heads lie apart"
         return f"bias_stages={self.bias_stages}: {reason}" if reason else None
+
+    @rule("combination", after="cluster")
+    def _heads_share_biases(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.bias_heads == 1:
+            return None
+        what = f"bias_heads={self.bias_heads}"
+        if not self.bias_stages:
+            return f"{what}: not made for bias_stages={self.bias_stages}, by which each warp copies its own"
+        if self.cluster > 1 or self.key_shares() > 1:
+            return f"{what}: blocks form clusters, or share keys, by one way"
+        if problem.scores.vary_by_head:
+            return f"{what}: each head may walk other keys"
+        if self.section > 1:
+            return f"{what}: not made for section={self.section}"
+        widths = [staged_chunk(self, each.item_bytes) for each in self.met_arrays(problem)]
+        share = self.br // self.bias_heads * min(widths)
+        if share % ALIGNMENT:
+            return f"{what}: shares of {share} bytes are swizzled unlike in multiples of {ALIGNMENT}"
+        return None
+
+    @rule("combination", after="seen_bits")
+    def _bits_are_of_lists(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.seen_bits:
+            return None
+        if not problem.scores.needs_lists:
+            return "seen_bits=True: no mask is asked pair by pair"
+        if is_split(problem) or problem.layout.is_packed:
+            what = problem.dtype if is_split(problem) else "packed sequences"
+            return f"seen_bits=True: not made for {what}"
+        if self.bias_stages and not self.met_arrays(problem):
+            return f"bias_stages={self.bias_stages}: with seen_bits=True no array is read for a mask"
+        return None
 
     @rule("combination", after="split")
     def _what_is_split_in_front(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -482,7 +522,7 @@ class RuledParameters(Parameters):
 
     @rule("tiles ahead", after="min_blocks", advisory=True)
     def _arrays_come_ahead(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        arrays = () if self.bias_stages else tile_arrays(problem.scores)
+        arrays = () if self.bias_stages else self.met_arrays(problem)
         if not arrays or tiles_ahead(self, problem, limits):
             return None
         names = " and ".join(each.name for each in arrays)

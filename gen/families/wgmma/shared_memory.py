@@ -7,7 +7,6 @@ from math import gcd
 from ...launch import TensorMap
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...tile_arrays import tile_arrays
 from .parameters import GROUP_ROWS, Parameters, is_split
 from .ramps import ramp_columns
 
@@ -81,10 +80,10 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
         barriers += 2 * RAW_STAGES
     tiles += 2 * variant.bc * ramp_columns(problem)
     if variant.bias_stages:
-        row_bytes = variant.bc * sum(each.item_bytes for each in tile_arrays(problem.scores))
+        row_bytes = variant.bc * sum(each.item_bytes for each in variant.met_arrays(problem))
         tiles += variant.bias_stages * variant.br * row_bytes
         barriers += 2 * variant.bias_stages
-    tiles += ahead * variant.br * sum(pitch(variant, each.item_bytes) for each in tile_arrays(problem.scores))
+    tiles += ahead * variant.br * sum(pitch(variant, each.item_bytes) for each in variant.met_arrays(problem))
     return -(-(tiles + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
 
 
@@ -110,7 +109,7 @@ def pitch(variant: Parameters, item_bytes: int) -> int:
 
 def tiles_ahead(variant: Parameters, problem: Problem, limits: DeviceLimits) -> int:
     """Returns how many tiles of such arrays come ahead, as far as there is room that nothing else needs."""
-    if variant.bias_stages or not tile_arrays(problem.scores):
+    if variant.bias_stages or not variant.met_arrays(problem):
         return 0
     room = limits.smem_per_sm // variant.min_blocks - limits.smem_reserved_per_block
     room = min(room, limits.smem_per_block)
@@ -147,8 +146,9 @@ def maps_of_arrays(variant: Parameters, problem: Problem) -> tuple[TensorMap, ..
     """Returns the arrays that scores meet as the copy engine brings them to stages: chunks of a tile."""
     if not variant.bias_stages:
         return ()
-    arrays = ((each, staged_chunk(variant, each.item_bytes)) for each in tile_arrays(problem.scores))
-    return tuple(TensorMap(each.name, variant.br, chunk // each.item_bytes, chunk) for each, chunk in arrays)
+    arrays = ((each, staged_chunk(variant, each.item_bytes)) for each in variant.met_arrays(problem))
+    rows = variant.br // variant.bias_heads
+    return tuple(TensorMap(each.name, rows, chunk // each.item_bytes, chunk) for each, chunk in arrays)
 
 
 def staged_chunk(variant: Parameters, item_bytes: int) -> int:

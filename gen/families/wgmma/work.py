@@ -16,8 +16,9 @@ from ...scores import BATCH, laid_over
 from ...scoring_values import typical_values
 from ...scoring_work import array_counts, pair_counts
 from ...seen_tiles import partial_share, seen_shares
-from ...tile_arrays import met_by, tile_arrays
+from ...tile_arrays import met_by
 from ...tile_change import tile_predicate
+from ...tile_lists import words_of_scores
 from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone, shared_walks
 from .caps import cap_in_exponents
 from .family import Wgmma
@@ -46,6 +47,8 @@ SPLIT_WEIGHT_SLOTS, LEAVE_UNIT_SLOTS = 3, 1
 TRANSPOSED_KEYS, TRANSPOSED_COLUMNS, TRANSPOSING_SLOTS = 32, 16, 8
 #: Issue slots per score to bound magnitudes, which are cut off, rather than scores.
 CAP_BOUND_SLOTS = 0.25
+#: Issue slots per score that bits hide or leave: it is selected, seven bits at a time become predicates.
+SEEN_BIT_SLOTS = 1.25
 #: How much longer splitting by whole tiles takes where there are two stages, than by rows.
 SPLIT_LATE = 1.3
 
@@ -216,7 +219,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
         copies=_copies(variant, problem) if problem.layout.is_paged else 0.0,
-        cluster=variant.cluster * variant.splits,
+        cluster=variant.cluster * variant.bias_heads * variant.splits,
         tiles_together=variant.tiles_per_cluster(),
         heads_share_keys=not variant.pack_heads,
         partial_bytes=_partial_bytes(variant, problem),
@@ -305,7 +308,7 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     if scores.is_plain:
         return Counts()
     at_hand = variant.bias_stages or tiles_ahead(variant, problem, limits)
-    ahead = tile_arrays(scores) if at_hand else ()
+    ahead = variant.met_arrays(problem) if at_hand else ()
     changing, seeing = met_by(scores.change, ahead), met_by(scores.predicate, ahead)
     predicate = tile_predicate(scores.predicate, arrays=seeing).body if scores.predicate else None
     partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
@@ -317,7 +320,7 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
             2,
             variant.bc / 4,
             warp_rows=8,
-            partial=partial,
+            partial=0.0 if variant.seen_bits else partial,  # else it is asked in front
             approximate=problem.dtype != "f32",
             change=change and change.in_names_of_pairs,
             predicate=predicate,
@@ -333,6 +336,9 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
         counts = (changed_by(POLYNOMIAL) + changed_by(UNIT)) * 0.5
     else:
         counts = changed_by(variant.tangent)
+    if variant.seen_bits:
+        slots, words = SEEN_BIT_SLOTS * variant.bc / 2 * partial, words_of_scores(variant.bc)
+        counts += Counts(alu=slots, accesses=words + 1.0, l2_bytes=WARP * 4.0 * words)
     for each in ahead:
         counts += array_counts(each, variant.bc / 2, copies_itself=not variant.bias_stages) * (
             1.0 if changing else partial

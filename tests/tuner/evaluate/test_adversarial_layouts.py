@@ -49,6 +49,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 HELD: dict[str, dict[str, Any]] = {
     "wgmma": {
         "bias_stages": 0,
+        "bias_heads": 1,
+        "seen_bits": False,
         "split": "in_place",
         "summed_columns": 0,
         "weights": "f16",

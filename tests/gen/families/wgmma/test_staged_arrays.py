@@ -27,8 +27,9 @@ from tests.support.array_layouts import (
     problem_of,
     values_laid,
 )
+from tests.support.covering import Setting
 from tests.support.depth import sampled
-from tests.support.emulated import needs_compiler
+from tests.support.emulated import check, needs_compiler
 from tests.support.scored_attention import assert_close, attend, built, is_legal
 from tests.support.scorings import drawn_values
 
@@ -46,6 +47,8 @@ WALKS = {
     "apart": replace(MAIN, o_apart=True, p_in_shared=True, bc=112),
     "shares": replace(MAIN, br=64, splits=2, persistent=False, bc=96),
     "shares in memory": replace(MAIN, br=64, workspace_splits=3, persistent=False, q_in_registers=True),
+    "two heads": replace(MAIN, bias_heads=2, schedule="chained", order_of_groups="products"),
+    "four heads": replace(MAIN, br=256, bias_heads=4, persistent=False, bias_stages=1),
 }
 #: How arrays lie that the copy engine takes.
 SUITING = ("whole pieces", "rows alike", "heads alike", "all alike")
@@ -134,6 +137,34 @@ def test_the_copy_engine_brings_what_lies_so(layout):
         assert np.abs(found[0].astype(np.float64) - expected.o).max() > 0.1
 
 
+@needs_compiler
+@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (1, 1)])
+@pytest.mark.parametrize("layout", ["whole pieces", "heads alike", "all alike", "words"])
+def test_neighbouring_heads_bring_each_other_what_they_share(heads, layout):
+    """Of whole clusters, of one that lacks heads, and of one that has one alone; some blocks stay."""
+    problem = problem_of(Scoring(bias="bf16", window=(200, 60)), num_q_heads=heads[0], num_kv_heads=heads[1])
+    for walk in ("two heads", "four heads"):
+        found = attend(built(WALKS[walk], problem), 300, 173, values_laid(problem, 300, 173, layout))
+        assert_close(*found, TOLERANCES["bf16"])
+
+
+@needs_compiler
+@pytest.mark.parametrize("walk", sampled(["two heads", "four heads"], 1))
+def test_the_suite_holds(walk):
+    problem = problem_of(Scoring(bias="f16"), "f16")
+    assert check(Setting(WALKS[walk], problem, H200), seed=3) <= problem.tolerance
+
+
+def test_each_head_of_a_cluster_copies_a_share_of_rows():
+    kernel = render(WALKS["four heads"], problem_of(Scoring(bias="bf16"), num_q_heads=6), H200)
+    assert kernel.launch.tensor_maps[-1] == TensorMap("bias", 64, 64, 128)
+    assert kernel.launch.blocks_per_cluster == 4
+    sizes = {"batch": 3, "num_q_heads": 6, "num_kv_heads": 2, "seqlen_q": 300, "seqlen_k": 300}
+    assert kernel.launch.grid_of(sizes) == 3 * 8 * 2  # two heads of eight are missing
+    copies = kernel.source.count("tma_multicast(")
+    assert copies == 2 and "kEveryHead, first_key" in kernel.source
+
+
 def test_stages_take_the_place_of_tiles_ahead():
     problem = problem_of(SCORINGS["bf16"], head_dim=128)
     plain = replace(MAIN, bias_stages=0)
@@ -155,6 +186,14 @@ def test_stages_take_the_place_of_tiles_ahead():
         (MAIN, problem_of(Scoring(score="score + t[h, q, k] * t[b, q, k]")), "t is read in several ways"),
         (replace(MAIN, tail=16), problem_of(Scoring(bias="bf16")), "not made for bias_stages=2"),
         (replace(MAIN, pack_heads=True), problem_of(Scoring(bias="bf16")), "packed|of a head"),
+        (
+            replace(MAIN, bias_stages=0, bias_heads=2),
+            problem_of(Scoring(bias="bf16")),
+            "each warp copies its own",
+        ),
+        (replace(MAIN, bias_heads=2, cluster=2), problem_of(Scoring(bias="bf16")), "by one way"),
+        (replace(MAIN, bias_heads=2), problem_of(Scoring(bias="u8")), "each head may walk other keys"),
+        (replace(MAIN, br=64, bc=16, bias_heads=4), problem_of(Scoring(bias="bf16")), "shares of 512 bytes"),
         (
             replace(MAIN, bc=176, bias_stages=4),
             problem_of(Scoring(bias="f32"), head_dim=128),
